@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients
-from fltrain.engine.local import FrozenModels, LocalTraining, Sgd, TakeStep
+from fltrain.engine.local import LocalTraining, Sgd, TakeStep
 from fltrain.engine.memory import out_of_memory
 from fltrain.methods.composition import LocalHooks
 from fltrain.methods.types import Local, Place, State
@@ -42,13 +42,11 @@ class Session:
 
     Attributes:
         hooks: the hooks, bound to the fixed tensors.
-        frozen: models that methods compare with.
         batches: image indices and augmentation parameters, by optimiser and number of images.
         captured: the steps by the same keys; None if one has run but is not captured yet.
     """
 
-    def __init__(self, hooks: LocalHooks, frozen: FrozenModels) -> None:
-        self.frozen = frozen
+    def __init__(self, hooks: LocalHooks) -> None:
         self.batches: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.captured: dict[tuple[int, int], Work | None] = {}
         self.places = {
@@ -64,7 +62,6 @@ class Session:
             tree_map(Tensor.copy_, self.places[name], _tensors_of(local))
         tree_map(Tensor.copy_, self.states, dict(hooks.step_states))
         self.hooks.step_states = _copies(self.states)
-        self.frozen.renew()
 
     def settle(self) -> None:
         """Copy the step states after a step to their fixed places.
@@ -119,12 +116,11 @@ class CapturedTraining(LocalTraining):
         kind = str((forms, {name: _forms(state) for name, state in hooks.step_states.items()}))
         session = self.sessions.pop(kind, None)
         if session is None:
-            session = Session(hooks, FrozenModels(self.model, self.composition.needs.frozen_models))
+            session = Session(hooks)
         self.sessions[kind] = session
         if len(self.sessions) > MOST_KEPT:
             del self.sessions[next(iter(self.sessions))]
         session.load(hooks)
-        self.frozen = session.frozen
         yield partial(self._replayed, session)
         hooks.step_states = tree_map(torch.clone, session.states)
 

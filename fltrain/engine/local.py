@@ -19,11 +19,12 @@ from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.trajectory import Trajectory
 from fltrain.engine.workers import ALONE
-from fltrain.methods.composition import LocalHooks
+from fltrain.methods.composition import WATCHED_ROUNDS, WATCHED_STEPS, LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Update
 from fltrain.models.base import Part
 from fltrain.models.flat import FlatModel
+from fltrain.models.network import in_mode
 from fltrain.runtime.determinism import tf32_products
 from fltrain.runtime.devices import uploaded
 
@@ -56,7 +57,6 @@ class LocalTraining:
         self.model = clients.model
         self.composition = clients.composition
         self.recordings = recordings
-        self.frozen = FrozenModels(self.model, self.composition.needs.frozen_models)
         self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
         self.poll: Callable[[], None] = lambda: None
         self.workers = ALONE
@@ -81,6 +81,7 @@ class LocalTraining:
         """Train one client: ClientUpdate of FedAvg (McMahan et al. 2017) with the hooks of the methods."""
         local, client_state = self.clients.receive(round, client, client_state)
         hooks = self.composition.client_init(local, round.payloads, client_state)
+        hooks.watch = WATCHED_STEPS if round.number < WATCHED_ROUNDS else 0
         model, trajectory = self.model, self._trajectory(local)
         model.network.train()
         for optimiser in self.optimisers:
@@ -105,7 +106,7 @@ class LocalTraining:
         """Take one local step on a batch of images; return its loss and its gradient ``[P]``."""
         images, labels = self.images.batch(indices, changes)
         weights = self.model.weights
-        step = LocalStep(images, labels, optimiser.part, self.model, hooks, self.frozen)
+        step = LocalStep(images, labels, optimiser.part, self.model, hooks)
         gradient, loss = hooks.gradient(step, weights) if hooks.defines("gradient") else step.backward()
         gradient = hooks.correct(gradient, weights)
         optimiser.step(gradient, weights)
@@ -179,13 +180,11 @@ class LocalStep(Step):
 
     Attributes:
         hooks: hooks of the client's methods.
-        frozen_models: copies of the network for ``frozen``.
         passes: observed passes of the step: outputs, and the (part of the) step that they belong to.
     """
 
     model: FlatModel
     hooks: LocalHooks
-    frozen_models: FrozenModels
     passes: list[tuple[Outputs, Step]] = field(default_factory=list)
 
     def backward(
@@ -226,42 +225,16 @@ class LocalStep(Step):
         return gradient.clone(), value
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
-        model = self.frozen_models.holding(weights, buffers)
-        with torch.no_grad(), model.untracked():
-            network = model.network
-            if network.training != training:
-                network.train(training)
+        model, network = self.model, self.model.network
+        current = model.weights.clone(), model.buffers.clone()
+        model.weights.data.copy_(weights)
+        model.buffers.data.copy_(buffers)
+        with torch.no_grad(), model.untracked(), in_mode(network, training=training):
             features = network.features(self.images)
-            return Outputs(features, network.classifier(features))
-
-
-class FrozenModels:
-    """Copies of the trained network for methods that evaluate other weights on a batch.
-
-    A copy keeps its weights and buffers, so that using them again in the next step copies nothing.
-    """
-
-    def __init__(self, model: FlatModel, count: int) -> None:
-        self.model = model
-        # Made before any plug-in changes the network's computation. The least recently used comes first.
-        self.twins: list[tuple[tuple[Tensor, Tensor] | None, FlatModel]] = [
-            (None, model.twin()) for _ in range(count)
-        ]
-
-    def holding(self, weights: Tensor, buffers: Tensor) -> FlatModel:
-        """Return a copy with these tensors, which must not change during their use."""
-        same = [held and held[0] is weights and held[1] is buffers for held, _ in self.twins]
-        _, twin = self.twins.pop(same.index(True) if True in same else 0)
-        if True not in same:
-            twin.load(weights, buffers, self.model.counters)
-        self.twins.append(((weights, buffers), twin))
-        return twin
-
-    def renew(self) -> None:
-        """Copy weights and buffers again after they have changed."""
-        for held, twin in self.twins:
-            if held:
-                twin.load(*held, self.model.counters)
+            outputs = Outputs(features, network.classifier(features))
+        model.weights.data.copy_(current[0])
+        model.buffers.data.copy_(current[1])
+        return outputs
 
 
 def batch_orders(seed: int, round: int, client: int, epochs: int, samples: int) -> NDArray[np.int64]:

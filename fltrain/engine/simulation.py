@@ -199,7 +199,7 @@ class Simulation:
             return self._round(number)
 
     def _round(self, number: int) -> list[Row]:
-        if number == 0 and self.composition.needs.initial_upload:
+        if number == 0 and self.composition.schedule.initial_upload:
             with self.costs.phase("setup", self.device):
                 self._initial_upload()
         before, task, sampled = self.server, self._at(number), self.sample(number)
@@ -215,7 +215,7 @@ class Simulation:
             noting(f"aggregating the uploads of clients {sampled}"),
             self.costs.phase("aggregate", self.device),
         ):
-            weights, buffers, states = self.composition.aggregate(self.task, before, updates)
+            weights, buffers, states, reports = self.composition.aggregate(self.task, before, updates)
             counters = torch.stack([update.counters for update in updates]).amax(0)
             if self.ownership.private is not None:
                 private = self.model.layout.private(self.ownership.private)
@@ -251,9 +251,7 @@ class Simulation:
                     partial(self.trainer.gradients, task, sampled, self.clients),
                 ),
             )
-            rows += [
-                {"kind": name, **row} for name, row in self.composition.report(self.task, before, updates)
-            ]
+            rows += [{"kind": name, **row} for name, row in reports.items()]
         # Store client states last: statistics use those at the beginning of the round.
         with self.costs.phase("aggregate", self.device):
             for result, other in itertools.zip_longest(trained, second):

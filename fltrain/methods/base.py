@@ -7,16 +7,13 @@ The engine calls the hooks of one round in this order::
               client_init(local)               step state: tensors that change from step to step
               per step:  route(network, ...)     context of the forward and backward pass (FLFA)
                          forward(network, ...)   features and logits of the batch (exclusive)
-                         criterion(logits, ...)  loss of the logits (exclusive)
-                         loss(loss, ...)         terms added to the loss
+                         loss(loss, ...)         training loss, given the mean cross entropy
                          gradient(step, ...)     gradient of the step (exclusive)
                          correct(gradient, ...)  gradient that the optimiser uses
                          post_step(weights, ..)  weights after the optimiser's step
                          next_state(...)         step state for the next step
               client_final(update, ...)        upload and new client state
-    server    aggregate(task, ...)             new global weights and server state (exclusive)
-              server_step(task, ...)           new server state, for methods that do not aggregate
-              report(task, ...)                the method's row in the record
+    server    aggregate(task, ...)             global weights, server state, and a row in the record
     tests     test_weights(weights, local)     weights that a client is tested with
               predict(network, images, local)  logits of a client's test images (exclusive)
 
@@ -26,13 +23,15 @@ declares all other requirements on the engine, for example the parameters that s
 Several methods run as a base method and plug-ins. An exclusive hook belongs to one of them: two methods that
 both define it cannot be combined. All other hooks are chained: base method first, then the plug-ins in the
 order of the configuration. Only ``client_final`` runs the other way round (plug-ins in order, then the base
-method), so that the base method sees the final upload.
+method), so that the base method sees the final upload. All methods can define ``aggregate``, but only one of
+them can return weights.
 
 Weights, gradients and control variates are flat vectors ``[P]`` in the order of the network's parameters;
 ``local.task.layout`` maps names to slices. Hooks do not write into gradients, weights, states, payloads,
 updates or the server; the engine refuses it. The hooks of a step take tensors and return tensors. They must
 not change Python state, read values on the host, branch on values, or draw from a random generator. Then
-a captured step computes the same result.
+a captured step computes the same result. The engine checks the type and shape of every result, and watches
+the first steps of a run for host reads and random numbers.
 
 Planning imports this module and all method files, so they take PyTorch from ``fltrain.core.lazy``.
 """
@@ -49,10 +48,9 @@ import numpy as np
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError
-from fltrain.core.lazy import Tensor, functional
+from fltrain.core.lazy import Tensor
 from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, stream
-from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
     Aggregate,
     Footprint,
@@ -75,33 +73,27 @@ from fltrain.models.base import Private
 class Needs:
     """Requirements of a method on the engine, in addition to its hooks.
 
-    ``private``, ``schedule``, ``second`` and ``recording`` are exclusive: only one method may set each.
+    All but ``uploads`` and ``global_model`` are exclusive: only one method may set each.
 
     Attributes:
         private: parameters that never leave their client: they start from the client's previous values and
             are not averaged. With ``all`` and ``batchnorm``, BatchNorm statistics also stay with the client.
-        schedule: the passes of local training over a client's images; one ordinary pass per epoch if None.
+        schedule: which clients train when, and their passes over the images; one ordinary pass per epoch if
+            None.
         second: method that trains a second model of each client, after the ordinary training and on the same
             batches. Clients keep this model and are tested with it. It begins with the global model of the
             client's first round; the payload ``global`` holds the global weights ``[P]``.
         recording: a record of the local steps, for ``update.trajectory`` in ``client_final``.
-        all_clients: all clients must take part in every round.
-        initial_upload: before the first round, all clients run ``client_final`` without a local step, and
-            ``server_step`` takes in their uploads.
         uploads: the method changes uploaded weights, so its base method must upload some.
         global_model: the server's weights are a model that can be tested.
-        frozen_models: number of different weights that a step passes to ``step.frozen``.
     """
 
     private: Private | None = None
     schedule: Schedule | None = None
     second: Method | None = None
     recording: Recording | None = None
-    all_clients: bool = False
-    initial_upload: bool = False
     uploads: bool = False
     global_model: bool = True
-    frozen_models: int = 0
 
 
 class Method(Component):
@@ -172,12 +164,12 @@ class Method(Component):
         features = network.features(step.images)
         return Outputs(features, network.classifier(features))
 
-    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
-        """Return the training loss of the logits, a scalar: the mean cross entropy by default."""
-        return functional.cross_entropy(logits, labels)
-
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
-        """Return the training loss, a scalar, given that of the criterion and of earlier methods."""
+        """Return the training loss, a scalar.
+
+        ``loss`` is the mean cross entropy of the logits, as changed by earlier methods. A plug-in builds on
+        it; a base method can also replace it.
+        """
         return loss
 
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
@@ -207,20 +199,12 @@ class Method(Component):
 
     # ---------------------------------------------------------------- server, after the round
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        """Return the new global weights ``[P]`` and the method's state.
+        """Return the new global weights ``[P]``, the method's new state, and its row in the record.
 
-        By default these are the mean by data size and the old state. ``before`` is the server at the
-        beginning of the round, ``state`` this method's part of it.
+        All parts are optional: by default the weights are the clients' mean by data size, and the state
+        stays. ``before`` is the server at the beginning of the round, ``state`` this method's part of it.
         """
-        return Aggregate(data_weighted_mean(updates, [update.weights for update in updates]), state)
-
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Return the method's state after the round, for methods that do not define ``aggregate``."""
-        return state
-
-    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Return the method's row in the record; ``state`` is that at the beginning of the round."""
-        return None
+        return Aggregate()
 
     # ---------------------------------------------------------------- tests on clients' own images
     def test_weights(self, weights: Tensor, local: Local) -> Tensor:

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.lazy import Tensor, torch
+from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method, Needs
+from fltrain.methods.checks import check_result, watched
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
     Aggregate,
@@ -25,11 +26,16 @@ from fltrain.methods.types import (
     Update,
 )
 
-EXCLUSIVE_HOOKS = ("aggregate", "criterion", "forward", "gradient", "predict")
+EXCLUSIVE_HOOKS = ("forward", "gradient", "predict")
 """Hooks that only one method of a combination may define; all others are chained in order."""
 
 EXCLUSIVE_NEEDS = ("private", "recording", "schedule", "second")
 """Needs that only one method of a combination may set."""
+
+WATCHED_STEPS, WATCHED_ROUNDS = 2, 2
+"""First steps of each client, in the first rounds of a run, whose hooks are watched: see ``watched``."""
+
+STEP_HOOKS = ("route", "forward", "loss", "gradient", "correct", "post_step", "next_state")
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
@@ -45,22 +51,28 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(vars(item).values())
 
 
+def _versions(tensors: Sequence[Tensor]) -> Any:
+    """Return a number that every write into one of the tensors increases."""
+    return sum([tensor._version for tensor in tensors])
+
+
 def _guarded(method: Method, hook: str, *arguments: Any, tensors: Sequence[Tensor] | None = None) -> Any:
-    """Return the result of a hook, which must not write into its arguments.
+    """Return the result of a hook, which must be of the right kind and must not write into its arguments.
 
     ``tensors`` are those of the arguments, if the caller has them.
 
     Raises:
-        FltrainError: if it does.
+        FltrainError: otherwise; the message names method and hook.
     """
     tensors = list(_tensors(arguments)) if tensors is None else tensors
-    versions = sum([tensor._version for tensor in tensors])  # every write increases it
+    before = _versions(tensors)
     result = getattr(method, hook)(*arguments)
-    if sum([tensor._version for tensor in tensors]) != versions:
+    if _versions(tensors) != before:
         raise FltrainError(
             f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
             "too; return a new tensor, or clone it first"
         )
+    check_result(method.name, hook, result, arguments)
     return result
 
 
@@ -83,16 +95,16 @@ class Composition:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"{name!r} is named twice")
-        for claim in sorted((*EXCLUSIVE_HOOKS, *EXCLUSIVE_NEEDS)):
-            owners = [method.name for method in self._with(claim)]
+        for name in sorted((*EXCLUSIVE_HOOKS, *EXCLUSIVE_NEEDS)):
+            owners = [method.name for method in self.defining(name)]
             if len(owners) > 1:
                 first, second, *_ = owners
-                raise ValueError(f"{first!r} and {second!r} cannot be combined: both define '{claim}'")
+                raise ValueError(f"{first!r} and {second!r} cannot be combined: both define '{name}'")
         for method in self.methods if self.needs.private == "all" else ():
             if method.needs.uploads:
                 raise ValueError(
                     f"{method.name!r} needs the weights that clients send; "
-                    f"with {self._with('private')[0].name!r} they send none"
+                    f"with {self.defining('private')[0].name!r} they send none"
                 )
 
     @property
@@ -100,16 +112,12 @@ class Composition:
         """Names of the methods, for example ``fedprox+flfa``."""
         return "+".join(method.name for method in self.methods)
 
-    def _with(self, claim: str) -> list[Method]:
+    def defining(self, name: str) -> list[Method]:
         """Return the methods that define a hook or set an exclusive need."""
-        if claim in EXCLUSIVE_NEEDS:
-            return [method for method in self.methods if getattr(method.needs, claim) is not None]
-        default = getattr(Method, claim)
-        return [method for method in self.methods if getattr(type(method), claim) is not default]
-
-    def _owner(self, hook: str) -> Method:
-        """Return the method that defines an exclusive hook; else the base method with its default."""
-        return next(iter(self._with(hook)), self.methods[0])
+        if name in EXCLUSIVE_NEEDS:
+            return [method for method in self.methods if getattr(method.needs, name) is not None]
+        default = getattr(Method, name)
+        return [method for method in self.methods if getattr(type(method), name) is not default]
 
     # ---------------------------------------------------------------- needs
     @cached_property
@@ -117,16 +125,13 @@ class Composition:
         """Requirements of all methods together."""
         needs = [method.needs for method in self.methods]
         exclusive = {
-            name: getattr(owners[0].needs, name) if (owners := self._with(name)) else None
+            name: getattr(owners[0].needs, name) if (owners := self.defining(name)) else None
             for name in EXCLUSIVE_NEEDS
         }
         return Needs(
             **exclusive,
-            all_clients=any(one.all_clients for one in needs),
-            initial_upload=any(one.initial_upload for one in needs),
             uploads=any(one.uploads for one in needs),
             global_model=exclusive["private"] is None and all(one.global_model for one in needs),
-            frozen_models=sum(one.frozen_models for one in needs),
         )
 
     @property
@@ -138,62 +143,73 @@ class Composition:
     def personal(self) -> bool:
         """True if clients have custom models or predictions, to be tested on their own images."""
         own = self.needs.private is not None or self.needs.second is not None
-        return own or bool(self._with("test_weights") or self._with("predict"))
+        return own or bool(self.defining("test_weights") or self.defining("predict"))
 
     # ---------------------------------------------------------------- server
     def adapt(self, network: Network, classes: int) -> Network:
         """Return the network to train."""
-        for method in self._with("adapt"):
-            network = method.adapt(network, classes)
+        for method in self.defining("adapt"):
+            network = _guarded(method, "adapt", network, classes)
         return network
 
     def server_init(self, task: Task, start: Tensor) -> dict[str, State]:
         """Return the server state of every method, by name."""
-        return {method.name: method.server_init(task, start) for method in self.methods}
+        return {method.name: _guarded(method, "server_init", task, start) for method in self.methods}
 
     def payload(self, states: Mapping[str, State]) -> dict[str, State]:
         """Return the payload of every method, by name."""
-        return {method.name: method.payload(states[method.name]) for method in self.methods}
+        return {method.name: _guarded(method, "payload", states[method.name]) for method in self.methods}
 
     def aggregate(
         self, task: Task, before: Server, updates: Sequence[Update]
-    ) -> tuple[Tensor, Tensor, dict[str, State]]:
-        """Return new global weights ``[P]``, BatchNorm statistics ``[B]``, and the state of every method."""
-        states, owner = dict(before.states), self._owner("aggregate")
-        result: Aggregate = _guarded(owner, "aggregate", task, states[owner.name], before, updates)
-        states[owner.name], buffers = result.state, result.buffers
-        if buffers is None:
-            buffers = data_weighted_mean(updates, [update.buffers for update in updates])
-        for method in self._with("server_step"):
-            states[method.name] = _guarded(method, "server_step", task, states[method.name], before, updates)
-        return result.weights, buffers, states
+    ) -> tuple[Tensor, Tensor, dict[str, State], dict[str, dict[str, Any]]]:
+        """Return new weights ``[P]``, BatchNorm statistics ``[B]``, states and rows of the methods.
 
-    def report(
-        self, task: Task, before: Server, updates: Sequence[Update]
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield name and row of every method that reports on the round."""
-        for method in self._with("report"):
-            row = method.report(task, before.states[method.name], updates)
-            if row is not None:
-                yield method.name, row
+        Raises:
+            FltrainError: if two methods return weights, or statistics.
+        """
+        states, rows, returned = dict(before.states), dict[str, dict[str, Any]](), dict[str, Aggregate]()
+        for method in self.defining("aggregate"):
+            name = method.name
+            result: Aggregate = _guarded(method, "aggregate", task, states[name], before, updates)
+            returned[name] = result
+            states[name] = states[name] if result.state is None else result.state
+            if result.row is not None:
+                rows[name] = result.row
+
+        def merged(part: str) -> Tensor:
+            """Return the weights or buffers of the method that returns some, or the clients' mean."""
+            parts = {name: getattr(one, part) for name, one in returned.items()}
+            found: dict[str, Tensor] = {name: one for name, one in parts.items() if one is not None}
+            if len(found) > 1:
+                raise FltrainError(
+                    f"'aggregate' of the methods {' and '.join(map(repr, found))} return {part}; only one may"
+                )
+            for one in found.values():
+                return one
+            return data_weighted_mean(updates, [getattr(update, part) for update in updates])
+
+        return merged("weights"), merged("buffers"), states, rows
 
     # ---------------------------------------------------------------- initial uploads
     def initial_client(self, update: Update, views: Mapping[str, Local]) -> Update:
-        """Return a client's upload before the first round."""
-        for method in self.methods:
-            if method.needs.initial_upload:
-                view = views[method.name]
-                update, _ = method.client_final(update, view, method.client_init(view))
+        """Return a client's upload before the first round, for methods whose schedule has one."""
+        for method in self._introduced():
+            view = views[method.name]
+            step_state = _guarded(method, "client_init", view)
+            update, _ = _guarded(method, "client_final", update, view, step_state)
         return update
 
     def initial_server(self, task: Task, server: Server, updates: Sequence[Update]) -> dict[str, State]:
         """Return the state of every method after the initial uploads."""
-        return {
-            method.name: method.server_step(task, server.states[method.name], server, updates)
-            if method.needs.initial_upload
-            else server.states[method.name]
-            for method in self.methods
-        }
+        states = dict(server.states)
+        for method in self._introduced():
+            state = _guarded(method, "aggregate", task, states[method.name], server, updates).state
+            states[method.name] = states[method.name] if state is None else state
+        return states
+
+    def _introduced(self) -> list[Method]:
+        return [one for one in self.methods if one.needs.schedule and one.needs.schedule.initial_upload]
 
     # ---------------------------------------------------------------- client
     def views(
@@ -209,7 +225,7 @@ class Composition:
         self, local: Local, server: Server, payloads: Mapping[str, State], states: Mapping[str, State]
     ) -> Local:
         """Return the client with the weights that its local training or its test starts from."""
-        for method in self._with("start_weights"):
+        for method in self.defining("start_weights"):
             view, state = self.views(local, payloads, states)[method.name], server.states[method.name]
             local = replace(local, start=_guarded(method, "start_weights", local.start, state, view))
         return local
@@ -227,28 +243,37 @@ class Composition:
     # ---------------------------------------------------------------- tests
     def test_weights(self, views: Mapping[str, Local], weights: Tensor) -> Tensor:
         """Return the weights that a client is tested with, given those of its model."""
-        for method in self._with("test_weights"):
+        for method in self.defining("test_weights"):
             weights = _guarded(method, "test_weights", weights, views[method.name])
         return weights
 
     def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
         """Return the logits of a client's test images."""
-        owner = self._owner("predict")
-        return owner.predict(network, images, views[owner.name])
+        owners = self.defining("predict")
+        logits: Tensor = (
+            _guarded(owners[0], "predict", network, images, views[owners[0].name])
+            if owners
+            else network(images)
+        )
+        return logits
 
 
 @dataclass
 class LocalHooks:
-    """The hooks of one client's local training, bound to its payload, client state and step state."""
+    """The hooks of one client's local training, bound to its payload, client state and step state.
+
+    Attributes:
+        watch: number of steps in which the hooks are still watched for host reads and random numbers.
+    """
 
     composition: Composition
     locals_: Mapping[str, Local]
     step_states: dict[str, State]
+    watch: int = 0
 
     def __post_init__(self) -> None:
         # Steps look up hooks and the client's tensors: both are collected once.
-        hooks = ("route", "forward", "criterion", "loss", "gradient", "correct", "post_step", "next_state")
-        self._methods = {hook: self.composition._with(hook) for hook in hooks}
+        self._methods = {hook: self.composition.defining(hook) for hook in STEP_HOOKS}
         self._tensors = {name: list(_tensors([local])) for name, local in self.locals_.items()}
 
     def defines(self, hook: str) -> bool:
@@ -259,14 +284,8 @@ class LocalHooks:
         """Return the result of a hook, with the client and the step state as last arguments."""
         local, state = self.locals_[method.name], self.step_states[method.name]
         tensors = [*self._tensors[method.name], *_tensors(arguments), *state.values()]
-        return _guarded(method, hook, *arguments, local, state, tensors=tensors)
-
-    def _exclusive(self, hook: str, *arguments: Any) -> Any:
-        """Return the result of an exclusive hook; the default, which writes nothing, is not guarded."""
-        if owners := self._methods[hook]:
-            return self._call(owners[0], hook, *arguments)
-        base = self.composition.methods[0]
-        return getattr(base, hook)(*arguments, self.locals_[base.name], self.step_states[base.name])
+        with watched(method.name, hook) if self.watch and hook in STEP_HOOKS else nullcontext():
+            return _guarded(method, hook, *arguments, local, state, tensors=tensors)
 
     def _chained(self, hook: str, value: Tensor, *arguments: Any) -> Tensor:
         """Return a value after it has passed through the hook of all methods."""
@@ -285,17 +304,20 @@ class LocalHooks:
 
     def forward(self, network: Network, step: Step) -> Outputs:
         """Return features and logits of a batch."""
-        outputs: Outputs = self._exclusive("forward", network, step)
-        return outputs
+        for method in self._methods["forward"]:
+            outputs: Outputs = self._call(method, "forward", network, step)
+            return outputs
+        features = network.features(step.images)
+        return Outputs(features, network.classifier(features))
 
     def loss(self, outputs: Outputs, step: Step) -> Tensor:
         """Return the client's training loss on a batch."""
-        loss = self._exclusive("criterion", outputs.logits, step.labels)
-        return self._chained("loss", loss, outputs, step)
+        return self._chained("loss", functional.cross_entropy(outputs.logits, step.labels), outputs, step)
 
     def gradient(self, step: Step, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the step and its loss, of a method that defines them."""
-        result: tuple[Tensor, Tensor] = self._exclusive("gradient", step, weights)
+        """Return the gradient of the step and its loss, of the method that defines them."""
+        (method,) = self._methods["gradient"]
+        result: tuple[Tensor, Tensor] = self._call(method, "gradient", step, weights)
         return result
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
@@ -324,6 +346,7 @@ class LocalHooks:
                 )
             renewed[method.name] = self._call(method, "next_state", *observed[-1], weights)
         self.step_states.update(renewed)  # together: a method may have taken another pass on the batch
+        self.watch -= self.watch > 0
 
     def client_final(self, update: Update) -> tuple[Update, dict[str, State]]:
         """Return the update to upload and the client's new state, by method name."""

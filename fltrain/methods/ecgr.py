@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.vectors import gram
-from fltrain.methods.types import Local, Recording, State, Task, Update
+from fltrain.methods.types import Aggregate, Local, Recording, Server, State, Task, Update
 
 Vector = NDArray[np.float64]
 
@@ -106,8 +106,8 @@ class Ecgr(Method):
         scaled: Tensor = base.norm() / length * combined
         return scaled.where(length >= 1e-12, base)
 
-    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Return selected steps (counted from 0), number of steps and lateness of the selection.
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
+        """Report selected steps (counted from 0), number of steps and lateness of the selection.
 
         ``lateness`` is the mean position of a client's selected steps, from -1/2 for the first step to 1/2
         for the last, averaged over the clients with several steps: 0 on average under random selection.
@@ -119,11 +119,8 @@ class Ecgr(Method):
             for client, picked in selected.items()
             if steps[client] > 1
         ]
-        return {
-            "selected": selected,
-            "steps": steps,
-            "lateness": average(lateness) if lateness else None,
-        }
+        mean = average(lateness) if lateness else None
+        return Aggregate(row={"selected": selected, "steps": steps, "lateness": mean})
 
 
 def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain import models
-from fltrain.core.lazy import Tensor, torch
+from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import data_shares, mean
-from fltrain.methods.types import Aggregate, Local, Network, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Local, Network, Outputs, Server, State, Step, Task, Update
 
 
 class Fed2(Method):
@@ -68,10 +68,11 @@ class Fed2(Method):
     def client_init(self, local: Local) -> State:
         return {"absent": local.class_counts == 0} if self.mask_absent else {}
 
-    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
-        if self.mask_absent:
-            logits = logits.masked_fill(step_state["absent"], float("-inf"))
-        return super().criterion(logits, labels, local, step_state)
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
+        if not self.mask_absent:
+            return loss
+        logits = outputs.logits.masked_fill(step_state["absent"], float("-inf"))
+        return functional.cross_entropy(logits, step.labels)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the groups that the client holds, one byte per group."""
@@ -80,7 +81,7 @@ class Fed2(Method):
             return update, local.state
         # Without the number of groups, it would be read from the device.
         of_class = torch.tensor(class_groups, device=update.weights.device)
-        members = torch.nn.functional.one_hot(of_class, max(class_groups) + 1)
+        members = functional.one_hot(of_class, max(class_groups) + 1)
         present = (local.class_counts > 0).float() @ members.float()
         held = present > 0 if self.pair == "any" else present == members.sum(0)
         return update.sending(self.name, {"held": held}), local.state
@@ -100,7 +101,7 @@ class Fed2(Method):
                 rows = index.new_tensor(structure[slot.name])
                 slot.of(index).copy_(rows.view(-1, *[1] * (len(slot.shape) - 1)))
         held = torch.stack([update.extras[self.name]["held"] for update in updates]).double()
-        counted = torch.nn.functional.pad(held, (0, 1), value=1.0) * held.new_tensor(shares)[:, None]
+        counted = functional.pad(held, (0, 1), value=1.0) * held.new_tensor(shares)[:, None]
         total = counted.sum(0)
         paired = torch.zeros_like(before.weights, dtype=torch.float64)
         for vector, share in zip(weights, counted / total.where(total > 0, 1.0), strict=True):

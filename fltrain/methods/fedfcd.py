@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import classifier_head, prototypes
 from fltrain.methods.types import (
+    Aggregate,
     Footprint,
     Local,
     Network,
@@ -69,8 +71,11 @@ class FedFcd(Method):
 
     @property
     def needs(self) -> Needs:
-        turns = Schedule((Phase("body"), Phase("head", self.head_lr)), self.alternate)
-        return Needs(private="all", schedule=None if self.without_ho else turns, initial_upload=True)
+        phases = (Phase("body"), Phase("head", self.head_lr))
+        schedule = Schedule(initial_upload=True)
+        if not self.without_ho:
+            schedule = replace(schedule, phases=phases, alternate=self.alternate)
+        return Needs(private="all", schedule=schedule)
 
     # ---------------------------------------------------------------- client
     def client_init(self, local: Local) -> State:
@@ -108,7 +113,7 @@ class FedFcd(Method):
         """Return the global classifier and the global class means (GFR), once they exist."""
         return {name: state[name] for name in ("head", "means", "known") if name in state}
 
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Train the global classifier on the received class means, and average the means."""
         counts, means = prototypes.table([update.extras[self.name] for update in updates], task.classes)
         if self.cache:
@@ -124,7 +129,7 @@ class FedFcd(Method):
         state = classifier_head.train(
             self, task, state, means[held], held[1], lr=self.server_lr, epochs=self.server_epochs, batch=batch
         )
-        return prototypes.renewed(state, *prototypes.combine(counts, means, self.averaging))
+        return Aggregate(state=prototypes.renewed(state, *prototypes.combine(counts, means, self.averaging)))
 
     # ---------------------------------------------------------------- tests and plans
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:

@@ -10,7 +10,7 @@ from pydantic import Field
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import classifier_head, prototypes
-from fltrain.methods.types import Footprint, Local, Server, State, Task, Update, Workload
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update, Workload
 
 
 class FedGh(Method):
@@ -49,10 +49,11 @@ class FedGh(Method):
     def training_work(self, size: Workload) -> float:
         return size.images * size.features
 
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         sent = [update.extras[self.name] for update in updates]
         means, classes = (torch.cat([one[name] for one in sent]) for name in ("means", "classes"))
         batch = task.training.batch_size
-        return classifier_head.train(
+        state = classifier_head.train(
             self, task, state, means, classes, lr=self.server_lr, epochs=self.server_epochs, batch=batch
         )
+        return Aggregate(state=state)

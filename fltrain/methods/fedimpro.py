@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.counter_normal import standard_normal
 from fltrain.methods.types import (
+    Aggregate,
     Footprint,
     Local,
     Network,
@@ -234,8 +235,8 @@ class FedImpro(Method):
         return update.sending(self.name, sent), local.state
 
     # ---------------------------------------------------------------- server
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Average the estimates (equation 7); keep classes without uploads."""
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
+        """Average the estimates (equation 7); keep classes without uploads. Report the known classes."""
         sent = [update.extras[self.name] for update in updates]
         means, spreads, seen, spread_seen = (torch.stack([one[name] for one in sent]) for name in ESTIMATES)
         spreads = self._capped(spreads)
@@ -248,11 +249,8 @@ class FedImpro(Method):
         else:
             spread = _mean(spreads, weights * spread_seen)
         known = ((weights * seen).sum(0) > 0, (weights * spread_seen).sum(0) > 0)
-        return _mixed(state, self.beta_server, (mean, spread), known)
-
-    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
-        """Return the number of classes with an estimate."""
-        return {"known_classes": int(state["seen"].sum())}
+        row = {"known_classes": int(state["seen"].sum())}
+        return Aggregate(state=_mixed(state, self.beta_server, (mean, spread), known), row=row)
 
 
 def _mixed(

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fltrain.core.lazy import Tensor
+from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, State
+from fltrain.methods.types import Local, Outputs, State, Step
 
 
 class FedLC(Method):
@@ -48,11 +48,12 @@ class FedLC(Method):
         # Under mask, 0^(-1/4) is infinite, and so is the offset.
         return {"offset": self.tau * local.class_counts.clamp(min=least).pow(-0.25)}
 
-    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
-        if step_state:
-            logits = logits - step_state["offset"]
-        if self.denominator == "full" or not step_state:
-            return super().criterion(logits, labels, local, step_state)
-        targets = labels[:, None]
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
+        if not step_state:
+            return loss
+        logits = outputs.logits - step_state["offset"]
+        if self.denominator == "full":
+            return functional.cross_entropy(logits, step.labels)
+        targets = step.labels[:, None]
         others = logits.scatter(1, targets, float("-inf")).logsumexp(1)
         return (others - logits.gather(1, targets).squeeze(1)).mean()

@@ -12,7 +12,7 @@ from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops.neuron_matching import Pool, align, grow, row_weights
 from fltrain.methods.ops.vectors import data_shares, data_weighted_mean
-from fltrain.methods.types import Aggregate, Local, Network, Server, State, Task, Update
+from fltrain.methods.types import Aggregate, Local, Network, Schedule, Server, State, Task, Update
 
 
 class FedMA(Method):
@@ -69,7 +69,7 @@ class FedMA(Method):
 
     @property
     def needs(self) -> Needs:
-        return Needs(all_clients=self._grows)
+        return Needs(schedule=Schedule(all_clients=True) if self._grows else None)
 
     # ---------------------------------------------------------------- client
     def payload(self, state: State) -> State:
@@ -116,9 +116,10 @@ class FedMA(Method):
         counts = torch.stack([update.extras[self.name]["classes"] for update in updates])
         rows = row_weights(counts, data_shares(updates))
         merge = self._merge_and_grow if self._grows else self._merge
-        vectors, merged, state = merge(chain, task, state, before, updates)
+        vectors, merged, renewed = merge(chain, task, state, before, updates)
         chain.set_rows(merged, vectors, rows)
-        return Aggregate(merged, {**state, "rounds": state["rounds"] + 1})
+        renewed = {**renewed, "rounds": state["rounds"] + 1}
+        return Aggregate(merged, renewed, row=self._row(chain, state))
 
     def _merge(
         self, chain: models.chain.Chain, task: Task, state: State, before: Server, updates: Sequence[Update]
@@ -160,11 +161,10 @@ class FedMA(Method):
                     kept[layer][client] = source
         return vectors, merged, {**state, "sources": sources}
 
-    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
+    def _row(self, chain: models.chain.Chain, state: State) -> dict[str, Any] | None:
         """With growth, return the number of layers fixed in the round and the earlier hidden widths."""
         if not self._grows:
             return None
-        chain = _chain(task)
         used = (state["sources"] >= 0).any(0).split(chain.widths)
         return {"fixed": int(state["rounds"]) % len(chain), "widths": [int(layer.sum()) for layer in used]}
 

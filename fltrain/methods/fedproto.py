@@ -11,6 +11,7 @@ from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import prototypes
 from fltrain.methods.types import (
+    Aggregate,
     Footprint,
     Local,
     Network,
@@ -93,9 +94,9 @@ class FedProto(Method):
         return size.images * size.features if self.source == "post" else 0.0
 
     # ---------------------------------------------------------------- server
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         sent = prototypes.table([update.extras[self.name] for update in updates], task.classes)
-        return prototypes.renewed(state, *prototypes.combine(*sent, self.averaging))
+        return Aggregate(state=prototypes.renewed(state, *prototypes.combine(*sent, self.averaging)))
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:

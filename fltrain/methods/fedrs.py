@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from fltrain.core.lazy import Tensor
+from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, State
+from fltrain.methods.types import Local, Outputs, State, Step
 
 
 class FedRS(Method):
@@ -36,5 +36,5 @@ class FedRS(Method):
         # This form gives exactly 1 for the factor of a class at share 1.
         return {"factor": share + self.alpha * (1 - share)}
 
-    def criterion(self, logits: Tensor, labels: Tensor, local: Local, step_state: State) -> Tensor:
-        return super().criterion(logits * step_state["factor"], labels, local, step_state)
+    def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
+        return functional.cross_entropy(outputs.logits * step_state["factor"], step.labels)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, functional, torch
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import Method
 from fltrain.methods.types import Local, Outputs, State, Step, Workload
 from fltrain.models.base import Part
 
@@ -36,7 +36,6 @@ class FedSOL(Method):
         "Lee et al., FedSOL: stabilized orthogonal learning with proximal restrictions, CVPR 2024"
     )
     neutral: ClassVar = {"rho": 0.0}
-    needs: ClassVar[Needs] = Needs(frozen_models=1)
 
     rho: float = Field(default=1.0, ge=0)
     perturbation: Literal["adaptive", "fixed"] = "adaptive"

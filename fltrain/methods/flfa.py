@@ -16,7 +16,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Local, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.types import Aggregate, Local, Network, Outputs, Server, State, Step, Task, Update
 from fltrain.metrics.updates import layer_similarity, skewness
 
 
@@ -85,8 +85,12 @@ class Flfa(Method):
     def payload(self, state: State) -> State:
         return {"selected": state["selected"]}
 
-    def server_step(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> State:
-        """Select the layers of the next round by the similarity of this round's updates (section 4.3)."""
+    def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
+        """Select the layers of the next round; report on those of this round."""
+        return Aggregate(state=self._selection(task, state, updates), row=self._row(task, state, updates))
+
+    def _selection(self, task: Task, state: State, updates: Sequence[Update]) -> State:
+        """Return the layers with the least, or most, similar updates of this round (section 4.3)."""
         if self.strategy == "fixed":
             return state
         shares = [update.samples for update in updates] if self.mean == "weighted" else None
@@ -176,7 +180,7 @@ class Flfa(Method):
         return replace(update, statistics={**update.statistics, self.name: measured}), local.state
 
     # ---------------------------------------------------------------- records and random tensors
-    def report(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any] | None:
+    def _row(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any]:
         """Return selected layers, their effect, and mean final scale and cosine of B against W.
 
         ``skewness`` is that of the previous round's similarities, from which the layers were selected.

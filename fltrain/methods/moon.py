@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional, nn, torch
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import Method
 from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update, Workload
 
 PROJECTED = 256
@@ -31,7 +31,6 @@ class Moon(Method):
     name: Literal["moon"] = "moon"
     citation: ClassVar[str] = "Li et al., Model-contrastive federated learning, CVPR 2021"
     neutral: ClassVar = {"mu": 0.0}
-    needs: ClassVar[Needs] = Needs(frozen_models=2)
     footprint: ClassVar[Footprint] = Footprint(client=1)
 
     mu: float = Field(default=1.0, ge=0)

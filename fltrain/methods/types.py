@@ -64,14 +64,20 @@ class Task:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Result of an aggregation: global weights ``[P]``, the method's new state, BatchNorm statistics ``[B]``.
+    """Result of a method's aggregation.
 
-    With ``buffers`` None, the engine takes the mean of the clients' statistics by data size.
+    Attributes:
+        weights: new global weights ``[P]``; None for the clients' mean by data size, or for those of the
+            method that returns some.
+        state: the method's new state on the server; None keeps it.
+        buffers: new BatchNorm statistics ``[B]``; None for the clients' mean by data size.
+        row: the method's row in the record of the round: numbers, texts, lists and dictionaries of them.
     """
 
-    weights: Tensor
-    state: State
+    weights: Tensor | None = None
+    state: State | None = None
     buffers: Tensor | None = None
+    row: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +175,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Order of phases and batches in local training.
+    """Who trains when, and the order of phases and batches in local training.
 
     Attributes:
         phases: parameters that train, in turn; all others are fixed. BatchNorm statistics are also fixed
@@ -177,12 +183,17 @@ class Schedule:
         alternate: phases change after every ``epoch`` (pass over the images), or after every ``batch``.
         batches: mini-batches per step.
         passes: passes over the images per configured epoch.
+        all_clients: all clients must take part in every round.
+        initial_upload: before the first round, all clients run ``client_final`` without a local step, and
+            the method's ``aggregate`` returns a state from their uploads.
     """
 
     phases: tuple[Phase, ...] = (Phase(),)
     alternate: Literal["epoch", "batch"] = "epoch"
     batches: int = 1
     passes: int = 1
+    all_clients: bool = False
+    initial_upload: bool = False
 
     def visits(self, batches: Sequence[AnyBatch]) -> Iterator[tuple[int, AnyBatch]]:
         """Yield number of the phase and batch of every step of an epoch."""

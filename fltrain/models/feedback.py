@@ -104,7 +104,17 @@ class _Shortcut(torch.autograd.Function):
 
 @contextmanager
 def _replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    """Replace the forward pass of modules within the context; afterwards the modules are as before."""
+    """Replace the forward pass of modules within the context; afterwards the modules are as before.
+
+    Passes without gradients stay ordinary: there are no errors to reroute.
+    """
+
+    def replacement(module: nn.Module, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        output: Tensor = (forward if torch.is_grad_enabled() else partial(type(module).forward, module))(
+            input
+        )
+        return output
+
     for module in forwards:
         if not isinstance(module, nn.Conv2d | nn.Linear | GroupedClassifier):
             kind = type(module).__name__
@@ -112,7 +122,7 @@ def _replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Itera
     try:
         for module, forward in forwards.items():
             # An instance attribute hides the class's method; deleting it restores the method.
-            module.__dict__["forward"] = forward
+            module.__dict__["forward"] = partial(replacement, module, forward)
         yield
     finally:
         for module in forwards:
@@ -147,6 +157,8 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
         return _output(module, input.detach())
 
     def joined(_classifier: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return logits
         for shortcut in shortcuts:
             # A method can add samples to the batch above a cut; they come last.
             missing = len(logits) - len(shortcut)

@@ -6,7 +6,6 @@ a model to a client is one copy.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -149,12 +148,6 @@ class FlatModel:
             device=example.device,
         )
         self._bind(network)
-
-    def twin(self) -> FlatModel:
-        """Return a copy of the network with the same structure and values, bound to new vectors."""
-        other = copy.copy(self)
-        other._bind(copy.deepcopy(self.network))
-        return other
 
     def _bind(self, network: Network) -> None:
         self.network = network

@@ -224,7 +224,7 @@ class RunSpec(Settings):
         if self.participation.per_round(clients) == clients:
             return
         for method in self.composition.methods:
-            if method.needs.all_clients:
+            if method.needs.schedule and method.needs.schedule.all_clients:
                 raise ValueError(
                     f"method {method.name!r} needs all clients in every round with these settings; set "
                     "participation.fraction to 1"

@@ -24,8 +24,7 @@ from fltrain.engine import memory
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.models.network import Network
-
-from ..guard import replaced
+from fltrain.runtime.guard import replaced
 
 NAME = "fgpu"
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
-from fltrain.engine.local import FrozenModels, LocalStep
+from fltrain.engine.local import LocalStep
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.types import Update
@@ -120,7 +120,6 @@ def step_of(
     federation: Simulation,
     *,
     kind: type[LocalStep] = LocalStep,
-    frozen: int = 2,
     client: int = 0,
     weights: Tensor | None = None,
 ) -> LocalStep:
@@ -134,7 +133,7 @@ def step_of(
     federation.model.load(here, server.buffers, server.counters)
     federation.network.train()
     batch = data.train.batch(data.clients[client])
-    return kind(*batch, "all", federation.model, hooks, FrozenModels(federation.model, frozen))
+    return kind(*batch, "all", federation.model, hooks)
 
 
 def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:

@@ -110,7 +110,7 @@ def test_all_other_hooks_run_base_first_then_plugins_in_order() -> None:
         assert started.start.tolist() == expected
 
 
-def test_losses_pass_through_all_methods_after_the_criterion() -> None:
+def test_losses_pass_through_all_methods_after_the_cross_entropy() -> None:
     logits, labels = torch.tensor([[0.1, 0.3]]), torch.tensor([1])
     entropy = math.log1p(math.exp(0.1 - 0.3))
 

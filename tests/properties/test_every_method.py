@@ -184,7 +184,7 @@ SHARED: dict[str, Callable[..., Tensor]] = {
     "gradient": lambda step, weights, local, step_state: weights,
     "client_final": lambda update, local, step_state: update.trained,
     "aggregate": lambda task, state, before, updates: before.weights,
-    "server_step": lambda task, state, before, updates: updates[0].weights,
+    "server_init": lambda task, start: start,
     "test_weights": lambda weights, local: local.start,
 }
 """A tensor per hook that other hooks read, too."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fed2 import Fed2
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.types import Update
+from fltrain.methods.types import Outputs, Update
 from fltrain.models.base import Model, build
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup, decouple
 from fltrain.models.network import Network
@@ -368,7 +369,8 @@ def test_absent_classes_can_be_left_out_of_the_loss() -> None:
     logits, labels = drawn(6, 4).requires_grad_(), torch.tensor([0, 2, 3, 0, 0, 2])
     method = Fed2(mask_absent=True)
     local = local_of(torch.zeros(1), counts=counts)
-    loss = method.criterion(logits, labels, local, method.client_init(local))
+    outputs, step = Outputs(logits, logits), SimpleNamespace(labels=labels)
+    loss = method.loss(torch.tensor(0.0), outputs, step, local, method.client_init(local))
     kept = torch.tensor([0, 2, 3])
     expected = functional.cross_entropy(logits[:, kept], torch.searchsorted(kept, labels))
     torch.testing.assert_close(loss, expected)

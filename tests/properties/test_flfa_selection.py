@@ -12,7 +12,7 @@ from scipy.stats import skew
 from fltrain.core.errors import FltrainError
 from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
-from fltrain.methods.types import Server, Task, Update
+from fltrain.methods.types import Task, Update
 from fltrain.models.flat import Layout, slots
 from fltrain.models.network import Layer
 from fltrain.models.networks.lenet5 import LeNet5
@@ -66,12 +66,11 @@ def updates_with(similarities: Sequence[float], task: Task) -> list[Update]:
 def selected_after(flfa: Flfa, rounds: Sequence[Sequence[float]]) -> list[list[int]]:
     """Selected indices by round, from the first, for the given similarities of each round."""
     task = chain()
-    start, empty = torch.zeros(task.layout.size), torch.zeros(0)
+    start = torch.zeros(task.layout.size)
     state = flfa.server_init(task, start)
     sent = [flfa.payload(state)["selected"].tolist()]
     for similarities in rounds:
-        before = Server(start, empty, empty.long(), {"flfa": state})
-        state = flfa.server_step(task, state, before, updates_with(similarities, task))
+        state = flfa._selection(task, state, updates_with(similarities, task))
         sent.append(flfa.payload(state)["selected"].tolist())
     return sent
 
@@ -138,7 +137,7 @@ def test_layers_without_an_input_error_can_be_excluded() -> None:
 
 def test_layers_without_a_similarity_are_not_selected() -> None:
     task = chain()
-    start, empty = torch.zeros(task.layout.size), torch.zeros(0)
+    start = torch.zeros(task.layout.size)
     updates = updates_with(ROUNDS[0], task)
     still, broken = task.layout.weights[2], task.layout.weights[4]
     first = updates[0].weights.clone()
@@ -148,8 +147,7 @@ def test_layers_without_a_similarity_are_not_selected() -> None:
     for strategy, expected in (("lowest", [0, 5, 3, 1]), ("highest", [1, 3, 5, 0])):
         flfa = Flfa(strategy=strategy, n_fa=6)
         state = flfa.server_init(task, start)
-        before = Server(start, empty, empty.long(), {"flfa": state})
-        assert flfa.server_step(task, state, before, updates)["selected"].tolist() == expected
+        assert flfa._selection(task, state, updates)["selected"].tolist() == expected
 
 
 @pytest.mark.parametrize("strategy", ["lowest", "highest"])

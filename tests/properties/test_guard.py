@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fltrain.core.errors import FltrainError
 from fltrain.engine.local import LocalTraining
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
+from fltrain.runtime.guard import no_host_sync
 
-from ..guard import no_host_sync
 from .helpers import assert_same_model, trained
+from .test_statistics import DroppingModel
 
 
 class Guarded(LocalTraining):
@@ -56,6 +58,15 @@ class Misbehaving(FedAvg):
         return {"noise": torch.rand(2)} if self.hook == "next_state" else step_state
 
 
+class Passing(FedAvg):
+    """Runs the network in a hook."""
+
+    name: Literal["passing"] = "passing"
+
+    def forward(self, network, step, local, step_state):
+        return super().forward(network, step, local, step_state)
+
+
 def branch(tensor: Tensor) -> None:
     if tensor.sum() > 0:
         pass
@@ -90,6 +101,13 @@ def test_host_synchronisation_and_random_numbers_are_refused(deed: str) -> None:
 
 
 @pytest.mark.parametrize(("hook", "message"), [("correct", r"Tensor\.item"), ("next_state", r"aten\.rand")])
-def test_every_part_of_a_local_step_is_guarded(hook: str, message: str) -> None:
-    with pytest.raises(RuntimeError, match=message):
-        trained(Misbehaving(hook=hook), rounds=1, fraction=0.1, trainer=Guarded)
+def test_the_first_steps_of_a_run_are_guarded(hook: str, message: str) -> None:
+    with pytest.raises(
+        FltrainError, match=rf"^'{hook}' of method 'misbehaving': {message}.* is refused here"
+    ):
+        trained(Misbehaving(hook=hook), rounds=1, fraction=0.1)
+
+
+def test_networks_may_drop_features_in_guarded_hooks() -> None:
+    plain, passing = (trained(one, model=DroppingModel(), rounds=1) for one in (FedAvg(), Passing()))
+    assert_same_model(plain, passing)

@@ -14,8 +14,7 @@ from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.augment import Augmented
 from fltrain.engine.data import Split
-
-from ..guard import no_host_sync
+from fltrain.runtime.guard import no_host_sync
 
 EVERYTHING = Augmentation(crop_padding=2, flip=True, cutout=4)
 COMBINATIONS = [

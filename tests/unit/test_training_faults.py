@@ -99,7 +99,7 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
     ("hook", "place"),
     [
         ("server_init", "before round 1"),
-        ("server_step", r"in round 1, aggregating the uploads of clients \[\d+, \d+\]"),
+        ("aggregate", r"in round 1, aggregating the uploads of clients \[\d+, \d+\]"),
     ],
 )
 def test_a_fault_on_the_server_names_its_place(

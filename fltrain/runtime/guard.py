@@ -1,13 +1,14 @@
 """A guard around code that must stay on the device: no reads of values on the host, no random numbers.
 
 Local steps take tensors and return tensors (see ``fltrain.methods.base``). On the CPU a violation goes
-unnoticed, because reading a value is free. Under this guard it is an error on every device. So tests on the
-CPU find code that would stall a GPU, or could not be captured or stacked.
+unnoticed, because reading a value is free. Under this guard it is an error on every device. So a run on the
+CPU finds code that would stall a GPU, or could not be captured.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
@@ -45,16 +46,21 @@ _INDEXING = {
 }
 
 
+class Refused(RuntimeError):
+    """An operation that a local step must not use."""
+
+
 @contextmanager
 def no_host_sync() -> Iterator[None]:
     """Raise an error at host synchronisation and random numbers within this context.
 
     Refused are: reading values (``item``, ``tolist``, ``if tensor`` ...), results whose size depends on
     values (``nonzero``, a mask as index ...), copies between devices or from Python data, and random numbers
-    from PyTorch, NumPy or Python's ``random``. This holds for forward and backward passes alike.
+    from PyTorch, NumPy or Python's ``random``. This holds for forward and backward passes alike. Modules of a
+    network may draw random numbers (dropout): the engine has seeded them.
 
     Raises:
-        RuntimeError: at the first such operation, naming it; for NumPy and ``random`` at the end.
+        Refused: at the first such operation, naming it; for NumPy and ``random`` at the end.
     """
     before = _host_generators()
     with ExitStack() as stack:
@@ -69,7 +75,7 @@ def no_host_sync() -> Iterator[None]:
 
 
 def _refuse(operation: str, reason: str) -> NoReturn:
-    raise RuntimeError(f"{operation} is refused here: {reason}")
+    raise Refused(f"{operation} is refused here: {reason}")
 
 
 def _host_generators() -> dict[str, Any]:
@@ -129,4 +135,16 @@ def _reason_to_refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if func.overloadpacket in _INDEXING:
         masked = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         return "the mask decides the size of its result" if masked else None
-    return next((reason for tag, reason in _REFUSED_BY_TAG.items() if tag in func.tags), None)
+    refused = next((tag for tag in _REFUSED_BY_TAG if tag in func.tags), None)
+    if refused is None or (refused is torch.Tag.nondeterministic_seeded and _in_module()):
+        return None
+    return _REFUSED_BY_TAG[refused]
+
+
+def _in_module() -> bool:
+    """Return True if a module of a network runs."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if frame.f_code.co_name == "_call_impl" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            return True
+    return False

@@ -1,0 +1,136 @@
+"""Checks of what a hook returns and does, with errors that name method and hook."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fltrain import models
+from fltrain.core.errors import FltrainError
+from fltrain.core.lazy import torch
+from fltrain.methods.types import Aggregate, Outputs, Update
+
+VECTORS = frozenset({"start_weights", "correct", "post_step", "test_weights"})
+"""Hooks that return a vector like their first argument."""
+
+STATES = frozenset({"server_init", "payload", "client_init", "next_state"})
+"""Hooks that return a state."""
+
+
+def check_result(method: str, hook: str, result: Any, arguments: Sequence[Any]) -> None:
+    """Refuse a result of the wrong kind.
+
+    Args:
+        method: name of the method.
+        hook: name of the hook.
+        result: result of the hook.
+        arguments: arguments of the hook.
+
+    Raises:
+        FltrainError: with what the hook returned, and what was expected.
+    """
+    if expected := _expected(hook, result, arguments):
+        raise FltrainError(
+            f"{hook!r} of method {method!r} returned {_described(result)}; expected {expected} "
+            "(docs/method-interface.md)"
+        )
+
+
+def _expected(hook: str, result: Any, arguments: Sequence[Any]) -> str:
+    """Return a description of the expected result; empty if the result is of this kind."""
+    if hook in VECTORS:
+        return "" if _like(result, arguments[0]) else f"a tensor {_shape(arguments[0])}, as it was given"
+    if hook in STATES:
+        return "" if _is_state(result) else _STATE
+    if hook == "loss":
+        return "" if _is_scalar(result) else "a scalar tensor"
+    if hook == "gradient":
+        fits = isinstance(result, tuple) and len(result) == 2 and _like(result[0], arguments[1])
+        text = f"the gradient, a tensor {_shape(arguments[1])}, and the loss, a scalar tensor"
+        return "" if fits and _is_scalar(result[1]) else text
+    if hook == "forward":
+        return "" if isinstance(result, Outputs) else "Outputs(features, logits)"
+    if hook == "client_final":
+        fits = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Update)
+        return "" if fits and _is_state(result[1]) else f"the update and the client's state, {_STATE}"
+    if hook == "aggregate":
+        return _expected_aggregate(result, arguments[2].weights)
+    if hook == "predict":
+        fits = isinstance(result, torch.Tensor) and result.dim() == 2 and len(result) == len(arguments[1])
+        return "" if fits else f"logits, a tensor [{len(arguments[1])}, classes]"
+    if hook == "adapt":
+        return "" if isinstance(result, models.network.Network) else "the network"
+    return "" if hasattr(result, "__enter__") else "a context manager"  # route
+
+
+_STATE = "a dictionary of tensors"
+
+
+def _expected_aggregate(result: Any, weights: Any) -> str:
+    if not isinstance(result, Aggregate):
+        return "Aggregate(weights, state), or Aggregate(state=state) to keep the mean"
+    if result.weights is not None and not _like(result.weights, weights):
+        return f"weights {_shape(weights)}"
+    if result.state is not None and not _is_state(result.state):
+        return f"a state, {_STATE}"
+    try:
+        json.dumps(result.row, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        return f"a row of finite numbers, texts, lists and dictionaries of them ({error})"
+    return ""
+
+
+def _like(result: Any, vector: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.shape == vector.shape and result.is_floating_point()
+
+
+def _is_scalar(result: Any) -> bool:
+    return isinstance(result, torch.Tensor) and result.dim() == 0 and result.is_floating_point()
+
+
+def _is_state(result: Any) -> bool:
+    return isinstance(result, dict) and all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in result.items()
+    )
+
+
+def _shape(tensor: Any) -> str:
+    return str(list(tensor.shape))
+
+
+def _described(value: Any) -> str:
+    """Describe a value by its type, and by its shape or its entries."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} {_shape(value)}"
+    if isinstance(value, dict):
+        entries = [f"{name!r}: {_described(one)}" for name, one in value.items()]
+        return f"a dictionary {{{', '.join(entries)}}}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_described, value))})"
+    if isinstance(value, Aggregate):
+        parts = {name: one for name, one in vars(value).items() if one is not None}
+        return f"Aggregate({', '.join(f'{name}={_described(one)}' for name, one in parts.items())})"
+    return (
+        "None" if value is None else f"{value!r}" if isinstance(value, int | float) else type(value).__name__
+    )
+
+
+@contextmanager
+def watched(method: str, hook: str) -> Iterator[None]:
+    """Refuse reads on the host and random numbers in a hook of a local step.
+
+    Raises:
+        FltrainError: naming the operation.
+    """
+    from fltrain.runtime.guard import Refused, no_host_sync  # it needs PyTorch
+
+    try:
+        with no_host_sync():
+            yield
+    except Refused as refusal:
+        raise FltrainError(
+            f"{hook!r} of method {method!r}: {refusal}; hooks of a local step take and return tensors, and "
+            "draw random numbers with self.random in client_init (docs/method-interface.md)"
+        ) from refusal
