@@ -61,6 +61,7 @@ NAVIGATION = {
         ],
         "Reference": [
             "docs/methods/README",
+            "docs/method-interface",
             "docs/configuration",
             "docs/commands",
             "docs/errors",

@@ -120,7 +120,7 @@ def test_every_method_in_whole_runs(
 NOT_LAYERS: list[tuple[Any, str]] = [
     *((prototypes, "class_sums"), (fedimpro, "class_moments"), (classifier_head, "train")),
     *((METHODS["ecgr"], "client_final"), (METHODS["fed2"], "client_final")),
-    *((METHODS["fedamp"], "aggregate"), (METHODS["fedma"], "aggregate"), (METHODS["flfa"], "server_step")),
+    *((METHODS["fedamp"], "aggregate"), (METHODS["fedma"], "aggregate"), (METHODS["flfa"], "aggregate")),
 ]
 """Functions with products of features or updates."""
 
