@@ -29,7 +29,7 @@ def check_result(method: str, hook: str, result: Any, arguments: Sequence[Any]) 
         arguments: arguments of the hook.
 
     Raises:
-        FltrainError: with what the hook returned, and what was expected.
+        FltrainError: describing the result and the expected one.
     """
     if expected := _expected(hook, result, arguments):
         raise FltrainError(

@@ -175,7 +175,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who trains when, and the order of phases and batches in local training.
+    """Participation in training, and the order of phases and batches in local training.
 
     Attributes:
         phases: parameters that train, in turn; all others are fixed. BatchNorm statistics are also fixed

@@ -1,4 +1,4 @@
-"""Errors of hooks name the method, the hook, what it returned and what was expected."""
+"""Errors of hooks name the method, the hook, its result and the expected one."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
