@@ -92,7 +92,7 @@ class LocalTraining:
                 loss, gradient = take_step(self.optimisers[phase], indices, changes)
                 losses += loss
                 if trajectory:
-                    trajectory.add(gradient, model.weights)
+                    trajectory.add(gradient, trajectory.recording.recorded(model.weights, model.buffers))
         recorded = trajectory.finished() if trajectory else None
         update, states = hooks.client_final(
             self.clients.update(local, local.steps, losses / local.steps, recorded)
@@ -153,7 +153,8 @@ class LocalTraining:
         recording = self.composition.needs.recording
         if recording is None:
             return None
-        return Trajectory(recording, local.steps, local.start, self.recordings)
+        start = recording.recorded(local.start, local.buffers)
+        return Trajectory(recording, local.steps, start, self.recordings)
 
     def _inputs(self, round: Round, client: int) -> str:
         data = self.clients.data

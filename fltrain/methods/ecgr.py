@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fltrain.core.config import added
 from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
@@ -25,18 +26,21 @@ class Ecgr(Method):
 
     A share of the T local displacements m_t (weights before minus after a step) is selected as convergent.
     The client uploads alpha (sum of the selected + beta times the sum of the others); alpha restores the norm
-    of the whole displacement. BatchNorm buffers do not change.
+    of the whole displacement. BatchNorm buffers do not change, unless ``buffers`` is ``reaggregated``.
 
     Attributes:
         kappa: share of the steps that are selected (rounded down, at least one).
         beta: weight of the other steps; 1 is the base method.
         rule: selection of the steps. ``herd``: greedily, so that their running sum stays shortest (order of
             ties: earlier first). ``closest``: to the mean displacement in distance; ``aligned``: in cosine.
-            ``last``: the last ones. ``random``: drawn without replacement.
+            ``smallest``: those with the smallest norms. ``last``: the last ones. ``random``: drawn without
+            replacement.
         centred: whether herding subtracts the mean displacement first, as GraB and BHerd do.
         vector: representation of a step: its ``displacement``, with learning rate, momentum and corrections;
             or the raw ``gradient`` that the base method hands to the optimiser.
         storage: precision of the recorded steps; ``bfloat16`` halves the memory.
+        buffers: BatchNorm statistics of the upload: as ``trained``; or ``reaggregated``, damped and scaled
+            like the weights, as in the authors' code for FedNova (variances can become negative).
     """
 
     name: Literal["ecgr"] = "ecgr"
@@ -50,25 +54,42 @@ class Ecgr(Method):
 
     kappa: float = Field(default=0.5, gt=0, le=1)
     beta: float = Field(default=0.2, ge=0, le=1)
-    rule: Literal["herd", "closest", "aligned", "last", "random"] = "herd"
+    rule: Literal["herd", "closest", "aligned", "smallest", "last", "random"] = "herd"
     centred: bool = False
     vector: Literal["displacement", "gradient"] = "displacement"
     storage: Literal["float32", "bfloat16"] = "float32"
+    buffers: Literal["trained", "reaggregated"] = added("trained")
+
+    @model_validator(mode="after")
+    def _buffers_move(self) -> Self:
+        if self.buffers == "reaggregated" and self.vector == "gradient":
+            raise ValueError(
+                "buffers: 'reaggregated' needs displacements, as statistics have no gradient; set vector to "
+                "'displacement', or buffers to 'trained'"
+            )
+        return self
 
     @property
     def needs(self) -> Needs:
-        return Needs(recording=Recording(self.vector, self.storage), uploads=True)
+        recording = Recording(self.vector, self.storage, buffers=self.buffers == "reaggregated")
+        return Needs(recording=recording, uploads=True)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Replace the uploaded weights by those of the re-aggregated displacement."""
-        steps = update.trajectory
-        assert steps is not None  # the engine records it
+        assert update.trajectory is not None  # the engine records it
+        steps, statistic_steps = update.trajectory.tensor_split([len(update.start)], dim=1)
         count = max(1, math.floor(self.kappa * local.steps + 1e-9))  # 0.29 of 100 steps are 29
         picked = self._select(steps, count, local)
         statistics = {"selected": torch.tensor(sorted(picked), dtype=torch.int32)}
         update = replace(update, statistics={**update.statistics, self.name: statistics})
         if self.beta < 1 and count < local.steps:
-            update = replace(update, weights=update.start - self._reaggregated(steps, picked, update, local))
+            moved, scale = self._reaggregated(steps, picked, update, local)
+            update = replace(update, weights=update.start - moved)
+            if self.buffers == "reaggregated":
+                whole = local.buffers - update.buffers
+                damped = self._damped(whole, _total(statistic_steps, picked, whole))
+                buffers = (local.buffers - scale * damped).where(scale.isfinite(), update.buffers)
+                update = replace(update, buffers=buffers)
         return update, local.state
 
     def _select(self, steps: Tensor, count: int, local: Local) -> list[int]:
@@ -84,7 +105,9 @@ class Ecgr(Method):
         if self.rule == "herd":
             return herd(centre(products) if self.centred else products, count)
         lengths = products.diagonal()
-        if self.rule == "closest":  # the squared distance from the mean, up to a constant
+        if self.rule == "smallest":
+            values = lengths
+        elif self.rule == "closest":  # the squared distance from the mean, up to a constant
             values = lengths - 2 * products.mean(0)
         else:  # the negative cosine with the mean, up to a factor; 0 for steps of length 0
             values = -products.mean(0) / np.sqrt(np.where(lengths > 0, lengths, np.inf))
@@ -92,19 +115,28 @@ class Ecgr(Method):
         smallest: list[int] = np.argsort(values, kind="stable")[:count].tolist()
         return smallest
 
-    def _reaggregated(self, steps: Tensor, picked: list[int], update: Update, local: Local) -> Tensor:
-        """Return picked steps plus beta times the others, scaled to the norm of the whole sum ``[P]``."""
+    def _damped(self, whole: Tensor, selected: Tensor) -> Tensor:
+        """Return selected steps plus beta times the others, from the sums of all and of the selected."""
+        return self.beta * whole + (1 - self.beta) * selected
+
+    def _reaggregated(
+        self, steps: Tensor, picked: list[int], update: Update, local: Local
+    ) -> tuple[Tensor, Tensor]:
+        """Return picked steps plus beta times the others ``[P]``, scaled to the norm of all; the scale.
+
+        The scale is infinite if the steps cancel out.
+        """
         whole = update.start - update.weights
         if self.vector == "gradient":
             base = local.lr * _total(steps, range(len(steps)), whole)
             selected = local.lr * _total(steps, picked, whole)
         else:
             base, selected = whole, _total(steps, picked, whole)
-        combined = self.beta * base + (1 - self.beta) * selected
+        combined = self._damped(base, selected)
         length = combined.norm()
         # Steps that cancel out have no direction: keep the base method's displacement.
-        scaled: Tensor = base.norm() / length * combined
-        return scaled.where(length >= 1e-12, base)
+        scale = (base.norm() / length).where(length >= 1e-12, torch.inf)
+        return (scale * combined).where(scale.isfinite(), base), scale
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Report selected steps (counted from 0), number of steps and lateness of the selection.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fltrain.core.lazy import Tensor
+from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.training import Training
 from fltrain.models.base import Part
 
@@ -303,10 +303,16 @@ class Recording:
         what: ``displacement``, weights before minus weights after the step, or ``gradient``, the input of the
             optimiser.
         storage: type of the matrix.
+        buffers: record the displacement of the BatchNorm statistics, too, in further columns.
     """
 
     what: Literal["displacement", "gradient"]
     storage: Literal["float32", "bfloat16"]
+    buffers: bool = False
+
+    def recorded(self, weights: Tensor, buffers: Tensor) -> Tensor:
+        """Return the vector whose displacement is recorded: weights ``[P]``, and the statistics if needed."""
+        return torch.cat([weights, buffers]) if self.buffers else weights
 
 
 Place = Literal["device", "host"]

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain.engine.simulation import Simulation
+from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method
+from fltrain.methods.composition import Composition
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
@@ -88,7 +91,7 @@ def test_known_values_of_four_steps() -> None:
     assert uploaded.norm().item() == pytest.approx(5, abs=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["herd", "closest", "aligned"])
+@pytest.mark.parametrize("rule", ["herd", "closest", "aligned", "smallest"])
 @pytest.mark.parametrize("centred", [False, True])
 def test_the_first_of_equal_steps_are_selected(rule: str, centred: bool) -> None:
     assert finished_update(Ecgr(rule=rule, centred=centred), torch.ones(7, 3))[1] == [0, 1, 2]
@@ -101,6 +104,8 @@ RULES = {
     "closest": [1, 3],
     # Cosine with the mean times its length: 3.58, 3, 2, 3.33.
     "aligned": [0, 3],
+    # Lengths 6.7, 4, 2, 3.6.
+    "smallest": [2, 3],
     "last": [2, 3],
 }
 
@@ -125,6 +130,88 @@ def test_shares_are_multiplied_as_decimal_numbers() -> None:
         expected = math.floor(Fraction(hundredths, 100) * 100)
         selected = finished_update(Ecgr(kappa=hundredths / 100, rule="last"), drawn(100, size=2))[1]
         assert len(selected) == expected, hundredths
+
+
+def test_smallest_norms_differ_from_herding() -> None:
+    """Two short steps in the same direction, and two long ones that cancel out each other."""
+    rows = torch.tensor([[5.0, 0.0], [1.0, 0.0], [-5.0, 0.5], [1.2, 0.0]])
+    assert finished_update(Ecgr(rule="smallest"), rows)[1] == [1, 3]
+    assert sorted(finished_update(Ecgr(), rows)[1]) == [1, 3]
+    rows = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.1, 0.0], [1.05, 0.0]])
+    assert finished_update(Ecgr(rule="smallest"), rows)[1] == [1, 3]
+    assert sorted(finished_update(Ecgr(), rows)[1]) == [1, 2]
+
+
+@pytest.mark.parametrize(("beta", "kappa"), [(0.0, 0.5), (0.2, 0.5), (0.8, 0.25), (1.0, 0.5), (0.2, 1.0)])
+def test_statistics_reaggregated_as_in_the_authors_code_for_fednova(beta: float, kappa: float) -> None:
+    """They move by (the selected + beta times the others) / ratio, ratio the norm of the weights' c over g_0.
+
+    Source: NUDTPingLuo/ECGR, commit 2032f41, fed_baselines/client_fednova_ecgr.py.
+    """
+    method = Ecgr(buffers="reaggregated", beta=beta, kappa=kappa)
+    assert method.needs.recording is not None and method.needs.recording.buffers
+    rows, buffers, statistics = drawn(8), drawn(8, 6, seed=5), drawn(1, 6, seed=6)[0]
+    local = replace(local_of(drawn(1, seed=99)[0], steps=8), buffers=statistics)
+    update = replace(
+        update_of(torch.zeros(30), -rows.sum(0)),
+        steps=8,
+        buffers=statistics - buffers.sum(0),
+        trajectory=torch.cat([rows, buffers], dim=1),
+    )
+    finished, _ = method.client_final(update, local, {})
+    picked = greedy(rows, max(1, int(8 * kappa)))
+    factors = torch.tensor([1.0 if step in picked else beta for step in range(8)])
+    ratio = (factors @ rows).norm() / rows.sum(0).norm()
+    torch.testing.assert_close(finished.buffers, statistics - factors @ buffers / ratio)
+    resting = torch.cat([torch.zeros_like(rows), buffers], dim=1)
+    kept, _ = method.client_final(replace(update, trajectory=resting, weights=update.start), local, {})
+    assert torch.equal(kept.buffers, update.buffers), "steps that cancel out have no scale"
+    plain, _ = Ecgr(beta=beta, kappa=kappa).client_final(replace(update, trajectory=rows), local, {})
+    assert torch.equal(plain.weights, finished.weights)
+    assert torch.equal(plain.buffers, update.buffers)
+
+
+def test_the_engine_records_the_steps_of_the_statistics() -> None:
+    """Two steps, the last one selected: the statistics move by scale (after one step - after two)."""
+    method = Ecgr(rule="last", beta=0.0, buffers="reaggregated")
+    ends = []
+    for epochs, plugins in ((1, ()), (2, ()), (2, (method,))):
+        run = simulation(FedNova(), *plugins, trainer=Tracing, batch_size=FULL_BATCH, epochs=epochs)
+        start = run.server.buffers.clone()
+        run.round(0)
+        ends.append(run.trainer.updates)
+    for one, two, damped in zip(*ends, strict=True):
+        scale = (two.start - two.weights).norm() / (one.weights - two.weights).norm()
+        torch.testing.assert_close(
+            damped.buffers, start - scale * (one.buffers - two.buffers), rtol=1e-4, atol=1e-5
+        )
+        assert (damped.buffers - two.buffers).norm() > 0.1
+
+
+def test_statistics_cannot_be_reaggregated_without_displacements() -> None:
+    with pytest.raises(ValueError, match="buffers: 'reaggregated' needs displacements"):
+        Ecgr(buffers="reaggregated", vector="gradient")
+
+
+def test_memory_and_computation_of_the_selection() -> None:
+    """Section 3.3: a client keeps its T local steps, T times FedAvg's vector, and selects in order T^2 P.
+
+    One product of the steps with their transpose has 2 T^2 P operations; FedAvg keeps and multiplies nothing.
+    """
+    operations = []
+    for steps in (8, 16):
+        with FlopCounterMode(display=False) as counter:
+            finished_update(Ecgr(), drawn(steps, 50))
+        operations.append(counter.get_total_flops())
+        assert operations[-1] == 2 * steps**2 * 50
+    federation = simulation(FedAvg(), Ecgr(), trainer=Tracing)
+    federation.round(0)
+    size = len(federation.server.weights)
+    for update in federation.trainer.updates:
+        assert update.trajectory is None, "steps are not uploaded"
+    recorded = Trajectory(Ecgr().needs.recording, 7, federation.server.weights, "device")
+    assert recorded.rows.numel() == 7 * size
+    assert Composition((FedAvg(),)).needs.recording is None
 
 
 def test_steps_that_cancel_out_do_not_change_the_displacement() -> None:
