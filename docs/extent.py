@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from fltrain.core.hashing import canonical_json
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.published import read_reported
 from fltrain.experiments.schema import Paper
@@ -77,9 +78,13 @@ class Covered:
 
 
 def cells(items: Iterable[PlannedItem]) -> frozenset[str]:
-    """Distinct settings that are trained for the items, each by its run with the first seed."""
+    """Distinct settings that are trained for the items, whatever their seeds."""
     return frozenset(
-        entry.spec.run_id for item in items if item.trains for entry in item.entries if entry.number == 0
+        canonical_json({**entry.spec.canonical, "seed": None})
+        for item in items
+        if item.trains
+        for entry in item.entries
+        if entry.number == 0
     )
 
 

@@ -389,7 +389,7 @@ Train the runs of a claim in a fresh clone, because `make results` imports their
 from the tables below:
 
 ```bash
-.venv/bin/snakemake --cores 2 --config scale=published items=ecgr/figure8a
+.venv/bin/snakemake --cores 2 --config scale=published items=ecgr/figure2
 ```
 
 Then compare `results/published/<paper>/claims.md`, and the table of the item, with the expected verdict.

@@ -22,14 +22,13 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 
 from fltrain.core.errors import FltrainError
-from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs import sources
 from fltrain.runs.curves import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import export as exporting
 from fltrain.tracking import mlflow_store
-from fltrain.tracking.export import Exported, Page, Wanted, _numbers, export, follow
+from fltrain.tracking.export import Exported, Page, Wanted, export, follow
 from fltrain.tracking.mlflow_store import NewRun, Store, writing
 from fltrain.tracking.views import opened, views_in
 
@@ -250,13 +249,6 @@ def test_curves_use_the_configured_split(store: Exports, split: str) -> None:
     metrics = client.get_run(ours).data.metrics
     assert (metrics["final_accuracy.a"], metrics["final_accuracy.b"]) == (0.3, 0.2)
     assert "final_accuracy.c" not in metrics
-
-
-def test_a_cell_whose_runs_all_diverged_is_no_measurement() -> None:
-    """Chance accuracy with a deviation of zero would look like one."""
-    lost = TableCell(seeds=2, n=2, diverged=2, mean=10.0, std=0.0, published=50.0)
-    assert _numbers(lost) == {"diverged": 2, "published": 50.0}
-    assert _numbers(lost.having(diverged=1))["mean"] == 10.0
 
 
 def test_a_diverged_run_has_finite_metrics_only(exported: Exports) -> None:

@@ -45,7 +45,6 @@ rule table:
         "../../environment.yml"
     params:
         **SHEET,
-        reporting=REPORTING,
     message:
         "assembling {wildcards.paper}/{wildcards.item}"
     script:
@@ -80,7 +79,6 @@ rule figure:
         "../../environment.yml"
     params:
         **SHEET,
-        reporting=REPORTING,
     message:
         "drawing {wildcards.paper}/{wildcards.item}"
     script:
