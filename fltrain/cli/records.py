@@ -65,4 +65,6 @@ def import_archive(
     from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results), replace)
-    typer.echo(f"{archive}: {done.added} added, {done.replaced} replaced, {done.unchanged} unchanged")
+    typer.echo(
+        f"{archive}: {done['added']} added, {done['replaced']} replaced, {done['unchanged']} unchanged"
+    )

@@ -188,9 +188,9 @@ class Verification:
                 yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
             elif checked.digests.get("models", about["digest"]) != about["digest"]:
                 yield Problem(f"{run}: {MODELS_FILE} is of another training; retrain the run")
-        if stale := Stale.of(Record(folder)):
-            yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
-        if spec is None or stale:
+        if spec is None or not checked.current:
+            if stale := Stale.of(Record(folder)):
+                yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
             return
         data = self._data.get(spec.dataset.id, {}).get("digest")
         present = {"data": data, "partition": self._partitions.get(spec.partition_id)}

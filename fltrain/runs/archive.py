@@ -2,8 +2,8 @@
 
 An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records, without logs and
 models. Equal records make equal archives, byte for byte. Imports do not trust archives: they unpack only
-these files, and accept a record only if it passes ``fltrain.runs.integrity`` and is not stale. Provenance is
-exported unchanged, with the name of the machine.
+these files, and accept a record only if ``check_record`` does and it is not stale. Provenance is exported
+unchanged, with the name of the machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,22 +40,8 @@ _MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
 _STAGING = ".import-"
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Number of records that an import added, replaced, and skipped because they were equal."""
-
-    added: int
-    replaced: int
-    unchanged: int
-
-
-# ---------------------------------------------------------------------------------------------------- export
 def named_records(results: Results, runs: Sequence[str]) -> list[Record]:
-    """Return the records of these runs, each once.
-
-    Raises:
-        FltrainError: if a name is not a run ID.
-    """
+    """Return the records of these runs, each once; refuse names that are not run IDs."""
     for run in runs:
         if not re.fullmatch(_RUN, run):
             raise FltrainError(f"{run!r} is not a run ID; `fltrain status` lists them")
@@ -100,8 +85,7 @@ def export_records(records: Iterable[Record], path: Path) -> int:
     return len(wanted)
 
 
-# ---------------------------------------------------------------------------------------------------- import
-def import_records(path: Path, results: Results, replace: bool = False) -> Imported:
+def import_records(path: Path, results: Results, replace: bool = False) -> Counter[str]:
     """Import the records of an archive. If one is invalid, none is imported.
 
     A kill leaves each record old or new, never lost: see ``Results.recover``.
@@ -111,90 +95,91 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Impor
         results: the results folder.
         replace: replace records that differ from the archived ones.
 
+    Returns:
+        The number of records that are ``added``, ``replaced``, and ``unchanged`` because they were equal.
+
     Raises:
         FltrainError: if the archive is invalid; if records differ and ``replace`` is False; if a run is being
             trained; or if a file cannot be written.
     """
     results.create()
+    lock = FileLock(results.runs / ".import.lock", timeout=0)
     try:
-        with _import_lock(results):
+        with lock:
             results.recover()
             for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
                 shutil.rmtree(left)
             # On the same file system, so that a rename suffices, and under names that no run has.
             with tempfile.TemporaryDirectory(prefix=_STAGING, dir=results.runs) as staging:
-                return _import(path, results, replace, Path(staging))
+                try:
+                    return _import(path, results, replace, Path(staging))
+                finally:
+                    Path(lock.lock_file).unlink(missing_ok=True)
     except Timeout:
         raise FltrainError(f"{results.runs}: another import is running; wait until it has ended") from None
 
 
-def _import(path: Path, results: Results, replace: bool, staging: Path) -> Imported:
-    names = _unpack(path, staging)
+def _import(path: Path, results: Results, replace: bool, staging: Path) -> Counter[str]:
+    done = Counter[str]()
     try:
-        for run_id in names:
-            _check(staging / run_id)
-    except FltrainError as error:
-        raise FltrainError(f"{path}: {error}; nothing was imported") from None
-    for run_id in names:
-        place = results.run(run_id)
-        if os.path.lexists(place) and not place.is_dir():
-            raise FltrainError(f"{path}: {place} is not a folder; nothing was imported; rename it")
-        if held(results.lease(run_id)):
+        names = _unpack(path, staging)
+        for run in names:
+            _check(staging / run)
+            if os.path.lexists(place := results.run(run)) and not place.is_dir():
+                raise FltrainError(f"{place} is not a folder; rename it")
+            if held(results.lease(run)):
+                raise FltrainError(f"{run} is being trained; stop it or wait for its end")
+        different = [run for run in names if _there(staging / run, results) == "different"]
+        if different and not replace:
             raise FltrainError(
-                f"{path}: {run_id} is being trained; nothing was imported; stop it or wait for its end"
+                f"{len(different)} of its {len(names)} records differ from those in {results.runs}, for "
+                f"example {different[0]} (--replace imports the archived ones)"
             )
-    present = {run_id for run_id in names if results.record(run_id).complete}
-    equal = {run_id for run_id in present if _equal(staging / run_id, results.run(run_id))}
-    if not replace and (different := sorted(present - equal)):
-        raise FltrainError(
-            f"{path}: {len(different)} of its {len(names)} records differ from those in {results.runs}, for "
-            f"example {different[0]}; nothing was imported (--replace imports the archived ones)"
-        )
-    counts = {"added": 0, "replaced": 0, "unchanged": len(equal)}
-    arriving = [run_id for run_id in names if run_id not in equal]
+        for file in (file for run in different for file in (staging / run).iterdir()):
+            flush(file)  # a full disk may show only now, and the old records must stay then
+    except (FltrainError, OSError) as error:
+        raise FltrainError(f"{path}: {_line(error)}; nothing was imported") from None
     try:
-        for run_id in arriving:
-            for file in (*(staging / run_id).iterdir(), staging / run_id):
-                flush(file)
-        for run_id in arriving:
-            counts[_arrive(staging / run_id, results, replace)] += 1
-    except (OSError, FltrainError) as error:
-        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
-        done = f"{counts['added'] + counts['replaced']} of {len(arriving)} records were imported"
+        for run in names:
+            done[_arrive(staging / run, results, replace)] += 1
+    except (FltrainError, OSError) as error:
+        imported = f"{done['added'] + done['replaced']} of {len(names)} records were imported"
         raise FltrainError(
-            f"{path}: {why}; {done}, the others are unchanged; solve this and import the archive again"
+            f"{path}: {_line(error)}; {imported}, the others are unchanged; solve this and import it again"
         ) from None
-    return Imported(**counts)
+    return done
 
 
 def _arrive(new: Path, results: Results, replace: bool) -> str:
-    """Put a record into its place, unless another process has trained or begun the run meanwhile."""
-    run_id = new.name
+    """Put a record into its place, unless another process trains the run, or has trained it meanwhile."""
     try:
-        with leased(results.lease(run_id), lambda lock: lock.acquire(timeout=0)):
-            there = results.record(run_id).complete
-            if there and _equal(new, results.run(run_id)):
+        with leased(results.lease(new.name)):
+            there = _there(new, results)
+            if there == "equal":
                 return "unchanged"
             if there and not replace:
-                raise FltrainError(f"{run_id} was trained meanwhile (--replace imports the archived record)")
-            exchange(new, results.run(run_id))
+                raise FltrainError(
+                    f"{new.name} was trained meanwhile (--replace imports the archived record)"
+                )
+            exchange(new, results.run(new.name))
             return "replaced" if there else "added"
     except Timeout:
-        raise FltrainError(f"{run_id} is being trained; stop it or wait for its end") from None
+        raise FltrainError(f"{new.name} is being trained; stop it or wait for its end") from None
 
 
-@contextmanager
-def _import_lock(results: Results) -> Iterator[None]:
-    """Hold the lock of imports, and delete its file at the end.
+def _there(new: Path, results: Results) -> str:
+    """Compare the record in the place of a new one: ``equal``, ``different``, or empty if there is none."""
+    old = results.record(new.name)
+    if not old.complete:
+        return ""
+    _, different, unreadable = filecmp.cmpfiles(new, old.folder, RECORD_FILES, shallow=False)
+    return "different" if different or unreadable else "equal"
 
-    Raises:
-        Timeout: if another import is running.
-    """
-    with FileLock(results.runs / ".import.lock", timeout=0) as lock:
-        try:
-            yield
-        finally:
-            Path(lock.lock_file).unlink(missing_ok=True)
+
+def _line(error: FltrainError | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    return str(error)
 
 
 class _Bounded(gzip.GzipFile):
@@ -210,7 +195,7 @@ def _unpack(path: Path, staging: Path) -> list[str]:
     """Write the files of an archive below ``staging``; return the run IDs."""
 
     def refuse(why: str) -> NoReturn:
-        raise FltrainError(f"{path}: not an archive of records: {why}; nothing was imported")
+        raise FltrainError(f"not an archive of records: {why}")
 
     runs: set[str] = set()
     if path.exists() and not path.is_file():  # a named pipe would block
@@ -236,23 +221,17 @@ def _unpack(path: Path, staging: Path) -> list[str]:
                 (staging / place["run"]).mkdir(exist_ok=True)
                 (staging / member.name).write_bytes(content.read())
     except FileNotFoundError:
-        raise FltrainError(f"{path}: no such file") from None
+        raise FltrainError("no such file") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         refuse(f"it cannot be read ({error})")
-    if not runs:
-        refuse("it is empty")
-    return sorted(runs)
+    return sorted(runs) or refuse("it is empty")
 
 
 def _check(folder: Path) -> None:
     """Refuse a damaged or stale record."""
-    check_record(folder)
+    if check_record(folder).current:
+        return
     if stale := Stale.of(Record(folder)):
         raise FltrainError(
             f"{folder.name}: spec.json was written by another version of fltrain ({stale.revised})"
         )
-
-
-def _equal(one: Path, other: Path) -> bool:
-    _, different, unreadable = filecmp.cmpfiles(one, other, RECORD_FILES, shallow=False)
-    return not different and not unreadable

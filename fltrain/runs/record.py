@@ -140,8 +140,7 @@ class Results:
 
         See ``exchange``.
         """
-        folder = self.run(run_id)
-        return self.runs / f"{AGAIN}{run_id}" if (folder / "summary.json").exists() else folder
+        return self.runs / f"{AGAIN}{run_id}" if self.record(run_id).complete else self.run(run_id)
 
     def record(self, run_id: str) -> Record:
         """Record of a run, complete or not."""
@@ -173,7 +172,7 @@ class Results:
         """Complete exchanges of records that were interrupted, see ``put_back``."""
         for aside in self.exchanged():
             run_id = aside.name.removeprefix(REPLACED)
-            with suppress(Timeout), leased(self.lease(run_id), lambda lock: lock.acquire(timeout=0)):
+            with suppress(Timeout), leased(self.lease(run_id)):
                 put_back(self.run(run_id))
 
     def records(self) -> Iterator[Record]:
@@ -281,7 +280,7 @@ class Record:
     def metrics(self) -> list[Row]:
         """All rows of ``metrics.jsonl``."""
         self._check()
-        return parse_rows((self.folder / "metrics.jsonl").read_bytes())
+        return [from_json(line) for line in (self.folder / "metrics.jsonl").read_bytes().splitlines()]
 
     def rows(self, kind: str) -> list[Row]:
         """Return the rows of one kind, by round."""
@@ -428,9 +427,16 @@ _FORMS: dict[str, type[_Form]] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """An undamaged record: its settings (None if the current code lacks one of them) and digests."""
+    """An undamaged record.
+
+    Attributes:
+        spec: its settings; None if the current code lacks one of them.
+        current: True if its settings have its ID today.
+        digests: its digests.
+    """
 
     spec: RunSpec | None
+    current: bool
     digests: dict[str, str]
 
 
@@ -461,7 +467,7 @@ def check_record(folder: Path) -> Checked:
         raise FltrainError(f"{folder.name}: {error}") from None
     except (*BROKEN, OSError) as error:
         raise Damaged(f"{folder.name}: {reason(error)}") from None
-    return Checked(spec, summary["digests"])
+    return Checked(spec, spec is not None and spec.run_id == folder.name, summary["digests"])
 
 
 def _spec(folder: Path) -> RunSpec | None:
@@ -585,11 +591,6 @@ def _is_plain(data: Any) -> bool:
         case dict():
             return all(map(_is_plain, (*data, *data.values())))
     return True
-
-
-def parse_rows(metrics: bytes) -> list[Row]:
-    """Parse the content of ``metrics.jsonl``."""
-    return [from_json(line) for line in metrics.splitlines()]
 
 
 def _check_format(summary: Any) -> None:
@@ -763,16 +764,17 @@ def held(lock: Path) -> bool:
 
 
 @contextmanager
-def leased(lease: Path, take: Callable[[FileLock], object]) -> Iterator[None]:
+def leased(lease: Path, take: Callable[[FileLock], object] | None = None) -> Iterator[None]:
     """Hold the lock of a run, which ``take`` acquires; only its holder may change the record.
 
     Raises:
+        Timeout: without ``take``, if another process holds it.
         FltrainError: if the file system has no locks.
     """
     lease.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lease, fallback_to_soft=False)
     try:
-        take(lock)
+        take(lock) if take else lock.acquire(timeout=0)
     except Timeout:
         raise
     except OSError as error:
@@ -798,8 +800,11 @@ def exchange(new: Path, record: Path) -> None:
         if record.exists():
             record.rename(aside)
         new.rename(record)
-        flush(record.parent)
+        if aside.exists():
+            flush(record.parent)
     except OSError:
+        if not new.exists():
+            record.rename(new)
         put_back(record)
         raise
     shutil.rmtree(aside, ignore_errors=True)

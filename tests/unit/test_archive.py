@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fltrain.experiments.schema import merge
 from fltrain.methods.fedavg import FedAvg
 from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
-from fltrain.runs.archive import Imported, export_records, import_records
+from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, summarise, summary_digest, with_digest
 
 from .helpers import tiny, trained, write_config
@@ -114,7 +115,7 @@ def move_to_gpu(record: Record) -> None:
 
 
 def test_imported_records_equal_the_exported_ones(source: Results, target: Results, packed: Path) -> None:
-    assert import_records(packed, target) == Imported(added=2, replaced=0, unchanged=0)
+    assert import_records(packed, target) == Counter(added=2, replaced=0, unchanged=0)
     logs = {name for name in files(source) if name.endswith("train.log")}
     assert files(target) == {name: text for name, text in files(source).items() if name not in logs}
     assert [record.complete for record in target.records()] == [True, True]
@@ -140,7 +141,7 @@ def test_a_different_record_is_replaced_on_request_only(
     (mine.folder / "models.safetensors").write_bytes(b"of the other training")
     refused(packed, target, "1 of its 2 records", mine.run_id, "--replace")
     assert "cuda:0" in provenance.read_text()
-    assert import_records(packed, target, replace=True) == Imported(added=0, replaced=1, unchanged=1)
+    assert import_records(packed, target, replace=True) == Counter(added=0, replaced=1, unchanged=1)
     assert provenance.read_bytes() == (source.run(mine.run_id) / "provenance.json").read_bytes()
     assert not (mine.folder / "models.safetensors").exists(), "it belonged to the replaced record"
 
@@ -351,7 +352,7 @@ def test_a_rename_that_fails_loses_no_record(
     assert logs == [False] * replaced + [True] * (2 - replaced), "the other records are the old ones"
     assert not list(target.runs.glob(".*"))
     done = import_records(packed, target, replace=True)
-    assert done == Imported(added=0, replaced=2 - replaced, unchanged=replaced)
+    assert done == Counter(added=0, replaced=2 - replaced, unchanged=replaced)
 
 
 @pytest.mark.slow
@@ -424,7 +425,7 @@ def test_an_ordinary_file_in_the_place_of_a_record_is_not_replaced(packed: Path,
     shutil.rmtree(record.folder)
     record.folder.write_text("mine")
     for replace in (False, True):
-        with pytest.raises(FltrainError, match=f"{record.folder} is not a folder; nothing was imported"):
+        with pytest.raises(FltrainError, match=f"{record.folder} is not a folder; .*nothing was imported"):
             import_records(packed, target, replace=replace)
     assert record.folder.read_text() == "mine"
 
@@ -439,12 +440,12 @@ def test_a_full_disk_during_an_import_changes_no_record(
     flush, calls = os.fsync, iter(range(1, 100))
 
     def full(file: int) -> None:
-        if next(calls) >= 8:
+        if next(calls) >= 3:
             raise OSError(28, "No space left on device")
         flush(file)
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(FltrainError, match="No space left on device; 0 of 2 records were imported"):
+    with pytest.raises(FltrainError, match=": No space left on device; nothing was imported"):
         import_records(packed, target, replace=True)
     assert files(target) == before
 

@@ -157,10 +157,10 @@ def test_an_older_record_is_replaced_by_a_rename(tmp_path: Path) -> None:
         patch.setattr(
             "fltrain.runs.record.flush", lambda path: (_ for _ in ()).throw(OSError(28, "No space"))
         )
-        patch.setattr("fltrain.runs.record.put_back", lambda record: None)
         exchange(place, results.run(run))
-    results.recover()
-    assert results.record(run).provenance["by"] == "the second" and list(results.exchanged()) == []
+    assert results.record(run).provenance["by"] == "the first" and Record(place).complete
+    exchange(place, results.run(run))
+    assert results.record(run).provenance["by"] == "the second" and results.exchanged() == []
     results.run(run).rename(results.runs / f".replaced-{run}")
     assert list(results.records()) == []
     results.recover()
