@@ -37,7 +37,7 @@ class TrainedRun:
             self.spec.partition,
             self.spec.local_test,
             data,
-            self.spec.seed,
+            self.spec.partition_seed,
             results.partition(self.spec.partition_id),
             self.spec.evaluation.validation,
         )

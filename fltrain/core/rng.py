@@ -8,11 +8,15 @@ change another method's data order.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum, unique
+from typing import Any
 
 import numpy as np
+
+from fltrain.core.errors import FltrainError
 
 
 @unique
@@ -42,6 +46,37 @@ def stream(
             key=np.array([seed, purpose], np.uint64), counter=np.array([0, round, client, epoch], np.uint64)
         )
     )
+
+
+@contextmanager
+def own_streams(where: str) -> Iterator[None]:
+    """Refuse code that draws from a global generator, because its numbers would not repeat.
+
+    Args:
+        where: place of the code, for the message.
+
+    Raises:
+        FltrainError: naming the generators of Python, NumPy or PyTorch (CPU) whose state changed.
+    """
+    before = _global_states()
+    yield
+    changed = [name for name, state in _global_states().items() if state != before[name]]
+    if changed:
+        raise FltrainError(
+            f"{where} draws from the global generator of {' and '.join(changed)}, which does not repeat; "
+            "draw from self.random(task, round=..., client=...)"
+        )
+
+
+def _global_states() -> dict[str, Any]:
+    import torch
+
+    kind, key, *position = np.random.get_state(legacy=True)
+    return {
+        "Python": random.getstate(),
+        "NumPy": (kind, np.asarray(key).tobytes(), *position),
+        "PyTorch": torch.get_rng_state().numpy().tobytes(),
+    }
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -95,12 +96,15 @@ class Checkpoints:
         path = checkpoint_file(self.folder, simulation.finished)
         try:
             leaves: list[tuple[Any, Tensor | Spilled]] = tree_flatten_with_path(_state(simulation))[0]
-            state = {"/".join(step.key for step in path): stored for path, stored in leaves}
-            host = [name for name, stored in state.items() if stored.device.type != simulation.device.type]
+            state = {"/".join(quote(step.key, safe="") for step in path): stored for path, stored in leaves}
+            about = {
+                "host": [name for name, one in state.items() if one.device.type != simulation.device.type],
+                "bfloat16": [name for name, one in state.items() if one.dtype == torch.bfloat16],
+            }
             arrays = {name: _array(stored) for name, stored in state.items()}
             lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
             arrays["rows"] = np.frombuffer(lines.encode(), np.uint8)
-            write_arrays(path, arrays, {**self._about(simulation, progress), "host": host})
+            write_arrays(path, arrays, {**self._about(simulation, progress), **about})
             for old in checkpoint_files(self.folder)[KEPT:]:
                 old.unlink()
             written = True
@@ -171,6 +175,8 @@ def _state(simulation: Simulation) -> dict[str, Any]:
 
 def _array(stored: Tensor | Spilled) -> NDArray[Any]:
     tensor = stored.view() if isinstance(stored, Spilled) else stored.detach().cpu()
+    if tensor.dtype == torch.bfloat16:  # unknown to NumPy
+        tensor = tensor.view(torch.int16)
     array: NDArray[Any] = tensor.numpy()
     return array
 
@@ -183,11 +189,11 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
         costs.seconds[phase] += seconds
     costs.round_seconds[:] = about["round_seconds"]
     costs.samples = about["samples"]
-    host, tree = set(about["host"]), _tree(arrays)
+    host, halves, tree = set(about["host"]), set(about.get("bfloat16", ())), _tree(arrays)
 
     def tensor(path: str) -> Tensor:
-        device = "cpu" if path in host else simulation.device
-        return torch.from_numpy(arrays[path]).to(device, copy=True)
+        device, stored = "cpu" if path in host else simulation.device, torch.from_numpy(arrays[path])
+        return (stored.view(torch.bfloat16) if path in halves else stored).to(device, copy=True)
 
     # A method without tensors has an empty state.
     empty: dict[str, State] = {method.name: {} for method in simulation.composition.methods}
@@ -199,10 +205,10 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
 
 
 def _tree(paths: Iterable[str]) -> dict[str, Any]:
-    """Return paths in nested dictionaries."""
+    """Return paths in nested dictionaries; the parts of a path are quoted."""
     tree: dict[str, Any] = {}
     for path in paths:
-        level, (*folders, name) = tree, path.split("/")
+        level, (*folders, name) = tree, map(unquote, path.split("/"))
         for folder in folders:
             level = level.setdefault(folder, {})
         level[name] = path

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fltrain.core.errors import noting
-from fltrain.core.rng import Purpose, seeded_torch, stream
+from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.trajectory import Trajectory
@@ -70,6 +70,7 @@ class LocalTraining:
             # Only dropout is random in a local step; it has its own stream.
             with (
                 noting(self._inputs(round, client)),
+                own_streams("local training"),
                 seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
             ):
                 return self.train_client(round, client, client_states.get(client))

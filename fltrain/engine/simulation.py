@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fltrain.core.errors import FltrainError, noting
-from fltrain.core.rng import Purpose, seeded_torch, stream
+from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
@@ -31,9 +31,12 @@ from fltrain.methods.types import Server, State, Task
 from fltrain.metrics.separability import separability
 from fltrain.models.base import build
 from fltrain.models.flat import FlatModel, pack
-from fltrain.models.network import Network, map_shape
+from fltrain.models.network import Network, in_mode, map_shape
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.devices import synchronize
+
+NO_VARIANCE = "Expected more than 1 value per channel when training"
+"""PyTorch's message for a batch in which every channel has a single value."""
 
 Trainer = Callable[[Clients], LocalTraining]
 """Makes the local training of some clients."""
@@ -128,6 +131,7 @@ class Simulation:
                 rounds=spec.rounds,
                 seed=spec.seed,
                 initialise=self._initialise,
+                class_counts=self.data.class_counts,
             )
             start = self.model.weights.clone()
             self.server = Server(
@@ -144,6 +148,7 @@ class Simulation:
             self.everyone = Clients(self.model, self.data, spec.training, self.composition, self.ownership)
             self.clients = ClientStore() if store is None else store
             self.last_models: State = {}
+            self._check_single_images(example)
             self.trainer = trainer(self.everyone)
             self.second: LocalTraining | None = None
             if (method := self.composition.needs.second) is not None:
@@ -168,6 +173,39 @@ class Simulation:
         network.products = torch.bfloat16 if spec.precision == "bf16" else None
         network.tf32 = spec.precision == "tf32"
         return network
+
+    def _check_single_images(self, example: Tensor) -> None:
+        """Refuse BatchNorm with one value per channel in a step of any client that will take part.
+
+        Raises:
+            FltrainError: naming the client.
+        """
+        single = [
+            client
+            for client in range(self.task.clients)
+            if 1 in self.everyone.step_sizes(self.everyone.images(client))
+        ]
+        if not single:
+            return
+        try:
+            with (
+                torch.no_grad(),
+                in_mode(self.network, training=True),
+                self.model.untracked(),
+                seeded_torch(self.spec.seed, Purpose.DROPOUT),
+            ):
+                self.network(example)
+        except ValueError as error:
+            if NO_VARIANCE not in str(error):
+                raise
+            cohorts = {client for number in range(self.spec.rounds) for client in self.sample(number)}
+            for client in single:
+                if client in cohorts:
+                    raise FltrainError(
+                        f"client {client} has a batch of one image, in which BatchNorm cannot normalise maps "
+                        "of one pixel; set training.batch_size or the smallest client (partition.min_size) "
+                        "to 2 or more, a larger dataset.image_size, or a model without BatchNorm"
+                    ) from None
 
     def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
         """Return weights and buffers of a newly drawn network; see ``Task.initialise``."""
@@ -195,7 +233,7 @@ class Simulation:
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
-        with noting(f"in round {number + 1}"):
+        with noting(f"in round {number + 1}"), own_streams("the server's part of a round, or a test,"):
             return self._round(number)
 
     def _round(self, number: int) -> list[Row]:

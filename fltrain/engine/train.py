@@ -57,7 +57,7 @@ def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Par
     """Return the run's partition; make it first if it is missing."""
     path = results.partition(spec.partition_id)
     make = load_partition if path.exists() else partition
-    return make(spec.partition, spec.local_test, data, spec.seed, path, spec.evaluation.validation)
+    return make(spec.partition, spec.local_test, data, spec.partition_seed, path, spec.evaluation.validation)
 
 
 @dataclass(frozen=True)
@@ -303,12 +303,8 @@ def _described(spec: RunSpec, log: Path) -> Iterator[None]:
         raise _failure(spec, error, log) from error
 
 
-_NO_VARIANCE = "Expected more than 1 value per channel when training"
-"""PyTorch's message for a batch in which every channel has a single value."""
-
-
 def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
-    """Describe an exception of a run: out of memory, BatchNorm without variance, or a fault of a method."""
+    """Describe an exception of a run: out of memory, or a fault of a method."""
     where = ", ".join(reversed(getattr(error, "__notes__", [])))
     message = " ".join(f"{type(error).__name__}: {error}".split())
     if memory.out_of_memory(error):
@@ -316,12 +312,6 @@ def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
             f"{spec.run_id}: out of memory {where} ({message}); let fewer runs share the device, keep "
             "client state and recordings on the host (--client-memory 0 --recordings host, or "
             "FLTRAIN_CLIENT_MEMORY=0 FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
-        )
-    if _NO_VARIANCE in message:
-        return FltrainError(
-            f"{spec.run_id}: BatchNorm cannot normalise maps of one pixel in a batch of one image ({where}); "
-            "set training.batch_size or the smallest client (partition.min_size) to 2 or more, a larger "
-            "dataset.image_size, or a model without BatchNorm"
         )
     return MethodError(f"{spec.run_id}: {message} ({where}); {log} has the traceback")
 

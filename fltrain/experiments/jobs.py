@@ -119,7 +119,7 @@ class Jobs:
             "dataset": _versioned(spec.dataset.prepared),
             "scheme": _versioned(spec.partition),
             "local_test": spec.local_test.model_dump(mode="json") if spec.local_test else None,
-            "seed": spec.seed,
+            "seed": spec.partition_seed,
             **spec.evaluation.model_dump(include={"validation"}),
         }
         return json.dumps(settings, sort_keys=True)

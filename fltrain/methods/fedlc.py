@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Outputs, State, Step
+from fltrain.methods.types import Local, Outputs, State, Step, Task
+
+LOG = logging.getLogger("fltrain")
 
 
 class FedLC(Method):
@@ -40,6 +43,17 @@ class FedLC(Method):
                 "in the softmax of a client that has one class"
             )
         return self
+
+    def server_init(self, task: Task, start: Tensor) -> State:
+        """Warn if clients with images of one class learn nothing."""
+        alone = int(((task.class_counts > 0).sum(1) == 1).sum())
+        if self.tau and self.missing == "mask" and alone:
+            LOG.warning(
+                "fedlc: %d of %d clients have images of one class; with missing 'mask' their loss is 0 and "
+                "they learn nothing; consider missing 'clamp'",
+                *(alone, task.clients),
+            )
+        return {}
 
     def client_init(self, local: Local) -> State:
         if not self.tau:

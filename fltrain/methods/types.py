@@ -37,6 +37,7 @@ class Task:
         training: settings of local training.
         initialise: returns weights ``[P]`` and buffers ``[B]`` of a newly drawn network: the run's initial
             ones (without an argument), or those of a client's own stream.
+        class_counts: training images per client and class, float32 ``[clients, classes]``.
         constants: tensors that methods have drawn for the whole run; use ``constant``.
     """
 
@@ -50,6 +51,7 @@ class Task:
     rounds: int
     seed: int
     initialise: Callable[..., tuple[Tensor, Tensor]]
+    class_counts: Tensor
     constants: dict[Hashable, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def constant(self, key: Hashable, draw: Callable[[], Tensor]) -> Tensor:

@@ -152,7 +152,8 @@ class RunSpec(Settings):
         precision: precision of products in layers: ``fp32``; ``tf32``, ten bits of each factor, on CUDA
             devices that have it; ``bf16``, eight bits. Weights, sums over clients and statistics are in
             single precision.
-        seed: seed of all random streams: partition, initial weights, cohorts, batches, augmentation.
+        seed: seed of all random streams: partition (unless it has its own seed), initial weights, cohorts,
+            batches, augmentation.
     """
 
     dataset: AnyDataset
@@ -319,6 +320,11 @@ class RunSpec(Settings):
         """Readable slug and ten hex digits, for example ``digits-fedprox+flfa-3f9c02ab41``."""
         return f"{self.dataset.name}-{self.composition.name}-{short_hash(self.canonical)}"
 
+    @property
+    def partition_seed(self) -> int:
+        """Seed of the partition: the run's, unless the partition has its own."""
+        return self.seed if self.partition.seed is None else self.partition.seed
+
     @cached_property
     def partition_id(self) -> str:
         """Name of the partition: runs that agree in data, scheme and seed share it."""
@@ -326,7 +332,7 @@ class RunSpec(Settings):
         data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
         local_test = self.local_test.model_dump(mode="json") if self.local_test else None
         return partition_name(
-            self.dataset.id, data, scheme, local_test, self.seed, self.evaluation.validation
+            self.dataset.id, data, scheme, local_test, self.partition_seed, self.evaluation.validation
         )
 
     @property

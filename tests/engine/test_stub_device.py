@@ -37,7 +37,7 @@ READING = {
     *("engine.evaluation.accuracy", "engine.evaluation.loss", "engine.simulation._tested"),
     *("engine.simulation._finite", "metrics.updates.layer_similarity"),
     *("methods.fedamp.aggregate", "methods.fedfcd.aggregate", "methods.fedimpro.aggregate"),
-    *("methods.fednova.aggregate", "methods.flfa._row"),
+    *("methods.fednova.aggregate", "methods.fedlc.server_init", "methods.flfa._row"),
 }
 """Functions that read values of the device outside of local steps, a few times per round."""
 

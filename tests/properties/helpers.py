@@ -1,9 +1,12 @@
 """A small federation of handwritten digits, and local training that is observed."""
 
-from collections.abc import Iterable, Sequence
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
-from fltrain.methods import METHODS
+from fltrain.methods import METHODS, composition
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Constant, Training
@@ -218,6 +221,21 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@contextmanager
+def strict_about_writes() -> Iterator[None]:
+    """Compare the contents of tensors that hooks were handed, also after writes that PyTorch does not count.
+
+    These are writes through ``data``, NumPy or other views of the memory.
+    """
+
+    def contents(tensors: Sequence[Tensor]) -> list[bytes]:
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        return [ctypes.string_at(one.data_ptr(), one.nbytes()) for one in storages]
+
+    with patch.object(composition, "_versions", contents):
+        yield
+
+
 def layer_names(model: Model) -> list[str]:
     """Names of a model's layers, in order."""
     return [layer.name for layer in simulation(model=model).model.layout.layers]
@@ -317,6 +335,7 @@ def task_of(layout: object = None, *, momentum: float = 0.0, clients: int = 10) 
         rounds=10,
         seed=0,
         initialise=lambda client=None: (torch.zeros(1), torch.zeros(0)),
+        class_counts=torch.ones(clients, 10),
     )
 
 

@@ -1,5 +1,6 @@
 """The numbers of a run depend on its spec only."""
 
+import itertools
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import warnings
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fltrain.cli import main
+from fltrain.core.errors import FltrainError
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.simulation import Simulation
@@ -35,6 +37,7 @@ from .helpers import (
     EVERY,
     KINDS,
     REPRESENTATIVES,
+    Tiny,
     Tracing,
     by_name,
     digits,
@@ -305,3 +308,81 @@ def test_resuming_from_a_checkpoint_changes_no_result(
     assert seen == [0, 1, 2]
     assert json.dumps(rows) == json.dumps(expected.rows)
     assert_equal(state(part), state(expected))
+
+
+class Drawing(FedAvg):
+    """Draws from a global generator on the server, or in local training."""
+
+    name: Literal["drawing"] = "drawing"
+    draw: str
+    server: bool = True
+
+    def aggregate(self, task, state, before, updates):
+        if self.server:
+            DRAWS[self.draw]()
+        return super().aggregate(task, state, before, updates)
+
+    def client_init(self, local):
+        if not self.server:
+            DRAWS[self.draw]()
+        return {}
+
+
+DRAWS = {"Python": random.random, "NumPy": np.random.rand, "PyTorch": lambda: torch.rand(1)}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_draws_from_global_generators_are_refused(draw: str) -> None:
+    message = rf"^the server's part of a round.* draws from the global generator of {draw}, .*self\.random"
+    with pytest.raises(FltrainError, match=message):
+        trained(Drawing(draw=draw), model=Tiny(), rounds=1, fraction=0.34)
+
+
+@pytest.mark.parametrize(("draw", "workers"), [("Python", 1), ("NumPy", 2)])
+def test_draws_in_local_training_are_refused(draw: str, workers: int) -> None:
+    """PyTorch's generator has the stream of the client there."""
+    with pytest.raises(FltrainError, match=f"^local training draws from the global generator of {draw}"):
+        trained(Drawing(draw=draw, server=False), model=Tiny(), rounds=1, fraction=0.5, workers=workers)
+
+
+COUNTER = itertools.count()
+
+
+class Counted(FedAvg):
+    """Depends on a counter of its module."""
+
+    name: Literal["counted"] = "counted"
+
+    def client_init(self, local):
+        return {"share": local.start.new_full((), 1 / (1 + next(COUNTER)))}
+
+    def correct(self, gradient, weights, local, step_state):
+        return gradient * step_state["share"]
+
+
+def test_a_counter_of_a_module_is_found_by_a_second_run() -> None:
+    settings = {"model": Tiny(), "rounds": 1, "fraction": 0.34}
+    assert trained(Counted(), **settings).rows != trained(Counted(), **settings).rows
+
+
+class Naming(FedAvg):
+    """Has states in bfloat16, of whole numbers, and with a slash in their names."""
+
+    name: Literal["naming"] = "naming"
+
+    def server_init(self, task, start):
+        return {"a/b": start.bfloat16(), "a": torch.arange(3), "%2F": torch.tensor(True)}
+
+    def client_final(self, update, local, step_state):
+        return update, {"half/first": update.weights.bfloat16(), "half": torch.tensor(local.round)}
+
+
+def test_names_and_types_of_states_survive_a_checkpoint(tmp_path: Path) -> None:
+    settings = {"model": Tiny(), "fraction": 0.34}
+    first, second = trained(Naming(), rounds=1, **settings), simulation(Naming(), **settings)
+    checkpoints = Checkpoints(tmp_path, {}, Interval())
+    assert checkpoints.save(first, Progress([], 0.0, [{}]))
+    checkpoints.restore(second)
+    assert_equal(state(first), state(second))
+    assert second.server.states["naming"].keys() == {"a/b", "a", "%2F"}
+    assert second.server.states["naming"]["a/b"].dtype == torch.bfloat16

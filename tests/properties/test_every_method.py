@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from .helpers import (
     rows_of,
     slow_unless,
     small,
+    strict_about_writes,
     trained,
 )
 from .test_guard import Guarded
@@ -45,17 +47,18 @@ A_FEW_NUMBERS = 64
 
 @pytest.mark.parametrize("methods", slow_unless(map(by_name, EVERY), COMBINATIONS), ids=by_name)
 def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Method, ...]) -> None:
-    """Local steps stay on the device."""
+    """Local steps stay on the device; no hook writes into tensors that it was handed."""
     uploads = Composition(methods).needs.private != "all"
-    federation = trained(
-        *methods,
-        model=small(methods[0]),
-        rounds=ROUNDS,
-        fraction=CLIENTS / 6,
-        statistics=("drift", "similarity", "separability") if uploads else (),
-        trainer=Guarded,
-        clip_norm=1.0,
-    )
+    with strict_about_writes():
+        federation = trained(
+            *methods,
+            model=small(methods[0]),
+            rounds=ROUNDS,
+            fraction=CLIENTS / 6,
+            statistics=("drift", "similarity", "separability") if uploads else (),
+            trainer=Guarded,
+            clip_norm=1.0,
+        )
     for part in ("weights", "buffers"):
         assert getattr(federation.server, part).isfinite().all()
     assert federation.server.counters.dtype == torch.int64
@@ -208,6 +211,29 @@ def test_writing_into_shared_tensors_is_refused(hook: str) -> None:
     writer = type("Writer", (FedAvg,), {"__module__": __name__, hook: writing})
     with pytest.raises(FltrainError, match=rf"^'{hook}' of method 'fedavg' writes into a tensor"):
         trained(writer(), rounds=1)
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "data": lambda tensor: tensor.data.mul_(2.0),
+    "numpy": lambda tensor: np.multiply(tensor.numpy(), 2.0, out=tensor.numpy()),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize(
+    "hook", ["server_init", "start_weights", "client_final", "aggregate", "test_weights"]
+)
+def test_writes_that_pytorch_does_not_count_are_found_by_the_tests(hook: str, write: str) -> None:
+    def writing(self: Method, *arguments: Any) -> Any:
+        WRITES[write](SHARED[hook](*arguments))
+        return getattr(FedAvg, hook)(self, *arguments)
+
+    writer = type("Writer", (FedAvg,), {"__module__": __name__, hook: writing})
+    with (
+        strict_about_writes(),
+        pytest.raises(FltrainError, match=f"^'{hook}' of method 'fedavg' writes into"),
+    ):
+        trained(writer(), model=Tiny(), rounds=1, fraction=0.34)
 
 
 EVERYTHING = [(base(),) for base in BASES] + [(plugin(),) for plugin in PLUGINS]

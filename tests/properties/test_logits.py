@@ -18,7 +18,7 @@ from fltrain.methods.fedrs import FedRS
 from fltrain.models.network import Network
 from fltrain.runs.spec import RunSpec
 
-from .helpers import FULL_BATCH, Tracing, assert_same_model, digits, local_of, simulation, trained
+from .helpers import FULL_BATCH, Tiny, Tracing, assert_same_model, digits, local_of, simulation, trained
 from .ordinary import check_round, check_testing, replica, step_of
 
 POOR = 0
@@ -46,6 +46,17 @@ def one_class_each() -> Partition:
     """Ten clients, each with the images of one class."""
     labels = digits().train_labels
     return Partition([np.flatnonzero(labels == label) for label in range(10)], digest="")
+
+
+@pytest.mark.parametrize(("missing", "expected"), [("mask", 1), ("clamp", 0)])
+def test_clients_of_one_class_are_named_when_a_run_starts(
+    missing: str, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = simulation(FedLC(missing=missing), model=Tiny(), partition=one_class_each(), fraction=0.2)
+    warnings = [record.message for record in caplog.records if "10 of 10 clients" in record.message]
+    assert len(warnings) == expected
+    (row, *_) = run.round(0)
+    assert (row["loss"] == 0) is bool(expected)
 
 
 def naive_loss(method: FedLC, logits: Tensor, labels: Tensor, counts: list[int]) -> Tensor:

@@ -174,10 +174,10 @@ def federation(
 ) -> Simulation:
     """A run in memory, its images divided as the spec says."""
     pool = data.merged() if spec.local_test else data
-    clients = spec.partition.split(pool.train_labels, data.classes, spec.seed, pool.writers)
+    clients = spec.partition.split(pool.train_labels, data.classes, spec.partition_seed, pool.writers)
     tests = None
     if spec.local_test:
-        clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
+        clients, tests = spec.local_test.split(clients, pool.train_labels, spec.partition_seed)
     divided = Partition(clients, "", tests)
     return Simulation(spec, data, divided, CPU, trainer, extra, workers=Workers(workers))
 

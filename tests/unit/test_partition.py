@@ -28,7 +28,7 @@ from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 
 from ..properties.helpers import digits, skewed, with_tests
-from .helpers import tiny, trained
+from .helpers import federation, tiny, trained
 
 DIGITS = np.repeat(np.arange(10), 100)
 MNIST = np.repeat(np.arange(10), 6000)
@@ -616,3 +616,19 @@ def test_shards_are_those_of_the_fedavg_paper() -> None:
     assert (held.sum(axis=1) == 600).all() and (held.sum(axis=0) == 6000).all()
     assert set(np.unique(held)) == {0, 300, 600}
     assert ((held > 0).sum(axis=1) <= 2).all()
+
+
+def test_a_seed_of_the_partition_fixes_it_over_the_seeds_of_runs(tmp_path: Path) -> None:
+    """Local test images are fixed, too; absent, the partition has the seed of the run, and IDs stay."""
+    settings = {"model": "mlp", "rounds": 1, "local_test": {"fraction": 0.25}}
+    scheme = {"name": "dirichlet", "clients": 10}
+    free = [tiny(**settings, partition=scheme, seed=seed) for seed in (0, 1)]
+    fixed = [tiny(**settings, partition={**scheme, "seed": 0}, seed=seed) for seed in (0, 1)]
+    assert free[0].partition_id != free[1].partition_id
+    assert fixed[0].partition_id == fixed[1].partition_id and fixed[0].run_id != fixed[1].run_id
+    assert "seed" not in free[0].model_dump(mode="json")["partition"]
+    used = [trained(spec, tmp_path).summary["digests"]["partition"] for spec in fixed]
+    assert used[0] == used[1]
+    parts = [federation(spec, digits()).data.clients for spec in (free[0], fixed[1], free[1])]
+    assert all(torch.equal(one, other) for one, other in zip(parts[0], parts[1], strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(parts[0], parts[2], strict=True))

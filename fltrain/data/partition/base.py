@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fltrain.core.config import added
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, stream
@@ -37,9 +38,12 @@ class Scheme(Component):
 
     Attributes:
         clients: number of clients.
+        seed: seed of the partition, and of local test and validation images; the run's seed if None. A fixed
+            seed gives runs with different seeds the same partition.
     """
 
     clients: int = Field(default=100, ge=1)
+    seed: int | None = added(None, ge=0, lt=2**63)
 
     def check(self, images: float, classes: float) -> None:
         """Refuse settings that need more than these numbers of training images and classes.
