@@ -29,7 +29,8 @@ class Flfa(Method):
     Attributes:
         strategy: selection of layers: those with the least (``lowest``) or most (``highest``) similar client
             updates in the previous round; ``skew`` decides between the two once, by the skewness of the
-            first round's similarities; ``fixed`` takes ``layers`` in every round.
+            first round's similarities; ``random`` draws them in every round, a control; ``fixed`` takes
+            ``layers`` in every round.
         n_fa: number of selected layers; 0 is the base method.
         layers: names of the layers for ``fixed``; ``all`` for every layer.
         feedback: B is the received ``global`` weight; or ``random``, drawn once per run; or ``local``, the
@@ -51,7 +52,7 @@ class Flfa(Method):
     )
     neutral: ClassVar = {"n_fa": 0}
 
-    strategy: Literal["lowest", "highest", "skew", "fixed"] = "lowest"
+    strategy: Literal["lowest", "highest", "skew", "random", "fixed"] = "lowest"
     n_fa: int = Field(default=1, ge=0)
     layers: Annotated[tuple[str, ...], Strict(False)] | Literal["all"] = ()
     feedback: Literal["global", "random", "local", "direct"] = "global"
@@ -105,11 +106,12 @@ class Flfa(Method):
             if value == value and (self.candidates == "all" or self._takes_effect(task, [index]))
         ]
         ranked = sorted(eligible, key=lambda index: -similarity[index] if highest else similarity[index])
-        return {
-            "selected": torch.tensor(ranked[: self.n_fa], dtype=torch.int32),
-            "highest": highest,
-            "skewness": torch.tensor(asymmetry, dtype=torch.float64),
-        }
+        selection = {"highest": highest, "skewness": torch.tensor(asymmetry, dtype=torch.float64)}
+        if self.strategy == "random":
+            draws = state.get("draws", torch.tensor(0))
+            ranked = self.random(task, round=int(draws), use="layers").permutation(eligible).tolist()
+            selection["draws"] = draws + 1
+        return {"selected": torch.tensor(ranked[: self.n_fa], dtype=torch.int32), **selection}
 
     def _routed(self, task: Task, selected: list[int]) -> list[int]:
         """Return the indices of the layers whose feedback is replaced if ``selected`` are."""
