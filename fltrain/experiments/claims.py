@@ -37,6 +37,8 @@ class Quantity(Settings):
         part: the layer or block, if each has a number; the numbers of several parts are added.
         rounds: share of the rounds of a curve that counts: rounds r of R with first < r / R <= second, or if
             there is none, the next one with a value.
+        since: a share of the rounds, too. The number is the curve's mean over ``rounds`` minus its mean over
+            these: its growth since then.
         oscillation: instead of a curve's mean, its oscillation: the mean size of its steps from value to
             value, minus the size of their mean. It is zero for a curve that only rises.
         over: the number is the gain over the cell with these labels, or over the mean of several, paired over
@@ -56,6 +58,7 @@ class Quantity(Settings):
     curve: str | None = None
     part: OneOrSeveral | None = None
     rounds: Annotated[tuple[float, float], Field(strict=False)] = (0.0, 1.0)
+    since: Annotated[tuple[float, float], Field(strict=False)] | None = None
     oscillation: bool = False
     over: Choice = {}
     at: Choice = {}
@@ -82,12 +85,16 @@ class Quantity(Settings):
     def _one_source(self) -> Self:
         if (self.measure is None) == (self.curve is None):
             raise ValueError("a claim is about either a 'measure' or a 'curve'; name one of them")
-        if not 0 <= self.rounds[0] < self.rounds[1] <= 1:
-            raise ValueError(
-                f"rounds: write two ascending shares of the rounds, from 0 to 1, not {list(self.rounds)}"
-            )
-        if self.oscillation and self.curve is None:
-            raise ValueError("oscillation: only a 'curve' has one; name a curve or leave it out")
+        for name, shares in (("rounds", self.rounds), ("since", self.since)):
+            if shares and not 0 <= shares[0] < shares[1] <= 1:
+                raise ValueError(
+                    f"{name}: write two ascending shares of the rounds, from 0 to 1, not {list(shares)}"
+                )
+        for name in ("oscillation", "since"):
+            if getattr(self, name) and self.curve is None:
+                raise ValueError(f"{name}: only a 'curve' has one; name a curve or leave it out")
+        if self.oscillation and self.since:
+            raise ValueError("since: an oscillation has no growth; leave one of the two out")
         if self.relative and not (self.over or self.sides):
             raise ValueError("relative: it needs a number to compare with; set 'over'")
         averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)

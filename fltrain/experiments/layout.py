@@ -52,8 +52,12 @@ class ItemLayout(Settings):
         except FltrainError as error:
             raise FltrainError(f"{item}: {error}") from None
 
+    def _places(self) -> list[str]:
+        """Return the axes that the layout names."""
+        return [name for place in self.PLACES if (name := getattr(self, place)) is not None]
+
     def _check(self, axes: Axes) -> None:
-        shown = [name for place in self.PLACES if (name := getattr(self, place)) is not None]
+        shown = self._places()
         check_known("layout: unknown axis", shown, [*axes, *self.NO_AXIS], "axes")
         for name in shown:
             if shown.count(name) > 1:
@@ -122,6 +126,7 @@ class Table(ItemLayout):
             they have no part in the choice; with one seed it is that seed's.
         spread_by: axes along which spreads over seeds differ by design, for example the label skew. Cells
             moderate each other's spreads only if they have the same labels on these axes.
+        mean_over: axes that the table does not show. A cell has the mean over their points, seed by seed.
     """
 
     PLACES = ("rows", "columns", "panels", "best_of")
@@ -133,6 +138,10 @@ class Table(ItemLayout):
     order_by: str | None = None
     best_of: str | None = None
     spread_by: Annotated[tuple[str, ...], Strict(False)] = ()
+    mean_over: Annotated[tuple[str, ...], Strict(False)] = ()
+
+    def _places(self) -> list[str]:
+        return [*super()._places(), *self.mean_over]
 
     def _check(self, axes: Axes) -> None:
         check_known("spread_by: unknown axis", self.spread_by, axes, "axes")

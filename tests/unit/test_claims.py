@@ -510,6 +510,18 @@ def test_oscillation_of_a_curve(
     assert runs.judged({**curve, "oscillation": True}).estimate == pytest.approx(oscillation)
 
 
+def test_growth_of_a_curve_since_its_first_rounds(runs: Runs) -> None:
+    """The difference of two plug-ins grows from 1 in the first two of ten rounds to 4 in the last five."""
+    for plugin, values in (("none", (9, 7, 0, 0, 0, 2, 2, 2, 2, 2)), ("x", (10, 8, 0, 0, 0, 5, 6, 6, 6, 7))):
+        runs.add({"method": "a", "plugin": plugin}, 50, rows=drifts(*values))
+    curve = {"item": "toy", "curve": "updates.drift", "rounds": [0.5, 1.0], "since": [0.0, 0.2]}
+    found = runs.judged({**ABOVE, **curve, "measure": None})
+    assert found.estimate == pytest.approx(4 - 1)
+    for wrong in ({"since": [0.2, 0.0]}, {"oscillation": True}, {"curve": None, "measure": "final_accuracy"}):
+        with pytest.raises(ValidationError, match="since"):
+            tests_of_claims.Above.model_validate({**ABOVE, **curve, "measure": None, **wrong})
+
+
 def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
     """The target is FedAvg's best; a run that never reaches it counts as the round after the last."""
     runs.add({"method": "slow", "plugin": "none"}, 60, rows=accuracies(0.1, 0.2, 0.60))

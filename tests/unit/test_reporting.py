@@ -26,7 +26,7 @@ from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.measures import MEASURES
 from fltrain.runs.record import Record, write_record
 
-from .helpers import DIVERGED, Cells, Row, tiny, trained
+from .helpers import DIVERGED, MISSING, Cells, Row, tiny, trained
 from .helpers import accuracies as accuracy_rows
 from .helpers import drifts as drift
 
@@ -312,6 +312,26 @@ def test_shares_of_selections_are_shown_by_block(runs: Runs) -> None:
         "stage1": "37.50 ± 17.68",
         "classifier": "0.00 ± 0.00",
     }
+
+
+def test_a_table_can_show_the_mean_over_an_axis(runs: Runs) -> None:
+    """Seed by seed; a cell names the runs of all points, and has no mean of a seed with a missing run."""
+    for dataset, layers in {"a": ("stem.0",) * 3, "b": ("stem.0", "stage1.expand", MISSING)}.items():
+        for layer in layers:
+            state = MISSING if layer == MISSING else 0.5
+            runs.add({"strategy": "low", "dataset": dataset}, state, rows=selections("stem.0", layer))
+    pooled = {"rows": "block", "columns": "strategy", "mean_over": ["dataset"], "measures": [SHARE]}
+    shown = runs.shown(runs.sheet(table=pooled))
+    assert {row: cell.values for (row, _), cell in shown.items()} == {
+        "stem": (100.0, 75.0),
+        "stage1": (0.0, 25.0),
+        "classifier": (0.0, 0.0),
+    }
+    stem = shown["stem", "low"]
+    assert (stem.seeds, stem.n, stem.missing, len(stem.runs)) == (3, 2, 1, 6)
+    layout = runs.sheet(table={**pooled, "mean_over": []}).table
+    with pytest.raises(FltrainError, match="does not show the axis 'dataset'"):
+        layout.check("toy/table", {"strategy": ["low"], "dataset": ["a", "b"]})
 
 
 def test_published_shares_are_found_by_block(runs: Runs, published: Path) -> None:

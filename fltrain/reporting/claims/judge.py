@@ -421,14 +421,20 @@ def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
     if not set(parts) <= set(points):  # at a reduced scale, the network can be another one
         return None
     values = points[list(parts)].sum(axis=1, skipna=False)
-    first, last = (share * record.summary["rounds"] + 1e-9 for share in test.rounds)
-    later = values[values.index > first]
-    within = later[later.index <= last]
-    chosen = later[:1] if within.empty else within
+    chosen = _within_rounds(values, test.rounds, record.summary["rounds"])
     if not test.oscillation:
-        return {"": float(chosen.mean())}
+        before = _within_rounds(values, test.since, record.summary["rounds"]).mean() if test.since else 0.0
+        return {"": float(chosen.mean() - before)}
     steps = chosen.diff()
     return {"": float(steps.abs().mean() - abs(steps.mean()))}
+
+
+def _within_rounds(values: pd.Series, shares: tuple[float, float], rounds: int) -> pd.Series:
+    """Return the values of a share of the rounds; if it has none, the next value."""
+    first, last = (share * rounds + 1e-9 for share in shares)
+    later = values[values.index > first]
+    within = later[later.index <= last]
+    return later[:1] if within.empty else within
 
 
 def _joined(

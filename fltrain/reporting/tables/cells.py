@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -24,6 +25,7 @@ from fltrain.reporting.numbers import (
     at_labels,
     has_labels,
     measured_values,
+    places,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import FIRST_RULE, Judgeable, RuleInputs, cell_margin, compare
@@ -43,7 +45,7 @@ def cells(sheet: Sheet, runs: Runs, published: Published) -> list[TableCell]:
     table = layout_of(sheet)
     made: list[Judgeable] = []
     for measured in table.measures:
-        values = measured_values(sheet, runs, measured, published)
+        values = _pooled(measured_values(sheet, runs, measured, published), table.mean_over)
         assembly = _Assembly(sheet, table, measured, runs, published)
         made += assembly.cells(values)
         if measured.average:
@@ -62,6 +64,25 @@ def layout_of(sheet: Sheet) -> Table:
     """Return the layout of a table, which the plan has checked."""
     assert sheet.table is not None
     return sheet.table
+
+
+def _pooled(values: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
+    """Return the means over some axes, one line per other label and seed; a mean needs all of its runs."""
+    if not axes:
+        return values
+    where = [name for name in (*places(values), "seed") if name not in axes]
+    whole = partial(pd.Series.mean, skipna=False)
+    return (
+        values.groupby(where, sort=False)
+        .agg(
+            run=("run", " ".join),
+            state=("state", partial(max, key=STATES.index)),
+            names=("names", "first"),
+            value=("value", whole),
+            gain=("gain", whole),
+        )
+        .reset_index()
+    )
 
 
 def _averages(table: Table, measured: Measured, average: Average, values: pd.DataFrame) -> pd.DataFrame:
@@ -125,10 +146,10 @@ class _Assembly:
             averaged=values.get("averaged", 1),
         )
         baseline = _is_baseline(values, self.measured)
-        places = [axis for axis in (table.rows, table.columns, table.panels) if axis]
+        shown = [axis for axis in (table.rows, table.columns, table.panels) if axis]
         return [
             self._cell(group, average, bool(over) and not baseline[group.index[0]])
-            for _, group in values.groupby(places, sort=False)
+            for _, group in values.groupby(shown, sort=False)
         ]
 
     def _cell(self, group: pd.DataFrame, average: Average | None, has_base: bool) -> Judgeable:
