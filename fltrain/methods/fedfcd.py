@@ -52,7 +52,10 @@ class FedFcd(Method):
     """
 
     name: Literal["fedfcd"] = "fedfcd"
-    citation: ClassVar[str] = "FedFCD, CMC 81(1), 2024"
+    citation: ClassVar[str] = (
+        "Li, Wang and Wang, Hierarchical optimization method for federated learning with feature alignment "
+        "and decision fusion, CMC 81(1), 2024"
+    )
     footprint: ClassVar[Footprint] = Footprint(down=None, up=None, client=1, server=None)
 
     weight: float = Field(default=5.0, ge=0)

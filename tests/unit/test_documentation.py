@@ -195,11 +195,13 @@ def test_files_named_in_the_documentation_exist() -> None:
 
 
 def test_the_readme_counts_the_published_runs() -> None:
-    declared, published = (set(plan(ROOT / "config", scale).runs) for scale in ("paper", "published"))
+    scales = ("paper", "published", "demo")
+    declared, published, demo = (set(plan(ROOT / "config", scale).runs) for scale in scales)
     of_papers = len(declared & published)
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"Of the {len(declared):,} runs that the six papers declare, {of_papers} have been made" in text
     assert f"The other {len(published) - of_papers} published runs are controls" in text
+    assert f"It trains {len(demo)} runs on the handwritten digits" in text
 
 
 def test_the_readme_states_the_decided_differences_of_the_fair_table() -> None:

@@ -14,7 +14,10 @@ class Mlp(Model):
     """Perceptron with one hidden layer: 79,510 parameters for 28 x 28 grey images and 10 classes (FedFCD)."""
 
     name: Literal["mlp"] = "mlp"
-    citation: ClassVar[str] = "FedFCD, CMC 81(1), 2024"
+    citation: ClassVar[str] = (
+        "Li, Wang and Wang, Hierarchical optimization method for federated learning with feature alignment "
+        "and decision fusion, CMC 81(1), 2024"
+    )
     min_side: ClassVar[int] = 1
 
     hidden: int = Field(default=100, ge=1)

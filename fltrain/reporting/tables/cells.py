@@ -78,6 +78,8 @@ def _pooled(values: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
             run=("run", " ".join),
             state=("state", partial(max, key=STATES.index)),
             names=("names", "first"),
+            family=("family", "first"),
+            plugins=("plugins", "first"),
             value=("value", whole),
             gain=("gain", whole),
         )

@@ -1,0 +1,131 @@
+"""Pages of papers: the protocol's table names each setting that the runs change, unless the register does."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fltrain.core.config import Settings
+from fltrain.core.strict_yaml import read_settings
+from fltrain.experiments.plan import plan
+from fltrain.experiments.schema import Register
+from fltrain.methods.base import Method
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "config"
+
+every_page = pytest.mark.parametrize("paper", ["flfa", "fedfcd"])
+
+
+@cache
+def protocol(paper: str) -> str:
+    """The section of the page up to the next heading."""
+    page = (ROOT / "docs" / "papers" / f"{paper}.md").read_text(encoding="utf-8")
+    return page.partition("## Protocol: text and ours\n")[2].partition("\n## ")[0]
+
+
+def stated(paper: str) -> list[tuple[str, Any]]:
+    """The settings in backticks, each with its value (None without one)."""
+    codes = re.findall(r"`([\w.]+(?:: [^`]+)?)`", protocol(paper))
+    return [
+        pair
+        for code in map(yaml.safe_load, codes)
+        for pair in ({code: None} if isinstance(code, str) else code).items()
+    ]
+
+
+def settings_of(settings: Settings, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Path, value and default of every setting; the value of a component is its name.
+
+    A method's settings follow its name (``flfa.scale``), as in the register.
+    """
+
+    def label(value: Any) -> Any:
+        return None if value is None else getattr(value, "name", "given")
+
+    for name, described in type(settings).model_fields.items():
+        if name not in ("name", "seed"):
+            value, default = getattr(settings, name), described.get_default(call_default_factory=True)
+            nested = [
+                one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, Settings)
+            ]
+            for one in nested:
+                yield path + name, label(one), label(default)
+                yield from settings_of(one, f"{one.name}." if isinstance(one, Method) else f"{path}{name}.")
+            if not nested:
+                yield path + name, value, default
+
+
+def text(value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(float(value) if number else value)
+
+
+@dataclass
+class Declared:
+    """A paper at full scale: values of settings by path, changed settings, targets of items, assumptions."""
+
+    values: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    changed: set[str] = field(default_factory=set)
+    targets: set[str] = field(default_factory=set)
+    assumptions: set[str] = field(default_factory=set)
+
+
+@cache
+def declared(paper: str) -> Declared:
+    found = Declared()
+    for item in plan(CONFIG, "paper").items:
+        if item.paper.paper == paper:
+            found.targets.add(item.target)
+            found.assumptions.update(item.paper.assumptions, item.item.assumptions)
+            for entry in item.entries:
+                for path, value, default in settings_of(entry.spec):
+                    found.values[path].add(text(value))
+                    if value != default:
+                        found.changed.add(path)
+    return found
+
+
+@every_page
+def test_every_changed_setting_is_named(paper: str) -> None:
+    register = read_settings(CONFIG / "register.yaml", Register).entries
+    assumed = "; ".join(register[key].assumed for key in declared(paper).assumptions)
+    named = [f"{path}." for path, _ in stated(paper)]
+    unnamed = {
+        path: sorted(declared(paper).values[path])
+        for path in declared(paper).changed
+        if not any(name.startswith(f"{path}.") for name in named)
+        and not re.search(rf"(?<![\w.]){re.escape(path)}(?![\w.])", assumed)
+    }
+    assert not unnamed, (
+        f"name them in docs/papers/{paper}.md, with their place in the text, or in the register"
+    )
+
+
+@every_page
+def test_settings_and_values_of_the_page_are_those_of_the_runs(paper: str) -> None:
+    values = declared(paper).values
+    for path, value in stated(paper):
+        assert path in values or path in declared(paper).targets, path
+        assert value is None or text(value) in values[path], f"{path} has {sorted(values[path])}, not {value}"
+
+
+@every_page
+def test_each_row_is_complete_and_each_assumption_in_a_row(paper: str) -> None:
+    lines = [line for line in protocol(paper).splitlines() if line.startswith("|")]
+    assert lines[:2] == ["| text | ours | why |", "| --- | --- | --- |"]
+    for line in lines[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        assert len(cells) == 3 and all(cells), line
+    rows = "\n".join(lines)
+    named = set(re.findall(r"\b[AF]-\d+b?\b", rows))
+    for letter, first, last in re.findall(r"\b([AF])-(\d+) to \1-(\d+)\b", rows):
+        named.update(f"{letter}-{number}" for number in range(int(first), int(last) + 1))
+    assert declared(paper).assumptions - named == set(), "assumptions without a row"
+    assert named - declared(paper).assumptions == set(), "assumptions of no item of the paper"
