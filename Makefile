@@ -32,6 +32,8 @@ $(shell test -x $(BIN)/python || rm -f $(STAMP))
 UV_OPTIONS := --python $(BIN)/python --no-build-isolation
 # A start without bytecode takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
+# These concern the project alone, without the user's own folder.
+golden schema docs: export FLTRAIN_PATH :=
 
 .PHONY: help env reproduce tables results test test-slow test-gpu coverage golden lint format docs ui schema lock clean
 

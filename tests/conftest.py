@@ -9,7 +9,11 @@ import pytest
 import torch
 from filelock import FileLock
 
+from fltrain.core.own import VARIABLE
 from fltrain.runtime.determinism import determined
+
+# Tests ignore the own folder of the user who runs them.
+os.environ.pop(VARIABLE, None)
 
 # One thread fixes the order of sums, and is fast enough for small networks.
 torch.set_num_threads(1)

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from fltrain.core.config import Names, Settings, check_known
 from fltrain.core.errors import FltrainError, refusing
+from fltrain.core.own import import_own
 
 
 class Component(Settings):
@@ -39,7 +40,10 @@ def external(group: str) -> Iterator[tuple[str, Any]]:
 
 
 def catalogue(
-    base: type[AnyComponent], package: str | None = None, group: str | None = None
+    base: type[AnyComponent],
+    package: str | None = None,
+    group: str | None = None,
+    own: str | None = None,
 ) -> dict[str, type[AnyComponent]]:
     """Return the concrete components derived from ``base``, by name.
 
@@ -47,6 +51,7 @@ def catalogue(
         base: their base class.
         package: imported with all its modules first.
         group: entry points of other packages, each a class or a module with classes; loaded first.
+        own: folder of modules in the user's folder; loaded first.
     """
     if package is not None:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
@@ -54,6 +59,8 @@ def catalogue(
                 importlib.import_module(f"{package}.{module.name}")
     for _ in external(group) if group else ():
         pass
+    if own:
+        import_own(own)
     found: dict[str, type[AnyComponent]] = {}
     pending = list(base.__subclasses__())
     while pending:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from fltrain.core.config import Settings, check_known
+from fltrain.core.own import own_folder
 from fltrain.core.strict_yaml import read_plain
 from fltrain.data.registry import UNIVERSAL, DatasetEntry, load
 
@@ -21,9 +22,15 @@ SHIPPED = Path(__file__).parents[2] / "config" / "datasets.yaml"
 
 @cache
 def registry() -> dict[str, DatasetEntry]:
-    """Return the entries of ``config/datasets.yaml``, or of the file in ``FLTRAIN_DATASETS``."""
-    path = os.environ.get(REGISTRY_VARIABLE)
-    return load(Path(path).expanduser() if path else SHIPPED)
+    """Return the entries of ``config/datasets.yaml`` and of the user's own registries, which win."""
+    return load(SHIPPED, _own())
+
+
+def _own() -> list[Path]:
+    """Return the user's registries: ``datasets.yaml`` of the own folder, and ``FLTRAIN_DATASETS``."""
+    folder, given = own_folder(), os.environ.get(REGISTRY_VARIABLE)
+    found = [folder / "datasets.yaml"] if folder and (folder / "datasets.yaml").exists() else []
+    return [*found, Path(given).expanduser()] if given else found
 
 
 @cache
@@ -39,7 +46,7 @@ def own_normalisation(name: str, normalisation: str) -> dict[str, Any] | None:
         ``mean`` and ``std`` per channel, None for values to be measured. None if there is no difference.
     """
     entry = _shipped().get(name, {})
-    if normalisation in UNIVERSAL or (entry and not os.environ.get(REGISTRY_VARIABLE)):
+    if normalisation in UNIVERSAL or (entry and not _own()):
         return None
     stated = entry if normalisation == "default" else entry.get("normalisations", {}).get(normalisation, {})
     own = registry()[name].normalisation(normalisation)

@@ -6,7 +6,7 @@ does not import torch, because planning uses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
@@ -159,21 +159,23 @@ class DatasetEntry(Facts):
         return self.normalisations[name]
 
 
-def load(path: Path) -> dict[str, DatasetEntry]:
+def load(path: Path, own: Sequence[Path] = ()) -> dict[str, DatasetEntry]:
     """Read and validate a registry: a mapping from names to entries.
 
-    Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files.
+    Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files. The user's
+    ``own`` files add entries or replace them; the last one wins.
 
     Raises:
         FltrainError: if an entry is wrong; the message names the entry, the value and allowed values.
     """
     entries: dict[str, DatasetEntry] = {}
-    for source, given in ((str(path), path), *external("fltrain.datasets")):
+    named = [(str(one), one) for one in own]
+    for source, given in ((str(path), path), *external("fltrain.datasets"), *named):
         data = read_plain(Path(given)) if isinstance(given, str | Path) else given
         if not isinstance(data, Mapping):
             raise FltrainError(f"{source}: found no entries, expected a mapping from names to datasets")
         for name, entry in data.items():
-            if name in entries:
+            if name in entries and given not in own:
                 raise FltrainError(f"{source}: dataset {name!r} is in {path}, too; choose another name")
             entries[name] = _entry(name, entry, source)
     for name, one in entries.items():

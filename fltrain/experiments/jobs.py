@@ -23,7 +23,7 @@ from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import CURVES_FORM, scale_sentence
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import Paper
+from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
@@ -217,7 +217,10 @@ class Jobs:
     def published(self, name: str) -> list[str]:
         """Return the file of an item's published values, if it has one."""
         reported = self.items[name].item.reported
-        return [f"{self.config}/reported/{reported.file}"] if reported else []
+        return [f"{self._place(self.items[name].paper.paper)}/reported/{reported.file}"] if reported else []
+
+    def _place(self, paper: str) -> Path:
+        return place_having(self.config, "paper", paper)
 
     @property
     def anomalies(self) -> str:
@@ -240,7 +243,7 @@ class Jobs:
 
     def paper_statements(self, paper: str) -> list[str]:
         """Return the file of a paper's claims, if there are any."""
-        return [f"{self.config}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
+        return [f"{self._place(paper)}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
 
     def paper_runs(self, paper: str) -> str:
         """Return name, title and scale of a paper, the sheets of its items, and its claims, as JSON."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fltrain.core.config import Place, check_known
 from fltrain.core.errors import FltrainError, Problems, count
+from fltrain.core.own import place_of_file
 from fltrain.core.strict_yaml import construct, place_of, validated
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.items import Entry, PlannedItem
@@ -36,7 +37,8 @@ from fltrain.experiments.schema import (
     Special,
     merge,
     names_of,
-    read_optional,
+    place_having,
+    read_added,
     setting_at,
     tree_of,
 )
@@ -150,16 +152,16 @@ def plan(config: Path, scale: str) -> Plan:
     Raises:
         FltrainError: if a file or a run is not valid; the message names item and cell.
     """
-    labels = read_optional(config / "labels.yaml", DisplayLabels).labels
-    register = read_optional(config / "register.yaml", Register)
-    search = read_optional(config / "search.yaml", Search)
+    labels = read_added(config, "labels.yaml", DisplayLabels).labels
+    register = read_added(config, "register.yaml", Register)
+    search = read_added(config, "search.yaml", Search)
     chosen, where = declared(config, scale, Scale, labels), f"scale {scale!r}"
     papers: dict[str, Paper] = {}
     found = Problems()
     for name in dict.fromkeys(item_id.partition("/")[0] for item_id in chosen.items):
         with found.collected():
             papers[name] = declared(config, name, Paper, labels)
-            check_reported(config / "reported", papers[name])
+            check_reported(place_having(config, "paper", name) / "reported", papers[name])
     found.refuse(where)
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
@@ -320,7 +322,8 @@ def place_in(
 ) -> Place:
     """Return file and line of a patch, or of a setting in it."""
     if layer.what not in ("paper", "scale"):
-        return str(config / f"{layer.what}.yaml"), 1
+        file = f"{layer.what}.yaml"
+        return str(place_of_file(config, file) / file), 1
     tree = tree_of(config, layer.what, paper.paper if layer.what == "paper" else scale.scale)
     construct(tree)  # resolves merge keys
     return place_of(tree, (*layer.keys, *keys))

@@ -29,6 +29,7 @@ from pydantic import (
 
 from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
+from fltrain.core.own import place_of_file, places
 from fltrain.core.strict_yaml import AnySettings, compose, link, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
@@ -490,9 +491,12 @@ class DisplayLabels(Settings):
     labels: dict[str, str] = {}
 
 
-def read_optional(path: Path, kind: type[AnySettings]) -> AnySettings:
-    """Return the settings in a file; the defaults if there is no file."""
-    return read_settings(path, kind) if path.exists() else kind()
+def read_added(config: Path, name: str, kind: type[AnySettings]) -> AnySettings:
+    """Return the mapping in an optional file of ``config``, with the entries of the user's own file added."""
+    (key,) = kind.model_fields
+    files = [place / name for place in places(config)]
+    found = [getattr(read_settings(file, kind), key) for file in files if file.exists()]
+    return kind(**{key: {name: entry for entries in found for name, entry in entries.items()}})
 
 
 def tree_of(config: Path, what: str, name: str) -> yaml.Node:
@@ -504,26 +508,26 @@ def tree_of(config: Path, what: str, name: str) -> yaml.Node:
     Args:
         config: folder of the configuration.
         what: ``paper`` or ``scale``.
-        name: name of the file or folder.
+        name: name of the file or folder, also in the user's own folder.
 
     Raises:
         FltrainError: if it is missing or not YAML; for a missing file it names the others.
     """
-    files = config / f"{what}s"
-    path, folder = files / f"{file_name(name, what)}.yaml", files / name
+    files, single = config / f"{what}s", f"{file_name(name, what)}.yaml"
     if not files.is_dir():
         raise FltrainError(
             f"{files}: there is no such folder; run fltrain in the project's folder, or use --config"
         )
-    if what == "paper" and (folder / "paper.yaml").exists():
-        if path.exists():
-            raise FltrainError(f"{path}: the paper is in the folder {folder}, too; delete one of them")
-        tree, parts = compose(folder / "paper.yaml"), sorted(folder.glob("*.yaml"), key=_naturally)
-    elif path.exists():
-        tree, parts = compose(path), []
-    else:
-        known = sorted({other.stem for other in (*files.glob("*.yaml"), *files.glob("*/"))})
-        check_known(f"unknown {what}", [name], known, f"known in {files}")
+    folders = [place / f"{what}s" for place in places(config)]
+    possible = [path for one in folders for path in (one / single, one / name / "paper.yaml")]
+    found = [path for path in possible if path.exists()]
+    if len(found) > 1:
+        raise FltrainError(f"{found[1]}: the {what} is also in {found[0]}; delete or rename one of them")
+    if not found:
+        known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
+        check_known(f"unknown {what}", [name], known, f"known in {' and '.join(map(str, folders))}")
+    tree, folder = compose(found[0]), found[0].parent
+    parts = sorted(folder.glob("*.yaml"), key=_naturally) if found[0].name != single else []
     if what == "paper" and isinstance(tree, yaml.MappingNode):
         trees = {part.stem: compose(part) for part in parts if part.stem != "paper"}
         claims = trees.pop("claims", None)
@@ -538,6 +542,11 @@ def tree_of(config: Path, what: str, name: str) -> yaml.Node:
         blocks = declared.value if isinstance(declared, yaml.MappingNode) else []
         link(tree, {**trees, **{key.value: value for key, value in blocks}})
     return tree
+
+
+def place_having(config: Path, what: str, name: str) -> Path:
+    """Return the folder of configuration that has a paper or scale: ``config``, or the user's own."""
+    return place_of_file(config, f"{what}s/{name}.yaml", f"{what}s/{name}/paper.yaml")
 
 
 def _naturally(path: Path) -> list[tuple[str, int]]:

@@ -25,7 +25,7 @@ from fltrain.core.rng import Purpose, stream
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.layout import Labels
-from fltrain.experiments.schema import TRIAL, Patch, Point
+from fltrain.experiments.schema import TRIAL, Patch, Point, place_having
 from fltrain.methods import METHODS
 from fltrain.methods.training import Training
 from fltrain.runs.measures import measure
@@ -194,7 +194,8 @@ class Selected(Settings):
 
 def selected_file(config: Path, item: PlannedItem) -> Path:
     """Return the file of an item's selection."""
-    return config / "selected" / item.scale.scale / f"{item.target}.yaml"
+    place = place_having(config, "scale", item.scale.scale)
+    return place / "selected" / item.scale.scale / f"{item.target}.yaml"
 
 
 def read_selection(config: Path, item: PlannedItem) -> Selected:

@@ -18,6 +18,7 @@ from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.schema import place_having
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import (
@@ -247,7 +248,8 @@ class Verification:
             yield Problem(f"{path}: {part}, and checked against these", harmless=True)
             item = item.keeping(part, lambda entry: entry.spec.run_id in runs)
         reported = self.config / "reported"
-        published = reported / item.item.reported.file if item.item.reported else None
+        folder = place_having(self.config, "paper", item.paper.paper) / "reported"
+        published = folder / item.item.reported.file if item.item.reported else None
         files = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
         again = tables.texts(
             replace(item, stale={run: str(one) for run, one in stale.items()}).sheet,

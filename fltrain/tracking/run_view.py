@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.errors import FltrainError, count
+from fltrain.core.own import places
 from fltrain.experiments.plan import plan
 from fltrain.runs.curves import Curve, curves_of, is_number
 from fltrain.runs.record import BROKEN, Record, Results, reason
@@ -197,7 +198,7 @@ def memberships_of(results: Results, config: Path, scales: Sequence[str] | None 
         FltrainError: if a scale is not declared, or not valid.
     """
     if scales is None:
-        declared = sorted(path.stem for path in (config / "scales").glob("*.yaml"))
+        declared = sorted(path.stem for place in places(config) for path in (place / "scales").glob("*.yaml"))
         scales = [scale for scale in declared if (results.root / scale).is_dir()]
     return {scale: plan(config, scale).memberships for scale in scales}
 

@@ -38,7 +38,7 @@ def handlers_of_signals() -> Iterator[None]:
 
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
-    """A function that replaces the checkout's registry by the given one, as data or as YAML text."""
+    """A function that adds entries to the checkout's registry, as data or as YAML text."""
 
     def use(entries: dict[str, Any] | str) -> None:
         path = tmp_path / "datasets.yaml"

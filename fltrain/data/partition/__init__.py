@@ -10,5 +10,5 @@ from fltrain.data.partition.local import LocalTest, validation_split
 
 __all__ = ["SCHEMES", "Indices", "LocalTest", "Scheme", "class_counts", "validation_split"]
 
-SCHEMES: dict[str, type[Scheme]] = catalogue(Scheme, package="fltrain.data.partition")  # type: ignore[type-abstract]
+SCHEMES: dict[str, type[Scheme]] = catalogue(Scheme, package="fltrain.data.partition", own="partitions")  # type: ignore[type-abstract]
 """Every partition scheme, by name."""

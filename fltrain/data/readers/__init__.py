@@ -3,7 +3,7 @@
 from fltrain.core.registry import catalogue
 from fltrain.data.readers.base import Facts, Images, Labels, RawSplits, Reader, statistics
 
-READERS: dict[str, type[Reader]] = catalogue(Reader, package="fltrain.data.readers")  # type: ignore[type-abstract]
+READERS: dict[str, type[Reader]] = catalogue(Reader, package="fltrain.data.readers", own="readers")  # type: ignore[type-abstract]
 """Every reader by name."""
 
 __all__ = ["READERS", "Facts", "Images", "Labels", "RawSplits", "Reader", "statistics"]

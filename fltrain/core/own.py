@@ -1,0 +1,68 @@
+"""The user's own folder (``FLTRAIN_PATH``), which is added to ours. No torch.
+
+It looks like ``config``: ``papers``, ``scales``, ``reported``, ``selected``, ``datasets.yaml``,
+``register.yaml``, ``search.yaml`` and ``labels.yaml``, all optional. Modules in ``methods``, ``models``,
+``partitions`` and ``readers`` add components. ``config/examples/own`` is a template.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from fltrain.core.errors import FltrainError, refusing
+
+VARIABLE = "FLTRAIN_PATH"
+PACKAGE = "own"
+"""Name under which the folder's modules are imported."""
+
+
+def own_folder() -> Path | None:
+    """Return the user's folder; None without one.
+
+    Raises:
+        FltrainError: if it does not exist.
+    """
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return None
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise FltrainError(
+            f"{VARIABLE}={given}: there is no such folder; copy config/examples/own, or unset it"
+        )
+    return folder
+
+
+def places(config: Path) -> list[Path]:
+    """Return the folders of configuration: ``config``, then the user's own."""
+    own = own_folder()
+    return [config] if own is None else [config, own]
+
+
+def place_of_file(config: Path, *names: str) -> Path:
+    """Return the last folder of configuration that has one of these files; ``config`` if none has."""
+    found = [place for place in places(config) if any((place / name).exists() for name in names)]
+    return found[-1] if found else config
+
+
+def import_own(kind: str) -> None:
+    """Import the modules in a folder of the user's folder, for example ``methods``.
+
+    Raises:
+        FltrainError: if a module cannot be imported.
+    """
+    folder = own_folder()
+    if folder is None or not (folder / kind).is_dir():
+        return
+    if PACKAGE not in sys.modules:
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(folder)]
+        sys.modules[PACKAGE] = package
+    for module in pkgutil.iter_modules([str(folder / kind)]):
+        with refusing(f"{folder / kind / module.name}.py: cannot be loaded"):
+            importlib.import_module(f"{PACKAGE}.{kind}.{module.name}")

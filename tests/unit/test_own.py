@@ -1,0 +1,93 @@
+"""The user's own folder, `FLTRAIN_PATH`: the template adds a paper, a scale, a dataset and a method."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fltrain.core.errors import FltrainError
+from fltrain.core.own import VARIABLE
+from fltrain.experiments.plan import plan
+from fltrain.experiments.schema import Register, read_added
+
+from .helpers import PAPER, SCALE, TWO_METHODS, write_papers
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "config" / "examples" / "own"
+
+
+def run(folder: Path, *arguments: str, own: Path | None = TEMPLATE, given: str = "") -> str:
+    """The output of a program in a folder with the project's configuration."""
+    environment = {**os.environ, "COLUMNS": "250"} | ({VARIABLE: str(own)} if own else {})
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, input=given
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("config", "workflow", "Snakefile"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def test_the_template_is_planned_and_trained(project: Path) -> None:
+    planned = run(project, "-m", "fltrain", "plan", "--scale", "mine", "--gpu", "a100")
+    assert "Accuracy with smaller gradients" in planned and "NVIDIA A100" in planned
+    settings = yaml.safe_load((TEMPLATE / "papers" / "mine.yaml").read_text())["settings"]
+    given = yaml.safe_dump({**settings, "rounds": 1})
+    train = ("-m", "fltrain", "train", "-", "--device", "cpu", "--quiet", "--set", "method=fedhalf")
+    assert "my-digits-fedhalf-" in (trained := run(project, *train, given=given)), trained
+    assert ": completed, see" in trained
+    assert "unknown method 'fedhalf'" in run(project, *train, own=None, given=given.replace("my-", ""))
+
+
+def test_the_workflow_makes_the_template(project: Path) -> None:
+    dry = run(project, "-m", "snakemake", "--dry-run", "--config", "scale=mine")
+    assert "results/runs/my-digits-fedhalf-" in dry and "results/mine/mine/table1.csv" in dry, dry
+    jobs = (
+        "from fltrain.experiments.jobs import Jobs; print(Jobs.of({'scale': 'mine'}).paper_published('mine'))"
+    )
+    assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in run(project, "-c", jobs)
+
+
+def test_registers_are_added_and_names_in_both_places_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, own = tmp_path / "config", tmp_path / "own"
+    write_papers(config, PAPER)
+    assert [item.id for item in plan(config, "one").items] == ["toy/table"]
+    study = {**PAPER, "paper": "study", "items": {"figure": TWO_METHODS}}
+    write_papers(own, study, scale={**SCALE, "scale": "both", "items": ["toy", "study"]})
+    entry = {"question": "q", "assumed": "a"}
+    for folder, entries in (
+        (config, {"one": entry, "two": entry}),
+        (own, {"two": {**entry, "assumed": "b"}}),
+    ):
+        (folder / "register.yaml").write_text(yaml.safe_dump({"entries": entries}))
+    monkeypatch.setenv(VARIABLE, str(own))
+    assert [item.id for item in plan(config, "both").items] == ["toy/table", "study/figure"]
+    found = read_added(config, "register.yaml", Register).entries
+    assert {name: one.assumed for name, one in found.items()} == {"one": "a", "two": "b"}
+    with pytest.raises(FltrainError, match="unknown scale 'bot'; did you mean 'both'"):
+        plan(config, "bot")
+    shutil.copy(config / "papers" / "toy.yaml", own / "papers")
+    with pytest.raises(FltrainError, match=r"own/papers/toy.yaml: the paper is also in .*config/papers/toy"):
+        plan(config, "both")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(FltrainError, match="nowhere: there is no such folder; copy config/examples/own"):
+        plan(config, "one")
+
+
+def test_a_module_that_cannot_be_loaded_is_named(project: Path) -> None:
+    own = project / "own"
+    (own / "methods").mkdir(parents=True)
+    (own / "methods" / "broken.py").write_text("import nothing_like_this\n")
+    message = run(project, "-m", "fltrain", "plan", own=own)
+    assert "own/methods/broken.py: cannot be loaded (ModuleNotFoundError" in message
+    assert "Traceback" not in message
