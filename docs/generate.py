@@ -317,8 +317,8 @@ the same rule. To check the results yourself, see [artefact evaluation](artifact
 ## Conceptual replications
 
 These claims are about MNIST with small networks. They test the direction of a paper's claim, not its numbers
-([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). Fed2, FedMA and FedImpro
-have one reading of their texts each; [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and
+([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). Fed2, FedMA and
+FedImpro have one reading of their texts each; [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and
 [FedImpro](papers/fedimpro.md#protocol-text-and-ours) name the others.
 
 {replications}
