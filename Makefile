@@ -8,6 +8,11 @@ MAKEFLAGS += --no-print-directory
 ifneq ($(words $(CURDIR)),1)
 $(error Snakemake cannot run in a path with spaces: move '$(CURDIR)')
 endif
+# Braces are written as variables: make reads them as its own syntax.
+BRACES := { }
+ifneq ($(strip $(foreach brace,$(BRACES),$(findstring $(brace),$(CURDIR)))),)
+$(error Snakemake cannot run in a path with braces: move '$(CURDIR)')
+endif
 
 PYTHON ?= python3
 VENV   := .venv

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import metadata
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -62,6 +63,9 @@ app.add_typer(data.app, name="data")
 
 def main() -> None:
     """Run the command line; mistakes of the user end in one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may know ASCII only
     try:
         app()
     except (FltrainError, OSError) as error:

@@ -27,4 +27,5 @@ WhereOption = Annotated[
 
 def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | None) -> Selection:
     """Return the part of a scale that the options select; refuse wrong values."""
-    return Selection.parse({"items": items, "seeds": seeds, "where": where}, "command line")
+    stated = {"items": items, "seeds": seeds, "where": where}
+    return Selection.parse({key: value for key, value in stated.items() if value is not None}, "command line")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -11,7 +12,7 @@ from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
-from fltrain.runs.status import State, stale_runs
+from fltrain.runs.status import State, changed_runs, stale_runs
 
 
 def status(
@@ -21,6 +22,14 @@ def status(
     where: options.WhereOption = None,
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
+    changed: Annotated[
+        bool,
+        typer.Option(
+            "--changed",
+            help="Only print the summaries of runs whose code changed since, for "
+            "`snakemake -R $(fltrain status --changed)`.",
+        ),
+    ] = False,
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
@@ -29,6 +38,10 @@ def status(
     """
     wanted, folder = options.selection_of(items, seeds, where), Results(results)
     planned = plan(config, scale).restricted(wanted)
+    if changed:
+        for run in changed_runs(planned.runs, folder):
+            typer.echo(folder.run(run) / "summary.json")
+        return
     stale = stale_runs(planned.runs, folder)
     states = {run: State.of(run, folder, stale.get(run), spec) for run, spec in planned.runs.items()}
     rows = []

@@ -116,7 +116,10 @@ def train(
     seeds: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Train each run with the seeds 0 to N - 1.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Train runs even if they have a record.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", envvar="FLTRAIN_AGAIN", help="Train runs even if they have a record."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Write progress to train.log only.")] = False,
 ) -> None:
     """Train runs and write their records to RESULTS/runs/<run id>/.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,8 @@ def ui(
 ) -> None:
     """Browse the runs in MLflow.
 
-    It prints the address of each paper's runs; Ctrl-C ends it.
+    It prints the address of each paper's runs; Ctrl-C ends it. MLflow has no login: every user of this
+    machine can read and change the runs in it, but not the records.
     """
     database = Results(results).tracking
     if not database.exists():
@@ -28,6 +30,14 @@ def ui(
     from fltrain.tracking.mlflow_store import SQLITE, artifacts_of
     from fltrain.tracking.views import views_in
 
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise FltrainError(
+                f"--port {port}: cannot be used ({error.strerror}); choose another, for example {port + 1}"
+            ) from None
     store = f"{SQLITE}{database}"
     typer.echo("Open one of these addresses; Ctrl-C ends the server.")
     for name, address in views_in(store).items():

@@ -98,12 +98,15 @@ class Problems(list[FltrainError]):
 
 @contextmanager
 def refusing(problem: str) -> Iterator[None]:
-    """Turn any exception of the enclosed block into one line: the problem and the exception."""
+    """Turn any exception of the enclosed block into one line: the problem and the exception.
+
+    The block loads code or data of others, which may even end the program (``sys.exit``).
+    """
     try:
         yield
     except (FltrainError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FltrainError(f"{problem} ({type(error).__name__}: {error})") from error
 
 

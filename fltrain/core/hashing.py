@@ -12,6 +12,14 @@ def canonical_json(data: Any) -> str:
     return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
+def _positive(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _positive(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_positive(value) for value in data]
+    return 0.0 if isinstance(data, float) and data == 0 else data
+
+
 def short_hash(data: Any) -> str:
-    """Ten hex digits of the SHA-256 of the canonical JSON of ``data``."""
-    return hashlib.sha256(canonical_json(data).encode()).hexdigest()[:10]
+    """Ten hex digits of the SHA-256 of the canonical JSON of ``data``, with 0.0 for -0.0."""
+    return hashlib.sha256(canonical_json(_positive(data)).encode()).hexdigest()[:10]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
-from fltrain.core.config import Names, Settings, check_known
+from fltrain.core.config import Names, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
 from fltrain.core.own import import_own
 
@@ -67,6 +67,8 @@ def catalogue(
         component = pending.pop()
         pending.extend(component.__subclasses__())
         name = component.model_fields["name"].default
+        if isinstance(name, str):
+            file_name(name, f"name in {component.__module__}")
         if isinstance(name, str) and (other := found.setdefault(name, component)) is not component:
             raise FltrainError(
                 f"{other.__module__} and {component.__module__} have components of the same name {name!r}; "

@@ -21,6 +21,8 @@ from fltrain.core.errors import FltrainError, as_mistake
 _TAG = "tag:yaml.org,2002:"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+_MOST_VALUES = 200_000
+
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
@@ -107,6 +109,7 @@ def compose_text(text: str, where: str) -> yaml.Node:
         tree: yaml.Node | None = _Loader(stream).get_single_node()
         if tree is None:
             return yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
+        _check_size(tree)
         _check_keys([tree])
         return tree
 
@@ -149,6 +152,21 @@ def place_of(tree: yaml.Node, keys: Sequence[str]) -> Place:
             break
         node = inside[key]
     return node.start_mark.name, node.start_mark.line + 1
+
+
+def _check_size(tree: yaml.Node) -> None:
+    """Refuse aliases that stand for too many values, or for values that contain them."""
+    pending = [tree]
+    for _ in range(_MOST_VALUES):
+        if not pending:
+            return
+        node = pending.pop()
+        if isinstance(node, yaml.MappingNode):
+            pending += [value for _, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            pending += node.value
+    what = f"aliases stand for more than {_MOST_VALUES:,} values; use fewer (*name) within one another"
+    raise ConstructorError(problem=what, problem_mark=tree.start_mark)
 
 
 def _check_keys(nodes: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> None:

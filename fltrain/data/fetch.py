@@ -39,6 +39,9 @@ PAUSE = 1.0
 TIMEOUT = (10.0, 60.0)
 """Seconds to wait for a connection, and for the next bytes."""
 
+PATIENCE, SLOWEST = 60.0, 1000
+"""Seconds after which a download must have reached this mean speed, in bytes a second."""
+
 
 def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False) -> Path:
     """Return the folder (or file) with the raw files of a dataset.
@@ -186,7 +189,7 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
         chunk_size=1 << 16,
         timeout=TIMEOUT,
         headers={"Accept-Encoding": "identity"},
-        hooks={"response": _keep_compressed},
+        hooks={"response": _as_sent},
     )
 
     def download(url: str, path: str, _: Any) -> None:
@@ -194,12 +197,16 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
             open(path, "wb") as out,
             Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar,
         ):
-            task = bar.add_task(file.name, total=file.bytes)
+            task, start = bar.add_task(file.name, total=file.bytes), time.monotonic()
 
             def write(chunk: bytes) -> None:
                 if not out.tell():
                     LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
                 out.write(chunk)
+                if file.bytes is not None and out.tell() > file.bytes:
+                    raise ValueError(f"sends more than the {file.bytes:,} bytes of the file")
+                if (seconds := time.monotonic() - start) > PATIENCE and out.tell() < SLOWEST * seconds:
+                    raise ValueError(f"sends less than {SLOWEST} bytes a second")
                 bar.advance(task, len(chunk))
 
             http(url, SimpleNamespace(write=write, flush=out.flush), None)
@@ -210,9 +217,11 @@ def _retrieve(file: RemoteFile, url: str, folder: Path, quiet: bool) -> None:
     LOG.info("%s: downloaded, checksum verified", file.name)
 
 
-def _keep_compressed(response: Any, **_: Any) -> None:
-    """Ignore a header for which requests would decompress ``.gz`` files."""
-    response.raw.headers.pop("Content-Encoding", None)
+def _as_sent(response: Any, **_: Any) -> None:
+    """Ignore a header for which requests would decompress ``.gz`` files; pass on bytes as they arrive."""
+    raw = response.raw
+    raw.headers.pop("Content-Encoding", None)
+    raw.stream = lambda size, **_: iter(lambda: raw.read1(size), b"")
 
 
 def _root_cause(error: BaseException) -> BaseException:

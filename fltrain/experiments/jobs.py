@@ -9,15 +9,18 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from filelock import FileLock, Timeout
+
 from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count, problems
 from fltrain.core.files import backdate
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
@@ -26,8 +29,9 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.runs.sources import named
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import stale_runs
+from fltrain.runs.status import changed_runs, stale_runs
 
 TABLE_FORMS = (".csv", ".md", ".tex", ".html", CURVES_FORM)
 FIGURE_FORMS = (".csv", ".pdf", ".svg", ".png", CURVES_FORM)
@@ -82,6 +86,41 @@ class Jobs:
         """
         patterns = ("vega.js", "data/*", "partitions/*", "runs/*/summary.json", f"{self.request.scale}/**/*")
         backdate(path for pattern in patterns for path in self.results.root.glob(pattern))
+
+    def refuse_damaged(self) -> None:
+        """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out.
+
+        Raises:
+            FltrainError: with all damaged records.
+        """
+        records = [record for run in self.memberships if (record := self.results.record(run)).complete]
+        if damages := [record.damage for record in records if record.damage]:
+            raise problems("damaged records", damages)
+
+    def notes(self, arguments: Sequence[str], rules: Collection[str] = ()) -> list[str]:
+        """Return lines to print before the workflow starts: changed code, and targets that do not exist.
+
+        Args:
+            arguments: arguments of Snakemake.
+            rules: names of all rules.
+        """
+        lines = []
+        if changed := changed_runs({run: self.plan.runs[run] for run in self.memberships}, self.results):
+            modules = sorted({module for found in changed.values() for module in found})
+            scale = self.request.scale
+            lines.append(
+                f"the code of {named(modules)} changed since {count(len(changed), 'run')}; to train them "
+                f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
+            )
+        targets = {*rules, *(item.target for item in self.plan.items)}
+        for word in arguments:
+            if (
+                re.fullmatch(r"\w+_[\w.]+", word)
+                and word not in targets
+                and (hint := suggest(word, targets, 0.8))
+            ):
+                lines.append(f"there is no target {word!r}{hint}")
+        return lines
 
     @cached_property
     def database(self) -> int:
@@ -296,6 +335,50 @@ def check_profile(arguments: Sequence[str]) -> None:
                 f"--workflow-profile: there is no folder {profile}{suggest(Path(profile).name, known)} "
                 f"(in workflow/profiles: {', '.join(known)})"
             )
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a path that Snakemake takes for a pattern.
+
+    Raises:
+        FltrainError: if the path has braces.
+    """
+    if not {"{", "}"}.isdisjoint(str(folder)):
+        raise FltrainError(f"Snakemake cannot run in a path with braces: move {str(folder)!r}")
+
+
+def forces_training(arguments: Sequence[str]) -> bool:
+    """Return True if Snakemake is forced to train: ``-F``; ``-R`` or ``-f`` with ``train`` or runs."""
+    option, all_targets = "", not {"-f", "--force"}.isdisjoint(arguments)
+    for word in arguments:
+        name, _, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        option = name or option
+        chosen = value == "train" or "runs/" in value
+        if name in ("-F", "--forceall") or (chosen and (all_targets or option in ("-R", "--forcerun"))):
+            return True
+    return False
+
+
+def pass_force_on(arguments: Sequence[str]) -> None:
+    """Let jobs train runs that have a record if the user forces Snakemake to train."""
+    if forces_training(arguments):
+        os.environ["FLTRAIN_AGAIN"] = "true"
+
+
+def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
+    """Take the lock of a folder's workflow and return it.
+
+    Snakemake's own lock is not enough: any other Snakemake that ends in the folder deletes it.
+
+    Raises:
+        FltrainError: if another process holds it.
+    """
+    lock = FileLock(folder / "fltrain.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise FltrainError(f"another snakemake works in {Path.cwd()}; wait until it ends") from None
+    return lock
 
 
 def put_python_on_path() -> None:

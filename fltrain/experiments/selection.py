@@ -14,12 +14,19 @@ def comma_separated(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _filled(value: Any) -> Any:
+    """Refuse a condition without content, for example an unset variable; it would select everything."""
+    if not value or not any(text.strip() if isinstance(text, str) else True for text in value):
+        raise ValueError("is empty; leave it out to select everything")
+    return value
+
+
 def _names(value: Any) -> Any:
-    return comma_separated(value) if isinstance(value, str) else () if value is None else value
+    return _filled(comma_separated(value) if isinstance(value, str) else value)
 
 
 def _texts(value: Any) -> Any:
-    return [value] if isinstance(value, str) else () if value is None else value
+    return _filled([value] if isinstance(value, str) else value)
 
 
 Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)]

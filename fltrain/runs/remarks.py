@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fltrain.core.errors import count
 from fltrain.runs.record import Record
 from fltrain.runs.sources import differing, named, source_digests
 
@@ -87,7 +88,7 @@ def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
 
 
 def code_changes(records: Iterable[Record]) -> list[str]:
-    """Return a line if the code of usable records differs from today's: its meaning, then the modules."""
+    """Return a line if the code of usable records differs from today's: number of runs, modules, remedy."""
     modules: set[str] = set()
     runs = 0
     for record in {one.run_id: one for one in records}.values():
@@ -97,8 +98,9 @@ def code_changes(records: Iterable[Record]) -> list[str]:
         if sources and spec and (changed := differing(sources, source_digests(spec))):
             modules.update(changed)
             runs += 1
-    since = f"No revision changed since these runs. {EQUAL} Code changed since {runs} of them"
-    return [f"{since}: {named(sorted(modules))}."] if runs else []
+    since = f"Code changed since {count(runs, 'run')}, but no revision: {named(sorted(modules))}"
+    again = "`fltrain status --changed` lists the runs to train again if the change affects results"
+    return [f"{since}; {again}."] if runs else []
 
 
 def _damaged(records: Sequence[Record]) -> str:

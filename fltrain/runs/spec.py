@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from pydantic import BeforeValidator, Field, Strict, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, model_validator
 
 from fltrain.core.config import Settings, added
 from fltrain.core.errors import count
@@ -97,6 +97,11 @@ Precision = Literal["fp32", "tf32", "bf16"]
 Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
 
 
+def _in_order(statistics: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the statistics, each once, in the order of ``Statistic``: every order measures the same."""
+    return tuple(name for name in get_args(Statistic) if name in statistics)
+
+
 class Evaluation(Settings):
     """Tests and further measurements.
 
@@ -124,7 +129,7 @@ class Evaluation(Settings):
 
     every: int = Field(default=1, ge=1)
     point: Literal["after_download", "after_local"] = "after_download"
-    statistics: tuple[Statistic, ...] = Field(default=(), strict=False)
+    statistics: Annotated[tuple[Statistic, ...], AfterValidator(_in_order)] = Field(default=(), strict=False)
     targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
     extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
     keep: Literal["nothing", "model", "clients"] = "nothing"

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from fltrain.core.errors import FltrainError
 from fltrain.runs.record import BROKEN, Record, Results, held, reason, slug
-from fltrain.runs.sources import changed_code
+from fltrain.runs.sources import changed_code, differing, source_digests
 from fltrain.runs.spec import RunSpec
 
 
@@ -89,6 +89,16 @@ def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
     """Return the latest stale record of each of these runs (by ID) that has no record."""
     missing = {run for run in runs if not results.record(run).complete}
     return {stale.run: stale for stale in stale_records(missing, runs, results)}
+
+
+def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
+    """Return the modules whose code changed since each of these runs (by ID) was trained."""
+    changed: dict[str, list[str]] = {}
+    for run, spec in runs.items():
+        record = results.record(run)
+        if record.usable and (recorded := record.provenance.get("sources")):
+            changed[run] = differing(recorded, source_digests(spec))
+    return {run: modules for run, modules in changed.items() if modules}
 
 
 @dataclass(frozen=True)

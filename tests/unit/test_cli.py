@@ -3,8 +3,10 @@
 import csv
 import io
 import logging
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -173,6 +175,25 @@ def test_a_custom_file_that_cannot_be_loaded_gives_one_line(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: fltrain.methods.") and done.stderr.count("\n") == 1
     assert "fltrain.methods.mine" in done.stderr and "the same name 'fedprox'" in done.stderr
+
+
+def test_a_terminal_that_knows_ascii_only_gets_question_marks() -> None:
+    code = "import sys, fltrain.cli as cli; cli.app = lambda: print('91 \xb1 2'); cli.main()"
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ascii_only)
+    assert (done.stdout, done.stderr) == ("91 ? 2\n", "")
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, fail: Fail) -> None:
+    (tmp_path / "mlflow.db").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = fail("ui", "--port", str(port), "--results", str(tmp_path))
+    assert message.startswith(
+        f"error: --port {port}: cannot be used (Address already in use); choose another"
+    )
 
 
 def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Server(ThreadingHTTPServer):
         self.bodies = {"/f.bin": BODY}
         self.states_length = True
         self.cuts = 0  # responses that end after two thirds
+        self.drips = False  # responses never end, with a byte at a time
         self.stall = False  # responses stall after two thirds
         self.errors, self.status = 0, 500  # responses have this status
         self.asked: list[str] = []
@@ -70,6 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         if does.states_length:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        while does.drips and not does.closing.wait(0.01):
+            self.wfile.write(b"x")
         whole = not (does.cuts or does.stall)
         does.cuts = max(does.cuts - 1, 0)
         self.wfile.write(body if whole else body[: 2 * len(body) // 3])
@@ -182,6 +185,8 @@ fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Pat
         (OTHER, "", rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\."),
         (BODY, "cuts", r"200000 bytes read, 100000 more expected|IncompleteRead"),
         (BODY, "stall", r"timed out"),
+        (BODY, "drips", r"sends less than 1000 bytes a second"),
+        (2 * BODY, "", r"sends more than the 300,000 bytes of the file"),
     ],
 )
 def test_failed_downloads_leave_no_file(
@@ -189,6 +194,8 @@ def test_failed_downloads_leave_no_file(
 ) -> None:
     if behaviour == "stall":
         monkeypatch.setattr(fetching, "TIMEOUT", (5.0, 0.2))
+    monkeypatch.setattr(fetching, "PATIENCE", 0.5)
+    server.drips = behaviour == "drips"
     server.bodies["/f.bin"] = body
     server.cuts, server.stall = (99 if behaviour == "cuts" else 0), behaviour == "stall"
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))

@@ -135,10 +135,29 @@ def test_a_method_from_another_package_enters_the_fair_table(tmp_path: Path) -> 
     assert len(ours) in (3, 4) and f"{len(ours)} records" in exported
 
 
-def test_a_broken_package_gives_one_line(tmp_path: Path) -> None:
-    done = fltrain(install(tmp_path, method="raise OSError('no disk')"), "plan")
+POINT = "entry point 'halved' of fltrain.methods (extra.method:Halved)"
+
+
+@pytest.mark.parametrize(
+    ("method", "problem"),
+    [
+        (
+            "raise OSError('no disk')",
+            f"{POINT}: cannot be loaded (OSError: no disk)",
+        ),
+        (
+            "import sys; sys.exit(0)",
+            f"{POINT}: cannot be loaded (SystemExit: 0)",
+        ),
+        (
+            METHOD.replace('"halved"', '"../halved"'),
+            "the name in extra.method '../halved' becomes part of a path: ",
+        ),
+    ],
+    ids=["error", "exit", "path"],
+)
+def test_a_broken_package_gives_one_line(tmp_path: Path, method: str, problem: str) -> None:
+    done = fltrain(install(tmp_path, method=method), "plan")
     assert (done.returncode, done.stdout) == (2, "")
-    message = (
-        "entry point 'halved' of fltrain.methods (extra.method:Halved): cannot be loaded (OSError: no disk)"
-    )
-    assert done.stderr.strip().splitlines() == [f"error: {message}"]
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"error: {problem}")

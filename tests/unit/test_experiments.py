@@ -496,6 +496,12 @@ def test_restrictions_select_cells(config: Config, wanted: Yaml, expected: list[
     assert set(restricted.memberships) == set(restricted.runs)
 
 
+@pytest.mark.parametrize("empty", [{"items": ""}, {"items": None}, {"where": " "}, {"where": []}])
+def test_an_empty_condition_does_not_select_everything(empty: Yaml) -> None:
+    with pytest.raises(FltrainError, match=f"test: {next(iter(empty))}: is empty; leave it out to select"):
+        select(**empty)
+
+
 def cells(planned: Plan) -> list[tuple[str, ...]]:
     """Labels and seed of all cells of the first item."""
     return [(*entry.labels.values(), str(entry.seed)) for entry in planned.items[0].entries]

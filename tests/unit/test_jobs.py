@@ -11,9 +11,16 @@ import pytest
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
-from fltrain.experiments.jobs import Jobs, check_profile, database_file
+from fltrain.experiments.jobs import (
+    Jobs,
+    check_folder,
+    check_profile,
+    database_file,
+    forces_training,
+    lock_folder,
+)
 from fltrain.experiments.selection import JobResources
-from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.runs.record import MODELS_FILE, Results, with_digest
 from fltrain.runs.spec import RunSpec
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
@@ -85,6 +92,60 @@ def test_finished_runs_are_not_deleted_as_output(word: str) -> None:
     with pytest.raises(FltrainError, match=f"{word}: would delete finished runs"):
         check_profile(["snakemake", word, "--cores", "1"])
     check_profile(["snakemake", "--delete-temp-output"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "forced"),
+    [
+        ("-R train --cores 1", True),
+        ("--forcerun claims results/runs/digits-fedavg-0/summary.json -n", True),
+        ("--forcerun=train", True),
+        ("-F", True),
+        ("-f results/runs/digits-fedavg-0/summary.json", True),
+        ("results/runs/digits-fedavg-0/summary.json", False),
+        ("-R claims --until train", False),
+        ("-f flfa_table1", False),
+    ],
+)
+def test_training_that_snakemake_is_forced_to_is_done(arguments: str, forced: bool) -> None:
+    assert forces_training(["snakemake", *arguments.split()]) == forced
+
+
+def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> None:
+    first, _ = jobs(folder).plan.runs.values()
+    record = trained(first, folder / "results")
+    jobs(folder).refuse_damaged()
+    (record.folder / "summary.json").write_text("")
+    with pytest.raises(FltrainError, match=f"damaged records: .*{first.run_id}/summary.json"):
+        jobs(folder).refuse_damaged()
+
+
+def test_changed_code_and_unknown_targets_are_told(folder: Path) -> None:
+    first, _ = jobs(folder).plan.runs.values()
+    record = trained(first, folder / "results")
+    arguments = ["snakemake", "--until", "model_figure", "--config", "scale=one", "toy_tabel1", "toy_table1"]
+    rules = ["all", "model_figure"]
+    assert jobs(folder).notes(arguments, rules) == [
+        "there is no target 'toy_tabel1'; did you mean 'toy_table1'?"
+    ]
+    other = {**record.provenance["sources"], "methods.fedavg": "0"}
+    write_json(record.folder / "provenance.json", with_digest({**record.provenance, "sources": other}))
+    assert jobs(folder).notes([]) == [
+        "the code of methods.fedavg changed since 1 run; to train them again: "
+        "snakemake --config scale=one -R $(fltrain status --changed --scale one)"
+    ]
+
+
+def test_a_path_with_braces_is_refused() -> None:
+    with pytest.raises(FltrainError, match=r"path with braces: move '/some/\{a\}/checkout'"):
+        check_folder(Path("/some/{a}/checkout"))
+    check_folder(ROOT)
+
+
+def test_two_workflows_cannot_work_in_a_folder(tmp_path: Path) -> None:
+    with lock_folder(tmp_path), pytest.raises(FltrainError, match=r"another snakemake works in .*; wait"):
+        lock_folder(tmp_path)
+    lock_folder(tmp_path).release()
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:

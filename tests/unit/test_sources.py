@@ -19,7 +19,7 @@ from fltrain.runs import sources
 from fltrain.runs.record import Record, Results, with_digest
 from fltrain.runs.remarks import code_changes, mixed, mixed_code, remarks
 from fltrain.runs.sources import changed_code, components, source_digests
-from fltrain.runs.status import State
+from fltrain.runs.status import State, changed_runs
 from fltrain.runtime import provenance
 from fltrain.runtime.provenance import DECISIVE, changes, gather, merged
 
@@ -160,8 +160,10 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
             lines = code_changes([record])
             assert len(lines) == ("fedprox" in expected)
             for line in lines:
-                assert line.startswith("No revision changed since these runs. Equal settings give equal")
-                assert line.endswith("Code changed since 1 of them: methods.fedprox.")
+                assert line.startswith("Code changed since 1 run, but no revision: methods.fedprox; ")
+                assert "equal" not in line, "a table cannot know that results are equal"
+            changed = {prox.run_id: ["methods.fedprox"]} if "fedprox" in expected else {}
+            assert changed_runs({prox.run_id: spec}, results) == changed
             (prox.folder / "provenance.json").write_text(original)
     finally:
         (prox.folder / "provenance.json").write_text(original)

@@ -165,6 +165,11 @@ def test_run_ids_do_not_depend_on_notation(changes: dict[str, Any]) -> None:
         ({"method": "fedprox"}, {"method": {"name": "fedprox"}}),
         ({"method": "fedprox"}, {"method": {"name": "fedprox", "mu": METHODS["fedprox"]().mu}}),
         ({}, {"plugins": []}),
+        ({"training": {"weight_decay": 0.0}}, {"training": {"weight_decay": -0.0}}),
+        (
+            {"evaluation": {"statistics": ["drift", "similarity"]}},
+            {"evaluation": {"statistics": ["similarity", "drift", "similarity"]}},
+        ),
         ({}, {"seed": 0}),
         ({}, {"evaluation": {}}),
         ({}, {"dataset": {"name": "digits"}}),

@@ -329,6 +329,26 @@ def test_a_second_run_only_exports_to_a_deleted_database(changed: Checkout) -> N
 
 
 @pytest.mark.slow
+def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> None:
+    entry = changed.plan.items[0].entries[-1]
+    summary = changed.results.run(entry.spec.run_id) / "summary.json"
+    costs, before = summary.with_name("costs.json"), summary.read_bytes()
+    measured = costs.read_bytes()
+    source = changed.root / "fltrain" / "methods" / "fedprox.py"
+    source.write_text(f"{source.read_text()}\n_UNUSED = 1\n")
+    told = (
+        "the code of methods.fedprox changed since 1 run; to train them again: snakemake --config scale=tiny"
+    )
+    code, output = changed.snakemake("--dry-run")
+    assert code == 0 and told in output and "Nothing to be done" in output, output
+    command = changed.python("fltrain", "status", "--changed", "--scale", "tiny").stdout.split()
+    assert command == [f"results/runs/{entry.spec.run_id}/summary.json"]
+    code, output = changed.snakemake("toy_accuracy", "-R", *command)
+    assert code == 0 and set(jobs_in(output)) >= {*training(entry.spec.run_id), TABLE}, output
+    assert summary.read_bytes() == before and costs.read_bytes() != measured, "trained, with equal results"
+    assert told not in changed.snakemake("--dry-run")[1]
+
+
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()

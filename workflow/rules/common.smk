@@ -3,12 +3,16 @@
 import gc
 import sys
 from functools import partial
+from pathlib import Path
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.jobs import (
     Jobs,
+    check_folder,
     check_profile,
     declarations,
+    lock_folder,
+    pass_force_on,
     put_python_on_path,
 )
 from fltrain.experiments.layout import Sheet
@@ -22,8 +26,11 @@ if workflow.storage_settings.default_storage_provider:
     )
 
 try:
+    check_folder(Path.cwd())
     check_profile(sys.argv)
     JOBS = Jobs.of(config, declarations())
+    if workflow.is_main_process:
+        JOBS.refuse_damaged()
 except FltrainError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)
@@ -38,7 +45,17 @@ SCALE, OUT = JOBS.request.scale, JOBS.folder
 put_python_on_path()
 
 
+# Runs that the user forces Snakemake to make are trained even if they have a record.
+if workflow.is_main_process:
+    pass_force_on(sys.argv)
+
+
 onstart:
+    try:
+        workflow.fltrain_lock = lock_folder()  # until this process ends
+    except FltrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
     JOBS.redate()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
