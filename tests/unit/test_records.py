@@ -383,14 +383,14 @@ def test_a_diverged_run_is_a_result(diverged: Record) -> None:
 
 
 def test_rounds_before_the_divergence_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Simulation.steps
+    whole = Simulation.round
 
-    def diverging(simulation: Simulation, number: int) -> Any:
+    def diverging(simulation: Simulation, number: int) -> list[Row]:
         if number == 2:
             raise Diverged("test loss")
-        return (yield from steps(simulation, number))
+        return whole(simulation, number)
 
-    monkeypatch.setattr(Simulation, "steps", diverging)
+    monkeypatch.setattr(Simulation, "round", diverging)
     record = trained(tiny(rounds=5), tmp_path)
     assert record.summary["diverged"] == {"round": 3, "what": "test loss"}
     assert [row["round"] for row in record.rows("evaluation")] == [1, 2]
