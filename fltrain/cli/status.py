@@ -11,6 +11,7 @@ import typer
 from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.experiments.plan import plan
+from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Results
 from fltrain.runs.status import State, changed_runs, stale_runs
 
@@ -59,5 +60,11 @@ def status(
         if detail:
             more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
             typer.echo(f"{runs[0]}{more}: {name}: {detail}")
+    if outdated := outdated_pages(folder.root / scale):
+        more = f" and {len(outdated) - 1} more" if len(outdated) > 1 else ""
+        typer.echo(
+            f"{outdated[0]}{more}: made by another version of the rule or of the reporting code; run "
+            f"snakemake --config scale={scale} train=false"
+        )
     counts = Counter(state.name for state in states.values())
     typer.echo(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))

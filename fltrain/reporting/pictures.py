@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from importlib.metadata import version
 from statistics import median
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
 
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.version import reporting_version
 
 TEMPLATES = Environment(
     loader=PackageLoader("fltrain.reporting"),
@@ -21,6 +26,29 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals["version"] = version("fltrain")
+TEMPLATES.globals["reporting"] = reporting_version()
+
+
+def script(name: str) -> Markup:
+    """Return the JavaScript of a template file."""
+    return Markup((resources.files("fltrain.reporting") / "templates" / name).read_text(encoding="utf-8"))
+
+
+def policy(*scripts: str, evaluates: bool = False) -> str:
+    """Return a Content-Security-Policy: only these scripts run, and nothing is loaded from elsewhere.
+
+    ``evaluates`` also allows these scripts to compile code, as Vega does for its expressions.
+    """
+    hashes = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts)
+    allowed = [f"'sha256-{digest}'" for digest in hashes] + ["'unsafe-eval'"] * evaluates
+    images = "img-src 'self' file: data: blob:"
+    return (
+        f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; {images}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+TEMPLATES.globals |= {"script": script, "policy": policy}
 
 COLOURS = {
     "reproduced": "#2a7d4f",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections.abc import Sequence
 
 from fltrain.core.statistics import Interval
@@ -37,8 +39,72 @@ def p_text(p: float) -> str:
 
 def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
     """Return a Markdown table; the first line is its heading, columns after the first are ``numbers``."""
-    first, *rest = lines
+    first, *rest = ([" ".join(text.split("\n")) for text in line] for line in lines)
     rule = ["---", *(["---:" if numbers else "---"] * (len(first) - 1))]
-    return "\n".join(
-        "| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in (first, rule, *rest)
+    return without_tags(
+        "\n".join(
+            "| " + " | ".join(text.replace("|", r"\|") for text in line) + " |"
+            for line in (first, rule, *rest)
+        )
     )
+
+
+def without_tags(text: str) -> str:
+    """Escape what Markdown would take for HTML: texts of imported records can contain it."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+
+
+# ---------------------------------------------------------------- LaTeX
+_MATH = """± pm, † dagger, ‡ ddagger, \u00d7 times, · cdot, ∞ infty, ≤ le, ≥ ge, ≠ ne, ≈ approx, ∈ in, √ surd,
+∑ sum, ∂ partial, → rightarrow, ← leftarrow, ↔ leftrightarrow, ↑ uparrow, ↓ downarrow, ⇒ Rightarrow, ° circ,
+\u00b5 mu, ς varsigma"""
+_TEXT = r"""\ \textbackslash{}, ^ \textasciicircum{}, ~ \textasciitilde{}, — ---,
+… \ldots{}, “ ``, ” '', ß \ss{}, ø \o{}, Ø \O{}, æ \ae{}, Æ \AE{}, ł \l{}, Ł \L{}"""
+_LATEX = {
+    **{character: "\\" + character for character in "&%$#_{}"},
+    **{
+        "<": "$<$",
+        ">": "$>$",
+        "\N{MINUS SIGN}": "$-$",
+        "\N{EN DASH}": "--",
+        "\N{NO-BREAK SPACE}": "~",
+        "\n": " ",
+    },
+    **{"\N{LEFT SINGLE QUOTATION MARK}": "`", "\N{RIGHT SINGLE QUOTATION MARK}": "'"},
+    **{character: rf"$\{name}$" for character, name in (pair.split() for pair in _MATH.split(","))},
+    **dict(pair.split() for pair in _TEXT.split(",")),
+}
+_ACCENTS = dict(
+    zip(
+        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327\u0328",
+        "`'^~=u.\"rHvck",
+        strict=True,
+    )
+)
+"""Combining accents and their commands."""
+_CAPITALS = ["Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"]
+_MINUS = re.compile(r"(?<![\w.,)\]-])-(?=\.?\d)")
+
+
+def latex(text: str) -> str:
+    """Return a text for pdfLaTeX: plain ASCII that needs no package. Unknown characters become their code."""
+    return "".join(_in_latex(character) for character in _MINUS.sub("\N{MINUS SIGN}", text))
+
+
+def _in_latex(character: str) -> str:
+    if found := _LATEX.get(character):
+        return found
+    if " " <= character <= "~":
+        return character
+    base, *marks = list(unicodedata.normalize("NFD", character))
+    if base.isascii() and base.isalpha() and marks and all(mark in _ACCENTS for mark in marks):
+        for mark in marks:
+            base = rf"\{_ACCENTS[mark]}{{{base}}}"
+        return base
+    kind, _, name = unicodedata.name(character, "").partition(" LETTER ")
+    if kind == "GREEK SMALL" and name.isalpha():
+        return "o" if name == "OMICRON" else rf"$\{name.replace('LAMDA', 'LAMBDA').lower()}$"
+    if kind == "GREEK CAPITAL" and name.isalpha():
+        name = name.replace("LAMDA", "LAMBDA").capitalize()
+        return rf"$\{name}$" if name in _CAPITALS else unicodedata.normalize("NFKD", name)[0]
+    return f"[U+{ord(character):04X}]"

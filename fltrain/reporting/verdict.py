@@ -8,7 +8,6 @@ their own.
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -30,18 +29,6 @@ from fltrain.core.statistics import (
     t_above,
 )
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
-
-RULE_VERSION = 2
-"""Increase it, and the date, whenever a verdict could change. Tables of another version are made again."""
-
-RULE_DATE = datetime.date(2026, 11, 26)
-"""Day of this version."""
-
-FIRST_RULE = datetime.date(2026, 11, 23)
-"""Day of the first version. Verdicts on runs that had been seen by then are exploratory.
-
-Items name the cells whose verdict has changed with a later version (``rejudged``); they are exploratory, too.
-"""
 
 VERDICTS: dict[Verdict, str] = {
     "reproduced": (

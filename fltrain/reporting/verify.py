@@ -21,6 +21,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import place_having
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import (
     AGAIN,
     BROKEN,
@@ -214,6 +215,10 @@ class Verification:
                     yield from self._tables_of(planned)
 
     def _tables_of(self, planned: Plan) -> Iterator[Problem]:
+        folder = self.results.root / planned.scale.scale
+        for page in outdated_pages(folder):
+            text = "made by another version of the rule or of the reporting code; run snakemake again"
+            yield Problem(f"{folder / page}: {text}", harmless=True)
         stale = stale_runs(planned.runs, self.results)
         for item in planned.items:
             path = self.results.root / planned.scale.scale / item.paper.paper / f"{item.name}.csv"

@@ -48,7 +48,7 @@ from fltrain.tracking.views import VIEW, cells_view, equals, opened, runs_view, 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Run
 
-REVISION = 6
+REVISION = 7
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
@@ -57,8 +57,9 @@ INTERVAL = 10
 """Seconds between two looks at the files in ``follow``, and between two lines about progress."""
 CELLS = "cells"
 """Experiment of the cells of all tables."""
-CELL_METRICS = ("mean", "std", "n", "gain", "gain_low", "gain_high", "published", "published_gain")
-"""Metrics of a cell: columns of the table's CSV file."""
+OUTCOMES = ("diverged", "published", "published_gain")
+CELL_METRICS = ("mean", "std", "n", "gain", "gain_low", "gain_high", *OUTCOMES)
+"""Metrics of a cell: columns of the table's CSV file. If all runs diverged, it has the outcomes only."""
 
 Item = TypeVar("Item")
 
@@ -353,6 +354,7 @@ class _Exporter:
                 "cell": cell,
                 **{name: value for name in _CELL_TAGS if (value := getattr(one, name))},
                 **self._common_names(one.runs),
+                **({"diverged": f"{one.diverged} of {one.seeds}"} if one.diverged else {}),
                 "verdict": one.verdict or NONE,
                 "runs": " ".join(one.runs),
             }
@@ -470,8 +472,10 @@ def _name(cell: TableCell) -> str:
 
 
 def _numbers(cell: TableCell) -> dict[str, float]:
-    """Return the finite metrics of a cell."""
-    values = {name: getattr(cell, name) for name in CELL_METRICS}
+    """Return the finite metrics of a cell. If all runs diverged, chance accuracy is no measurement."""
+    lost = cell.diverged > 0 and cell.diverged == cell.complete
+    names = OUTCOMES if lost else CELL_METRICS
+    values = {name: getattr(cell, name) for name in names}
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 

@@ -60,14 +60,14 @@ class Runs(Cells):
         **changes: Any,
     ) -> Any:
         """Judge claims with these tests; all claims share one statement."""
-        others = changes.pop("others", ())
+        others, cells = changes.pop("others", ()), changes.pop("cells", {})
         sheet = changes.pop("sheet", None) or self.sheet(**changes)
         written = {"where": "sec. 1", "claim": "so it is", "decided": decided}
         claims = [Claim.parse({**written, "test": test}, "claim") for test in tests]
         statement = Statement("sec. 1", "so it is", stated, unit)
         nothing = Published.read(None)
         sheets, records = [sheet, *others], self.results.record
-        return judgement.judge(claims, [statement], sheets, records, lambda _: nothing, sheet.reduced)
+        return judgement.judge(claims, [statement], sheets, records, lambda _: nothing, sheet.reduced, cells)
 
     def judged(
         self, test: Yaml, stated: float | None = None, unit: str = "points", **changes: Any
@@ -346,6 +346,37 @@ def test_stated_values(runs: Runs, gains: Sequence[float], stated: float, verdic
         error = max(np.std(gains, ddof=1), 0.01) * (1 / 3 + 1) ** 0.5
         half = stats.t.isf(0.05, 2) * error
         assert found.interval == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
+
+
+@pytest.mark.parametrize("stated", [52.0, 50.9, 53.0])
+def test_a_claim_that_states_a_printed_cell_has_its_verdict(
+    runs: Runs, tmp_path: Path, stated: float
+) -> None:
+    """The same interval as on the table's page, with the published deviation and margin; also for a gain."""
+    published = tmp_path / "toy.csv"
+    rows = [f"a,none,acc,{stated - 0.5},,", f"a,x,acc,{stated},0.1,", "b,none,acc,1,,", "b,x,acc,2,,"]
+    published.write_text("method,plugin,metric,value,std,note\n" + "\n".join(rows) + "\n")
+    for method, base in (("a", 51.4), ("b", 60.0)):
+        for plugin, gain in (("none", 0.0), ("x", 0.6)):
+            names = {"method": method, "plugin": plugin}
+            values = [base + gain + step for step in (-0.1, 0.0, 0.12)]
+            runs.add(names, *values, reported=names)
+    measured = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "none"}}
+    sheet = runs.sheet(measures=[measured])
+    cells = table_cells(sheet, runs.results.record, Published.read(published))
+    cell = next(one for one in cells if (one.row, one.column) == ("a", "x"))
+    value = {"kind": "value", **SIDES, "at": {"method": "a", "plugin": "x"}}
+    gain = {**GAIN, "kind": "value", "at": {"method": "a"}}
+    verdicts = {"reproduced": "supported", "not reproduced": "contradicted", "inconclusive": "undecided"}
+    found = runs.judged(value, stated, sheet=sheet, cells={sheet.id: cells})
+    assert found.verdict == verdicts[str(cell.verdict)]
+    assert found.interval == pytest.approx((stated + cell.difference_low, stated + cell.difference_high))
+    of_gain = runs.judged(gain, 0.5, sheet=sheet, cells={sheet.id: cells})
+    assert of_gain.interval == pytest.approx(
+        (0.5 + cell.gain_difference_low, 0.5 + cell.gain_difference_high)
+    )
+    other = runs.judged(value, stated + 0.3, sheet=sheet, cells={sheet.id: cells})
+    assert "as the cell" not in other.evidence, "the table prints another number"
 
 
 def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> None:

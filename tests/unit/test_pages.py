@@ -1,6 +1,8 @@
 """Pages of hand-made records: contents, links, and no external resources."""
 
 import base64
+import hashlib
+import html
 import io
 import itertools
 import json
@@ -20,7 +22,8 @@ from fltrain.reporting.overview.listing import Listing
 from fltrain.reporting.overview.page import write
 from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables.html import verdict_sentence
-from fltrain.reporting.tables.table_cell import TableCell, read_csv
+from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.version import outdated_pages, reporting_version
 
 from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
 
@@ -189,17 +192,24 @@ def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
         jsonschema.validate({**rows[0], "verdict": "fine"}, schema)
 
 
-def test_macros_hold_the_numbers_of_all_cells(toy: Toy) -> None:
-    """TeX looks a key up by its characters, so none of them may be special."""
-    text = (toy.folder / "values.tex").read_text()
-    macros = dict(re.findall(r"^\\fltrainvalue\{([^{}]+)\}\{(.*)\}$", text, re.M))
-    assert not any(re.search(r"[\\%#&$^~]|[^ -~]", key) for key in macros)
-    cells = read_csv(toy.table.with_suffix(".csv"))
-    for cell in cells:
-        start = f"paper/table1 / {cell.place} / {cell.measure}"
-        assert macros[f"{start} / n"] == str(cell.n)
-        for name, value in (("mean", cell.mean), ("published", cell.published)):
-            assert macros.get(f"{start} / {name}") == (None if value is None else f"{value:.2f}")
+@pytest.mark.parametrize("name", PAGES)
+def test_only_the_pages_own_scripts_may_run(toy: Toy, name: str) -> None:
+    """The policy holds their digests, so a script in a text that is not escaped would not run."""
+    text = read(toy, name).text
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
+    allowed = re.findall(r"'sha256-([^']+)'", html.unescape(policy))
+    scripts = re.findall(r'<script(?: type="module")?>(.*?)</script>', text, re.S)
+    digests = {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts}
+    assert digests == set(allowed) and "unsafe-inline" not in policy.partition("style-src")[0]
+    assert policy.startswith("default-src") and ("unsafe-eval" in policy) == ("curves" in name)
+
+
+def test_pages_of_another_version_are_named(toy: Toy, tmp_path: Path) -> None:
+    assert outdated_pages(toy.folder) == []
+    page = tmp_path / "paper" / "table1.html"
+    page.parent.mkdir()
+    page.write_text((toy.folder / "paper/table1.html").read_text().replace(reporting_version(), "1-abc"))
+    assert outdated_pages(tmp_path) == ["paper/table1.html"]
 
 
 def test_missing_files_are_not_linked(tmp_path: Path) -> None:

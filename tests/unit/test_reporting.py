@@ -486,9 +486,77 @@ def test_latex_with_headings_over_several_columns(
         "fedavg",
         r"45.00 $\pm$ 7.07",
         "65.80",
-        f"-20.80 [{-20.8 - half:+.2f}, {-20.8 + half:+.2f}]",
+        f"$-$20.80 [{-20.8 - half:+.2f}, {-20.8 + half:+.2f}]".replace("[-", "[$-$").replace(", -", ", $-$"),
         r"not reproduced (worse)$\dagger$",
     ]
+
+
+LABELS = {
+    "[0.1, 0.5]": "{}[0.1, 0.5]",
+    "* plain": "{}* plain",
+    "\u03b1 \u2192 \u03b2 \u2265 3": r"$\alpha$ $\rightarrow$ $\beta$ $\ge$ 3",
+    "\u0141\u00f3d\u017a": r"\L{}\'{o}d\'{z}",
+    "\u03a9 \u0391 \u00b5": r"$\Omega$ A $\mu$",
+    "\u4e2d": "{}[U+4E2D]",
+    "-0.5 \u2013 1": "$-$0.5 -- 1",
+    "A\nB": "A B",
+}
+
+
+@pytest.mark.parametrize(("label", "shown"), LABELS.items(), ids=ascii)
+def test_latex_has_any_label_at_the_start_of_a_row(runs: Runs, label: str, shown: str) -> None:
+    """TeX would take a leading bracket or star for an argument of the line before."""
+    runs.add({"method": "first"}, 0.5)
+    runs.add({"method": label}, 0.5)
+    lines = check_latex(written(runs, runs.table(ACCURACY))["tex"], 1)
+    assert [line[0] for line in lines] == ["method", "first", shown]
+
+
+def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: Runs) -> None:
+    """A float that is larger than a page moves all later ones to the end."""
+    runs.add({"method": "a"}, 0.5, 0.6)
+    text = written(runs, runs.table(ACCURACY, assumptions=["A-1: assumed."]))["tex"]
+    inside, _, below = text.partition(r"\end{table}")
+    assert "Caption of the item." not in inside and r"{\footnotesize Caption of the item.\par}" in below
+    assert "\n% A-1: assumed." in below
+
+
+def test_markdown_holds_no_html(runs: Runs) -> None:
+    """Imported records can have any text, for example the name of a processor."""
+    runs.add({"method": "<script>alert(1)</script> a < b"}, 0.5)
+    text = written(runs, runs.table(ACCURACY, caption="<img src=x>"))["md"]
+    assert "<script" not in text and "&lt;script>" in text and "&lt;img" in text and "a < b" in text
+
+
+def test_runs_on_different_data_under_one_name_are_named(runs: Runs) -> None:
+    for digest in ("ab" * 32, "ab" * 32, "cd" * 32):
+        runs.summary["digests"] = {"data": digest, "partition": "ef" * 32}
+        runs.add({"method": "a"}, 0.5)
+    text = written(runs, runs.table(ACCURACY))["md"]
+    assert "on different data under one name" in text
+    assert "dataset digits (abababab: 2, cdcdcdcd: 1)." in text
+
+
+def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) -> None:
+    """Paired by seed; gains are coloured only if their interval excludes zero."""
+    for method, values in {
+        "best": (0.70, 0.80, 0.90),
+        "near": (0.69, 0.81, 0.88),
+        "far": (0.60, 0.701, 0.80),
+    }.items():
+        runs.add({"method": method}, *values)
+    sheet = runs.table({**ACCURACY, "gain_over": {"method": "best"}})
+    page = written(runs, sheet)["html"]
+    rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
+    assert 'class="own best"' in rows["best"] and "≈" not in rows["best"]
+    assert "≈" in rows["near"] and "≈" not in rows["far"]
+    assert 'class="gain"' in rows["near"] and 'class="gain down"' in rows["far"]
+    assert "Bold: best of its column." in page and "excludes zero" in page
+    single = Runs(runs.results.root / "single")
+    single.add({"method": "a"}, 0.5)
+    single.add({"method": "b"}, 0.6)
+    page = written(single, single.table(ACCURACY))["html"]
+    assert "best" not in re.search(r"<tbody>.*?</tbody>", page, re.S)[0], "one seed: no ranks"
 
 
 @pytest.mark.parametrize("text", [NASTY, NASTIER], ids=["percent, underscore ...", "caret, tilde, backslash"])

@@ -22,13 +22,14 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel
 
 from fltrain.core.errors import FltrainError
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs import sources
 from fltrain.runs.curves import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import export as exporting
 from fltrain.tracking import mlflow_store
-from fltrain.tracking.export import Exported, Page, Wanted, export, follow
+from fltrain.tracking.export import Exported, Page, Wanted, _numbers, export, follow
 from fltrain.tracking.mlflow_store import NewRun, Store, writing
 from fltrain.tracking.views import opened, views_in
 
@@ -249,6 +250,13 @@ def test_curves_use_the_configured_split(store: Exports, split: str) -> None:
     metrics = client.get_run(ours).data.metrics
     assert (metrics["final_accuracy.a"], metrics["final_accuracy.b"]) == (0.3, 0.2)
     assert "final_accuracy.c" not in metrics
+
+
+def test_a_cell_whose_runs_all_diverged_is_no_measurement() -> None:
+    """Chance accuracy with a deviation of zero would look like one."""
+    lost = TableCell(seeds=2, n=2, diverged=2, mean=10.0, std=0.0, published=50.0)
+    assert _numbers(lost) == {"diverged": 2, "published": 50.0}
+    assert _numbers(lost.having(diverged=1))["mean"] == 10.0
 
 
 def test_a_diverged_run_has_finite_metrics_only(exported: Exports) -> None:
@@ -534,7 +542,8 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     write_table(store, table_cells(store))
     assert store.export(pages=[TABLE]).cells == 2
     (run,) = store.search("tags.plugins = 'flfa' and metrics.gain > 0")
-    numbers = {"mean": 61.5, "std": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "published": 64.0}
+    numbers = {"mean": 61.5, "std": 0.25, "n": 3, "diverged": 0, "gain": 1.5}
+    numbers |= {"gain_low": -0.5, "published": 64.0}
     assert run["paper"] == "cells" and run["data"]["metrics"] == numbers
     tags = run["data"]["tags"]
     expected = {
@@ -550,7 +559,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     assert {key: tags[key] for key in expected} == expected
     assert f"[{store.measured.run_id}](#/experiments/" in tags["mlflow.note.content"]
     (other,) = store.search("tags.kind = 'cell' and tags.verdict = 'none'")
-    assert other["data"]["metrics"] == {"mean": 60.0, "n": 1}
+    assert other["data"]["metrics"] == {"mean": 60.0, "n": 1, "diverged": 0}
 
 
 def test_published_values_without_a_cell_have_their_published_names(store: Exports) -> None:

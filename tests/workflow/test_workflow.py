@@ -106,7 +106,6 @@ OUTPUTS = [
     "index.html",
     "runs.html",
     "verdicts.csv",
-    "values.tex",
     *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json")),
     *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "curves.html")),
     *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in FORMS),

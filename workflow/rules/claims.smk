@@ -18,6 +18,7 @@ rule claims:
         "../../environment.yml"
     params:
         paper=by(JOBS.paper_runs, "paper"),
+        reporting=REPORTING,
     message:
         "judging the claims of {wildcards.paper}"
     script:

@@ -16,6 +16,7 @@ from fltrain.experiments.jobs import (
     put_python_on_path,
 )
 from fltrain.experiments.layout import Sheet
+from fltrain.reporting.version import reporting_version
 
 # A storage provider transfers declared outputs only, and a record has more files than the summary that stands for it.
 # Without a provider, Snakemake itself refuses executors that share no file system.
@@ -39,6 +40,9 @@ except FltrainError as error:
 gc.freeze()
 
 SCALE, OUT = JOBS.request.scale, JOBS.folder
+
+# Tables, figures, claims and pages are made again when the rule or the code that makes them has changed.
+REPORTING = reporting_version()
 
 # Without `--sdm`, jobs run in the Python environment of this process, even if it is not activated. The environment of
 # `--sdm conda` comes before it, because a job activates it later.

@@ -45,6 +45,7 @@ rule table:
         "../../environment.yml"
     params:
         **SHEET,
+        reporting=REPORTING,
     message:
         "assembling {wildcards.paper}/{wildcards.item}"
     script:
@@ -79,6 +80,7 @@ rule figure:
         "../../environment.yml"
     params:
         **SHEET,
+        reporting=REPORTING,
     message:
         "drawing {wildcards.paper}/{wildcards.item}"
     script:

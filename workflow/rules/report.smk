@@ -13,7 +13,6 @@ rule index:
         index=f"{OUT}/index.html",
         runs=f"{OUT}/runs.html",
         verdicts=f"{OUT}/verdicts.csv",
-        values=f"{OUT}/values.tex",
     log:
         f"results/logs/{SCALE}/index.log",
     benchmark:
@@ -24,6 +23,7 @@ rule index:
     params:
         # A function, because Snakemake takes braces in texts for wildcards.
         listing=lambda wildcards: Listing.of(JOBS.plan).model_dump_json(),
+        reporting=REPORTING,
     message:
         "writing the overview"
     script:

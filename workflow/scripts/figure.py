@@ -9,7 +9,8 @@ from fltrain.reporting.figures import draw as figures
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):
-    sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")
+    fields = {name: value for name, value in snakemake.params.items() if name != "reporting"}
+    sheet = Sheet.parse(fields, "sheet")
     outputs, results = {form: Path(path) for form, path in snakemake.output.items()}, Results(Path("results"))
     page = outputs.pop("curves")
     figures.write(sheet, results, outputs.values())

@@ -9,7 +9,8 @@ from fltrain.reporting.tables import write as tables
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):
-    sheet = Sheet.parse(dict(snakemake.params.items()), "sheet")
+    fields = {name: value for name, value in snakemake.params.items() if name != "reporting"}
+    sheet = Sheet.parse(fields, "sheet")
     published = next(map(Path, snakemake.input.published), None)
     outputs = {form: Path(path) for form, path in snakemake.output.items()}
     anomalies = Path(snakemake.input.anomalies)

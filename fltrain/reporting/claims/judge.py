@@ -66,8 +66,9 @@ from fltrain.reporting.numbers import (
 )
 from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, value_text
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.text import interval_text, markdown_table, number_text, p_text
-from fltrain.reporting.verdict import FIRST_RULE, apart, gain_margin
+from fltrain.reporting.text import interval_text, markdown_table, number_text, p_text, without_tags
+from fltrain.reporting.verdict import apart, gain_margin
+from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Record
 
@@ -845,7 +846,7 @@ def to_markdown(title: str, scale_note: str, judged: Sequence[Judged]) -> str:
     notes += [DROPPED_CLAIMS] if any(not one.listed for one in judged) else []
     notes += [EXPLORATORY] if any(one.exploratory for one in judged) else []
     table = markdown_table(lines, numbers=False)
-    return f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n"
+    return without_tags(f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n")
 
 
 DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."

@@ -22,7 +22,6 @@ from fltrain.reporting.claims.judge import JUDGED
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import Run
-from fltrain.reporting.tables.render import to_macros
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
@@ -145,12 +144,12 @@ class PaperEntry:
         return " and ".join(parts)
 
 
-VERDICT_FILE, MACRO_FILE = "verdicts.csv", "values.tex"
-"""Cells of all tables of a scale, in its folder, and their numbers as LaTeX macros."""
+VERDICT_FILE = "verdicts.csv"
+"""Cells of all tables of a scale, in its folder."""
 
 
 def write_cells(listing: Listing, folder: Path) -> None:
-    """Write the cells of all tables of a scale that there are, as a tidy file and as LaTeX macros."""
+    """Write the cells of all tables of a scale that there are, as a tidy file."""
     tables = [
         folder / paper.name / f"{item.name}.csv"
         for paper in listing.papers
@@ -159,7 +158,6 @@ def write_cells(listing: Listing, folder: Path) -> None:
     ]
     cells = [cell for path in tables if path.exists() for cell in read_csv(path)]
     write_text(folder / VERDICT_FILE, to_csv(cells))
-    write_text(folder / MACRO_FILE, to_macros(cells))
 
 
 def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:

@@ -28,7 +28,8 @@ from fltrain.reporting.numbers import (
     places,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.verdict import FIRST_RULE, Judgeable, RuleInputs, cell_margin, compare
+from fltrain.reporting.verdict import Judgeable, RuleInputs, cell_margin, compare
+from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import Measure, measure
 
 

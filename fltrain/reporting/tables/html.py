@@ -232,7 +232,23 @@ def table_page(
         by_seed=by_seed,
         curves=Path(sheet.id).name + CURVES_FORM,
         exploratory=any(cell.exploratory for cell in shown),
+        marks_of=_marks,
     )
+
+
+BEST = (
+    "Bold: best of its column. ≈: not shown to be worse (one-sided tests at 5 %, paired by seed, with Holm's "
+    "correction)."
+)
+TONES = "A gain is coloured if its 90 % interval excludes zero: blue for the better, red for the worse."
+
+
+def _marks(grid: Grid) -> str:
+    """Explain bold numbers and colours, if the table has any."""
+    entries = [entry for row in grid.rows.values() for entry in row]
+    parts = [BEST] if any(entry.best for entry in entries) else []
+    parts += [TONES] if any(entry.tone for entry in entries) else []
+    return " ".join(parts)
 
 
 LETTERS = [

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
+from fltrain.core.statistics import LEVEL, Sample, contrast, holm
 from fltrain.experiments.layout import Sheet, named
 from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import markdown_table, number_text
-from fltrain.reporting.verdict import EXPECTED, RULE_DATE, count_verdicts, expected_counts
+from fltrain.reporting.text import latex, markdown_table, number_text, without_tags
+from fltrain.reporting.verdict import EXPECTED, count_verdicts, expected_counts
+from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import measure
 
 PUBLISHED = "published"
@@ -31,7 +33,9 @@ class GridEntry:
         kind: ``own``, ``gain``, ``published`` and so on; class of the HTML element.
         value: sorts the column.
         doubts: marks of notes below.
-        best: whether no other of our values in the column is better.
+        best: no other of our values in the column is better.
+        tied: not shown to be worse than the best one.
+        tone: ``up`` or ``down`` if the interval of a gain excludes zero, for the better or the worse.
     """
 
     text: str
@@ -40,6 +44,8 @@ class GridEntry:
     value: float | None = None
     doubts: tuple[str, ...] = ()
     best: bool = False
+    tied: bool = False
+    tone: str = ""
 
     @property
     def marked(self) -> str:
@@ -104,7 +110,7 @@ def _entries(
     doubts = tuple(marks[reason] for reason in cell.anomalies)
     return {
         cell.label: GridEntry(value_text(cell, as_interval), "own", cell, cell.mean),
-        "gain": GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain),
+        "gain": GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain, tone=_tone(cell)),
         PUBLISHED + (" (full scale)" if reduced else ""): GridEntry(
             published_text(cell), "published", cell, cell.published, doubts
         ),
@@ -117,16 +123,45 @@ def _entries(
     }
 
 
+def _tone(cell: TableCell) -> str:
+    """Return the direction of a gain whose interval excludes zero; of costs, less is better."""
+    what = measure(cell.measure)
+    if not cell.gain_interval or not (what.accuracy or what.margin.relative):
+        return ""
+    low, high = cell.gain_interval
+    if low <= 0 <= high:
+        return ""
+    return "up" if (low > 0) == what.accuracy else "down"
+
+
 def _mark_best(column: dict[str, GridEntry]) -> None:
-    """Mark the largest of several accuracies in a column, or the smallest of several costs."""
-    values = {
-        row: entry.value for row, entry in column.items() if entry.kind == "own" and entry.value is not None
+    """Mark the largest of several accuracies in a column, or the smallest of several costs.
+
+    Values that are not shown to be worse are tied: by one-sided tests at 5 %, paired by seed, with Holm's
+    correction. Columns with a single seed have no best value.
+    """
+    own = {
+        row: entry.cell
+        for row, entry in column.items()
+        if entry.kind == "own" and entry.cell is not None and entry.value is not None
     }
-    if len(values) > 1:
-        what = next(measure(entry.cell.measure) for entry in column.values() if entry.cell is not None)
-        if what.accuracy or what.margin.relative:
-            best = max(values.values()) if what.accuracy else min(values.values())
-            column |= {row: replace(column[row], best=True) for row in values if values[row] == best}
+    if len(own) < 2 or any(cell.n < 2 for cell in own.values()):
+        return
+    what = measure(next(iter(own.values())).measure)
+    if not what.accuracy and not what.margin.relative:
+        return
+    sign = 1 if what.accuracy else -1
+    best = max(own, key=lambda row: sign * (column[row].value or 0.0))
+    top = dict(zip(own[best].value_seeds, own[best].values, strict=True))
+    rivals = [row for row in own if row != best]
+    ps: list[float | None] = []
+    for row in rivals:
+        pairs = zip(own[row].value_seeds, own[row].values, strict=True)
+        found = contrast(Sample([sign * (top[seed] - value) for seed, value in pairs if seed in top]))
+        ps.append(found.p_above() if found else None)
+    column[best] = replace(column[best], best=True)
+    for row, p in zip(rivals, holm(ps), strict=True):
+        column[row] = replace(column[row], tied=p is None or p >= LEVEL)
 
 
 @dataclass(frozen=True)
@@ -359,52 +394,33 @@ def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
     assumed = [ASSUMED, "\n".join(f"- {text}" for text in sheet.assumptions)] if sheet.assumptions else []
     parts = [f"**{heading(sheet)}**", markdown_table(lines), sheet.caption, *notes.texts, *assumed]
-    return "\n\n".join(parts) + "\n"
-
-
-LATEX = str.maketrans(
-    {
-        **{character: "\\" + character for character in "&%$#_{}"},
-        "\\": r"\textbackslash{}",
-        "^": r"\textasciicircum{}",
-        "~": r"\textasciitilde{}",
-        "±": r"$\pm$",
-        "†": r"$\dagger$",
-        "—": "---",
-        "\N{MULTIPLICATION SIGN}": r"$\times$",
-        "·": r"$\cdot$",
-        "<": r"$<$",
-        ">": r"$>$",
-    }
-)
-
-
-def latex(text: str) -> str:
-    """Escape the characters of a text that are special in LaTeX."""
-    return text.translate(LATEX)
+    return without_tags("\n\n".join(parts) + "\n")
 
 
 def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
-    """Return a LaTeX table (package booktabs) with its notes below."""
+    """Return a LaTeX table (package booktabs): the float, its notes below it, and assumptions as comments.
 
-    def line(texts: Iterable[str]) -> str:
-        return " & ".join(texts) + r" \\"
+    Notes stand outside the float, which could otherwise be larger than a page.
+    """
+
+    def line(first: str, *texts: str) -> str:
+        # TeX would take these characters for an argument of the command that ends the line above.
+        return " & ".join(["{}" * first.startswith(("[", "*")) + first, *texts]) + r" \\"
 
     *spans, last = grid.heading_rows or [[]]
     headings = [
-        line(["", *(rf"\multicolumn{{{span}}}{{c}}{{{latex(label)}}}" for label, span in level)])
+        line("", *(rf"\multicolumn{{{span}}}{{c}}{{{latex(label)}}}" for label, span in level))
         for level in spans
     ]
-    headings.append(line([latex(grid.corner), *(latex(label) for label, _ in last)]))
+    headings.append(line(latex(grid.corner), *(latex(label) for label, _ in last)))
     body = [
-        line([latex(row), *(latex(entry.marked) for entry in entries)]) for row, entries in grid.rows.items()
+        line(latex(row), *(latex(entry.marked) for entry in entries)) for row, entries in grid.rows.items()
     ]
-    assumed = [" ".join((ASSUMED, *sheet.assumptions))] if sheet.assumptions else []
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{latex(f'{heading(sheet)} {sheet.caption}')}}}",
-        rf"\label{{tab:{sheet.id.replace('/', '-')}}}",
+        rf"\caption{{{latex(heading(sheet))}}}",
+        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', sheet.id)}}}",
         rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
         r"\toprule",
         *headings,
@@ -412,38 +428,8 @@ def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
         *body,
         r"\bottomrule",
         r"\end{tabular}",
-        *(rf"\par\footnotesize {latex(text)}" for text in (*notes.texts, *assumed)),
         r"\end{table}",
+        *(rf"{{\footnotesize {latex(text)}\par}}" for text in (sheet.caption, *notes.texts)),
+        *(f"% {latex(text)}" for text in ([ASSUMED, *sheet.assumptions] if sheet.assumptions else [])),
     ]
     return "\n".join(lines) + "\n"
-
-
-MACROS = r"""% Numbers of all tables. \input{values.tex}, then for example:
-% \fltrain{KEY}
-\newcommand{\fltrain}[1]{\ifcsname fltrain:#1\endcsname\csname fltrain:#1\endcsname\else
-  \PackageError{fltrain}{values.tex has no number '#1'}{}\fi}
-\newcommand{\fltrainvalue}[2]{\expandafter\def\csname fltrain:#1\endcsname{#2}}
-"""
-NUMBERS = ("mean", "std", "low", "high", "gain", "gain_low", "gain_high", "published")
-"""Columns of cells that become macros, next to ``n`` and the verdict."""
-
-
-def to_macros(cells: Iterable[TableCell]) -> str:
-    r"""Return LaTeX macros of the cells' numbers, ``\fltrain{TABLE / PLACE / MEASURE / COLUMN}``.
-
-    A key lacks characters that are special in LaTeX. Numbers have the decimals of their table.
-    """
-    macros: dict[str, str] = {}
-    for cell in cells:
-        texts = {"n": str(cell.n), "verdict": cell.full_verdict}
-        for name in NUMBERS:
-            value = getattr(cell, name)
-            texts[name] = "" if value is None else number_text(value, cell.decimals, "")
-        if cell.mean == math.inf:
-            texts["mean"] = _mean_text(cell, as_interval=False)
-        for name, text in texts.items():
-            key = f"{cell.paper}/{cell.item} / {cell.place} / {cell.measure} / {name}"
-            if text:
-                macros.setdefault(re.sub(r"[^ -~]|[\\{}%#&$^~]", "", key), latex(text))
-    lines = [rf"\fltrainvalue{{{key}}}{{{text}}}" for key, text in macros.items()]
-    return MACROS.replace("KEY", next(iter(macros), "KEY")) + "\n".join([*lines, ""])

@@ -1,0 +1,50 @@
+"""Version of the rule and of the code that make tables, figures, claims and pages. No torch.
+
+Snakemake makes them again when it changes, and ``fltrain status`` names pages of another version.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+
+RULE_VERSION = 2
+"""Increase it, and the date, whenever a verdict could change. Tables of another version are made again."""
+
+RULE_DATE = datetime.date(2026, 11, 26)
+"""Day of this version."""
+
+FIRST_RULE = datetime.date(2026, 11, 23)
+"""Day of the first version. Verdicts on runs that had been seen by then are exploratory.
+
+Items name the cells whose verdict has changed with a later version (``rejudged``); they are exploratory, too.
+"""
+
+_PACKAGE = Path(__file__).parents[1]
+_FILES = ("core/floats.py", "core/statistics.py", "runs/curves.py", "runs/measures.py", "reporting/**/*.*")
+_MARK = re.compile(r'<meta name="fltrain-reporting" content="([^"]+)">')
+
+
+@cache
+def reporting_version() -> str:
+    """Return the version of the rule with a digest of the reporting code and its templates."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in _FILES for path in _PACKAGE.glob(pattern)):
+        if path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(_PACKAGE)}\0".encode() + path.read_bytes())
+    return f"{RULE_VERSION}-{digest.hexdigest()[:12]}"
+
+
+def outdated_pages(folder: Path) -> list[str]:
+    """Return the pages of a scale that another version has made, for example ``flfa/table1.html``."""
+    pages = [*folder.glob("*.html"), *folder.glob("*/*.html")]
+    return sorted(str(page.relative_to(folder)) for page in pages if _other(page))
+
+
+def _other(page: Path) -> bool:
+    with page.open(encoding="utf-8", errors="replace") as file:
+        found = _MARK.search(file.read(2000))
+    return found is not None and found[1] != reporting_version()
