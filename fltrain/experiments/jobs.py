@@ -97,6 +97,25 @@ class Jobs:
         if damages := [record.damage for record in records if record.damage]:
             raise problems("damaged records", damages)
 
+    def refuse_missing(self) -> None:
+        """Refuse papers without the files of their published values and claims.
+
+        Raises:
+            FltrainError: with all missing files.
+        """
+        files = {
+            file: paper
+            for paper in self.papers
+            for file in (*self.paper_published(paper), *self.paper_statements(paper))
+        }
+        lines = [
+            f"{file}: does not exist; write it, or leave out 'reported' and 'claims' of paper {paper}"
+            for file, paper in files.items()
+            if not Path(file).exists()
+        ]
+        if lines:
+            raise problems("missing files", lines)
+
     def notes(self, arguments: Sequence[str], rules: Collection[str] = ()) -> list[str]:
         """Return lines to print before the workflow starts: changed code, and targets that do not exist.
 

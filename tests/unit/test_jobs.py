@@ -136,6 +136,15 @@ def test_changed_code_and_unknown_targets_are_told(folder: Path) -> None:
     ]
 
 
+def test_a_paper_with_claims_needs_their_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = jobs(folder)
+    every.refuse_missing()
+    monkeypatch.setattr(Jobs, "paper_statements", lambda self, paper: [f"nowhere/{paper}_claims.csv"])
+    with pytest.raises(FltrainError) as error:
+        every.refuse_missing()
+    assert "nowhere/toy_claims.csv: does not exist; write it, or leave out" in str(error.value)
+
+
 def test_a_path_with_braces_is_refused() -> None:
     with pytest.raises(FltrainError, match=r"path with braces: move '/some/\{a\}/checkout'"):
         check_folder(Path("/some/{a}/checkout"))

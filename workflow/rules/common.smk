@@ -31,6 +31,7 @@ try:
     check_profile(sys.argv)
     JOBS = Jobs.of(config, declarations())
     if workflow.is_main_process:
+        JOBS.refuse_missing()
         JOBS.refuse_damaged()
 except FltrainError as error:
     print(f"error: {error}", file=sys.stderr)
