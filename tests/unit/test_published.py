@@ -12,11 +12,12 @@ import pytest
 import yaml
 from extent import Covered, coverage, experiments, totals
 
+from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments import claims
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Measured
 from fltrain.experiments.plan import Plan, declared, plan
-from fltrain.experiments.schema import DisplayLabels, Paper, read_optional
+from fltrain.experiments.schema import DisplayLabels, Paper
 from fltrain.runs.measures import measure
 
 ROOT = Path(__file__).parents[2]
@@ -242,7 +243,7 @@ def test_a_paper_or_item_names_every_entry_of_the_register() -> None:
     """The plan refuses references to unknown entries."""
     entries = yaml.safe_load((CONFIG / "register.yaml").read_text(encoding="utf-8"))["entries"]
     used: set[str] = set()
-    labels = read_optional(CONFIG / "labels.yaml", DisplayLabels).labels
+    labels = read_settings(CONFIG / "labels.yaml", DisplayLabels).labels
     for file in (CONFIG / "papers").iterdir():
         paper = declared(CONFIG, file.stem, Paper, labels)
         used.update(paper.assumptions, *(item.assumptions for item in paper.items.values()))
