@@ -20,7 +20,7 @@ from fltrain.methods.base import Method
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
 
-every_page = pytest.mark.parametrize("paper", ["flfa", "fed2", "fedfcd", "fedimpro", "fedavg"])
+every_page = pytest.mark.parametrize("paper", ["ecgr", "flfa", "fed2", "fedfcd", "fedimpro", "fedavg"])
 
 
 @cache
