@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 SUITE = {
+    "bench": "local training next to a bare PyTorch loop",
     "startup": "start of a run, stage by stage; runs in one process and in several",
     "plan": "plan and dry run of ten thousand runs",
     "soak": "the demonstration while its processes are killed",

@@ -1,6 +1,6 @@
 """All measurements on a GPU, in one command.
 
-* `fltrain bench` for LeNet-5 on MNIST's image size, ResNet-18 and MobileNetV2 on CIFAR-10's, ten clients in a
+* `bench` for LeNet-5 on MNIST's image size, ResNet-18 and MobileNetV2 on CIFAR-10's, ten clients in a
   round, with and without captured steps, in every precision.
 * `scaling` with and without captured steps, and `startup`.
 * Accuracy after some rounds, by `fltrain train`: captured steps and every precision compared with the
@@ -114,7 +114,7 @@ def parts(machine: Machine, amount: Amount, cifar10: Path | None) -> dict[str, C
             continue
         for model, dataset in amount.models.items():
             name = f"bench-{model}-{precision}-{determinism}"
-            command = ["-m", "fltrain", "bench", "--model", model, "--dataset", dataset]
+            command = [HERE / "bench.py", "--model", model, "--dataset", dataset]
             command += ["--precision", precision, "--determinism", determinism, *amount.bench.split()]
             todo[name] = partial(machine.run, name, [*command, "--out", out / f"{name}.json"])
     for how in ([], ["--cuda-graph"]) if machine.device != "cpu" else ([],):

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from bench import seconds
 from common import quartiles, write_csv
 
-from fltrain.bench import seconds
 from fltrain.core.errors import FltrainError
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.cuda_graph import CapturedTraining

@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import (
-    bench,
     compare,
     data,
     explain,
@@ -55,7 +54,6 @@ app.command("verify")(verify.verify)
 app.command("track")(track.track)
 app.command("ui")(ui.ui)
 app.command("compare")(compare.compare)
-app.command("bench")(bench.run_bench)
 app.command("schema")(schema.schema)
 app.add_typer(records.app, name="records")
 app.add_typer(data.app, name="data")

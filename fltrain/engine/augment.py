@@ -50,6 +50,8 @@ class Augmented:
 
     def batch(self, indices: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Gather images ``[b]``, augmented by their parameters ``[b, 5]`` and normalised, and labels."""
+        if not self.augmentation.active:
+            return self.split.batch(indices)
         top, left, flip, row, column = parameters.long().unbind(-1)
         images = self.split.images.index_select(0, indices)
         if self.moves:

@@ -1,4 +1,4 @@
-"""``fltrain bench``: the bare loop against the engine, refusals."""
+"""``benchmarks bench``: the bare loop against the engine, refusals."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fltrain.bench import TRAINERS, Bare, Bench, measure, model_of
+from benchmarks.bench import TRAINERS, Bare, Bench, measure, model_of
 from fltrain.core.errors import MethodError
 from fltrain.engine.local import LocalTraining
 
@@ -19,7 +19,6 @@ SMALL: dict[str, Any] = {
     "model": "mobilenet_tiny",
     "dataset": "digits",
     "method": "fedavg",
-    "executors": ["sequential"],
     "device": CPU,
     "batch_size": 4,
     "clients": 2,
@@ -55,10 +54,10 @@ class Careless(LocalTraining):
         return [first] * len(clients)
 
 
-def test_an_executor_with_different_results_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TRAINERS, "careless", Careless)
-    with pytest.raises(MethodError, match=r"^careless: after a round .* its weights differ by "):
-        measure(small(executors=["careless"]))
+def test_an_engine_with_different_results_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRAINERS, "sequential", Careless)
+    with pytest.raises(MethodError, match=r"^sequential: after a round .* its weights differ by "):
+        measure(small())
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
-"""``fltrain bench``: training speed of the engine compared with a bare PyTorch loop, in one process.
+"""Training speed of the engine compared with a bare PyTorch loop, in one process.
 
-Clients with random images train for some rounds: with each executor, and in a hand-written loop for federated
-averaging. All take turns within each repeat; ratios are of times of the same repeat. All must end the first
-round of federated averaging at the same weights, otherwise the command stops. On one CPU thread times are CPU
-times, which other work on the machine disturbs less than wall time.
+Clients with random images train for some rounds: in the engine, on a GPU also with captured steps, and in a
+hand-written loop for federated averaging. All take turns within each repeat; ratios are of times of the same
+repeat. All must end the first round of federated averaging at the same weights, otherwise the command stops.
+On one CPU thread times are CPU times, which other work on the machine disturbs less than wall time.
 
 The table also compares with the device's peak: the faster of a large matrix product and a large convolution,
 in the same precision.
@@ -11,12 +11,15 @@ in the same precision.
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -24,7 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from fltrain.core.errors import MethodError
+from fltrain.core.errors import FltrainError, MethodError
+from fltrain.core.files import write_json
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining, batch_orders
 from fltrain.engine.simulation import Simulation, Trainer
@@ -32,13 +36,13 @@ from fltrain.engine.synthetic import synthetic_run
 from fltrain.models.base import build
 from fltrain.runs.spec import Precision
 from fltrain.runtime.determinism import Profile, determined, tf32_products
-from fltrain.runtime.devices import synchronize, uploaded
+from fltrain.runtime.devices import pick_device, synchronize, uploaded
 from fltrain.runtime.process import compute_as_runs
 
 BARE = "bare loop"
 TRAINERS: dict[str, type[LocalTraining]] = {one.name: one for one in (LocalTraining, CapturedTraining)}
 TOLERANCE = 1e-6
-"""Maximum difference of a weight after a round of federated averaging on the CPU, for exact executors."""
+"""Maximum difference of a weight after a round of federated averaging on the CPU, in the engine."""
 ALIKE = 0.25
 """Maximum length of the difference otherwise, relative to the update: deep networks magnify rounding."""
 PRODUCTS = {"cpu": (1024, 32), "cuda": (8192, 256)}
@@ -59,7 +63,6 @@ class Bench:
     model: str
     dataset: str
     method: str
-    executors: Sequence[str]
     device: torch.device
     batch_size: int = 64
     clients: int = 2
@@ -68,6 +71,11 @@ class Bench:
     threads: int = 1
     determinism: Profile = "exact"
     precision: Precision = "fp32"
+
+    @property
+    def trainers(self) -> Sequence[str]:
+        """Names of the engine's ways of local training on the device."""
+        return [name for name in TRAINERS if self.device.type == "cuda" or name == LocalTraining.name]
 
     def simulation(self, method: str, trainer: Trainer = LocalTraining) -> Simulation:
         """Return clients with random images, all of which train in every round; nothing is tested.
@@ -198,9 +206,9 @@ class Timing:
     """Times of a contender.
 
     Attributes:
-        name: its executor, or the name of the bare loop.
+        name: its local training, or the name of the bare loop.
         images: images of local steps in a round.
-        operations: of a round's matrix products and convolutions, in the reference executor.
+        operations: of a round's matrix products and convolutions, in the uncaptured loop.
         seconds: of each timed round.
     """
 
@@ -212,17 +220,17 @@ class Timing:
 
 
 def measure(bench: Bench) -> list[dict[str, Any]]:
-    """Time the bare loop and the engine with each executor.
+    """Time the bare loop and the engine.
 
     Returns:
-        a row per contender, with its ``executor`` and medians over repeats: ``samples_per_second``, images of
+        a row per contender, with its ``name`` and medians over repeats: ``samples_per_second``, images of
         local steps over the time of whole rounds; ``step_ms``, milliseconds of a round per batch; ``ratio``,
         ``ratio_low`` and ``ratio_high``, time relative to the bare loop's in the same repeat, with quartiles;
         ``share``, operations per second relative to the device's peak.
 
     Raises:
         FltrainError: if network, dataset, method and device do not fit together.
-        MethodError: if an executor or the bare loop does not compute federated averaging.
+        MethodError: if the engine or the bare loop does not compute federated averaging.
     """
     compute_as_runs(bench.threads)
     with determined(bench.determinism, bench.device, bench.precision == "tf32"):
@@ -240,7 +248,7 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
         median = statistics.median(timing.seconds)
         rows.append(
             {
-                "executor": timing.name,
+                "name": timing.name,
                 "samples_per_second": timing.images / median,
                 "step_ms": 1e3 * median / (bench.clients * bench.steps),
                 **{"ratio": middle, "ratio_low": low, "ratio_high": high},
@@ -254,7 +262,7 @@ def _contenders(bench: Bench) -> list[Timing]:
     """Return all contenders after two rounds, the bare loop first."""
     reference = bench.simulation("fedavg")
     timings = [Timing(BARE, Bare(reference))]
-    for name in dict.fromkeys(bench.executors):
+    for name in bench.trainers:
         timings.append(Timing(name, bench.simulation(bench.method, TRAINERS[name])))
     start = model_of(reference)
     for timing in timings:
@@ -274,11 +282,53 @@ def _contenders(bench: Bench) -> list[Timing]:
 
 
 def _check(timing: Timing, start: Tensor, expected: Tensor, exact: bool) -> None:
-    """Compare the model after one round of federated averaging with the reference executor's."""
+    """Compare the model after one round of federated averaging with the uncaptured loop's."""
     difference = model_of(timing.contender) - expected
     alike = float(difference.norm()) <= ALIKE * float((expected - start).norm())
     if not (float(difference.abs().max()) <= TOLERANCE if exact else alike):
         raise MethodError(
             f"{timing.name}: after a round of federated averaging its weights differ by "
-            f"{float(difference.abs().max()):.1e} from those of the reference executor"
+            f"{float(difference.abs().max()):.1e} from those of the uncaptured loop"
         )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="lenet5")
+    parser.add_argument("--dataset", default="mnist", help="dataset whose image size is used")
+    parser.add_argument("--method", default="fedavg", help="method, with plug-ins or not: fedprox+flfa")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    for name, text, default in (
+        ("batch-size", "images in a batch", 64),
+        ("clients", "clients in a round", 2),
+        ("steps", "batches of each client in a round", 10),
+        ("repeats", "timed rounds", 5),
+        ("threads", "CPU threads", 1),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    parser.add_argument("--determinism", choices=get_args(Profile), default="exact", help="on CUDA")
+    parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
+    parser.add_argument("--out", type=Path, help="also write settings and table to this JSON file")
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    try:
+        # Another process on the device would disturb the times.
+        bench = Bench(**{**options, "device": pick_device(options["device"], runs=1)})
+        rows = measure(bench)
+    except FltrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    print(f"{'':12}{'samples/s':>12}{'ms/step':>10}  {'of bare (quartiles)':24}{'of peak':>8}")
+    for row in rows:
+        ratio = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
+        print(
+            f"{row['name']:12}{row['samples_per_second']:12,.0f}{row['step_ms']:10.2f}  {ratio:24}"
+            f"{row['share']:8.1%}"
+        )
+    if out is not None:
+        write_json(out, {**asdict(bench), "device": str(bench.device), "rows": rows})
+        print(f"written: {out}")
+
+
+if __name__ == "__main__":
+    main()
