@@ -30,7 +30,7 @@ from fltrain.experiments.claims import (
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
-from fltrain.reporting.claims.judge import JUDGED
+from fltrain.reporting.claims import JUDGED
 
 MAIN = {
     "fedavg": (

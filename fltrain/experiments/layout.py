@@ -20,7 +20,7 @@ Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
 COLUMNS = ("seed", "run", "state", "value", "gain", "names", "family", "plugins", "best", "best_at_end")
-"""Columns of a frame of numbers in addition to the axes (``fltrain.reporting.numbers``)."""
+"""Columns of a frame of numbers in addition to the axes (``fltrain.reporting.frame``)."""
 
 NO_AXES = (*COLUMNS, "rows", "series")
 """Names of columns that an axis cannot have."""

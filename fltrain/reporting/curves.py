@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import CURVES_FORM, Curves, Sheet, curves_of
-from fltrain.reporting.numbers import Runs, curve, curve_place, finished
+from fltrain.reporting.frame import Runs, curve, curve_place, finished
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import Run
 from fltrain.runs import curves as records

@@ -14,7 +14,7 @@ from fltrain.core.lazy import stats
 from fltrain.core.statistics import RESAMPLES, Floats, percentile_interval, resampled
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import METHOD
-from fltrain.reporting.claims.judge import Judged, to_frame
+from fltrain.reporting.claims import Judged, to_frame
 from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (

@@ -126,9 +126,9 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     Returns:
         The cells with intervals, verdicts and the numbers behind them.
     """
-    of_values = _families((_key(inputs), _values(cell, inputs)) for cell, inputs in cells)
+    of_values = families_of((_key(inputs), _values(cell, inputs)) for cell, inputs in cells)
     gain_keys = apart(((inputs.gain_family, inputs.averaged), inputs.base) for _, inputs in cells)
-    of_gains = _families(
+    of_gains = families_of(
         (key, _gains(cell, inputs)) for key, (cell, inputs) in zip(gain_keys, cells, strict=True)
     )
     judged: list[TableCell] = []
@@ -151,7 +151,8 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     ]
 
 
-def _families(samples: Iterable[tuple[Hashable, Sample]]) -> dict[Hashable, Family]:
+def families_of(samples: Iterable[tuple[Hashable, Sample]]) -> dict[Hashable, Family]:
+    """Estimate the prior of each family from pairs of its key and a sample."""
     members: dict[Hashable, list[Sample]] = {}
     for key, sample in samples:
         members.setdefault(key, []).append(sample)

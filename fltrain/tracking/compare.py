@@ -20,11 +20,11 @@ import pandas as pd
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
-from fltrain.core.statistics import Contrast, Family, Sample, Statistic, contrast, known
+from fltrain.core.statistics import Contrast, Sample, Statistic, contrast, known
 from fltrain.data.datasets import registry
-from fltrain.reporting.numbers import DIVERGED, DONE, at_labels
+from fltrain.reporting.frame import DIVERGED, DONE, at_labels
 from fltrain.reporting.text import interval_text, markdown_table, number_text
-from fltrain.reporting.verdict import apart
+from fltrain.reporting.verdict import apart, families_of
 from fltrain.runs.curves import CURVES
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.run_view import FINALS, STALE, RunView
@@ -269,10 +269,7 @@ def compare(
             samples[place] = sample
             gains.append((family, place[:-1]))
     families = dict(zip(samples, apart(gains), strict=True))
-    priors = {
-        family: Family.of(sample for place, sample in samples.items() if families[place] == family)
-        for family in families.values()
-    }
+    priors = families_of((families[place], sample) for place, sample in samples.items())
     lines = []
     for place, seeds in frame.groupby([*conditions, "variant"]):
         *condition, variant = map(str, place)

@@ -16,8 +16,8 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.published import Published, Statement, read_claims
-from fltrain.reporting.claims import judge as judgement
-from fltrain.reporting.claims.judge import Finding
+from fltrain.reporting import claims as judgement
+from fltrain.reporting.claims import Finding
 from fltrain.reporting.summary import summarise
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.runs.record import Results

@@ -18,7 +18,7 @@ from fltrain.core.files import write_arrays
 from fltrain.experiments.layout import Bubbles, Curves, Sheet
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
-from fltrain.reporting.numbers import targets_text
+from fltrain.reporting.frame import targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text

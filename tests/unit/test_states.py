@@ -16,7 +16,7 @@ from fltrain.experiments.published import Published, Statement
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
-from fltrain.reporting.claims import judge as judgement
+from fltrain.reporting import claims as judgement
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells

@@ -9,7 +9,7 @@ from fltrain.core.job_log import job
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_claims
-from fltrain.reporting.claims import judge as judgement
+from fltrain.reporting import claims as judgement
 from fltrain.reporting.summary import summarise
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results

@@ -15,7 +15,7 @@ from scipy.stats import skew
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import SEEDS, Histogram, SelectedSteps, Sheet
 from fltrain.reporting.figures import style
-from fltrain.reporting.numbers import NothingToShow, Runs, curve, diverged, finished, first_of_each
+from fltrain.reporting.frame import NothingToShow, Runs, curve, diverged, finished, first_of_each
 from fltrain.runs.record import Record, Results
 
 Map = NDArray[np.float64]

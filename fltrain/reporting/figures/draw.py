@@ -38,7 +38,7 @@ from fltrain.experiments.layout import (
 )
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures.style import Look
-from fltrain.reporting.numbers import (
+from fltrain.reporting.frame import (
     NothingToShow,
     Runs,
     at_labels,

@@ -14,7 +14,7 @@ from fltrain.analysis.feature_inversion import Compared, Recovered, recover
 from fltrain.analysis.trained_model import TrainedRun
 from fltrain.experiments.layout import Inversion, Sheet
 from fltrain.reporting.figures.style import GREY, MILLIMETRE, SMALL
-from fltrain.reporting.numbers import NothingToShow, diverged
+from fltrain.reporting.frame import NothingToShow, diverged
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 

@@ -24,7 +24,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.data import Split
 from fltrain.experiments.layout import Preference, Sheet, Variance
 from fltrain.reporting.figures import style
-from fltrain.reporting.numbers import NothingToShow, diverged, first_of_each
+from fltrain.reporting.frame import NothingToShow, diverged, first_of_each
 from fltrain.runs.record import Results
 
 CLASSES = (*style.COLOURS, style.BLACK)

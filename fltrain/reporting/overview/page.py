@@ -18,7 +18,7 @@ from fltrain.core.errors import count
 from fltrain.core.files import read_json, write_text
 from fltrain.experiments.layout import CURVES_FORM
 from fltrain.experiments.progress import duration
-from fltrain.reporting.claims.judge import JUDGED
+from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.overview.listing import ListedItem, ListedPaper, Listing
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import Run

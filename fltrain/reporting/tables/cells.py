@@ -15,7 +15,7 @@ from fltrain.core.floats import average
 from fltrain.core.statistics import Statistic
 from fltrain.experiments.layout import Average, Measured, Sheet, Table
 from fltrain.experiments.published import Published, PublishedValue
-from fltrain.reporting.numbers import (
+from fltrain.reporting.frame import (
     DAMAGED,
     DIVERGED,
     MISSING,

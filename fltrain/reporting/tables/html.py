@@ -18,7 +18,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fltrain.experiments.layout import CURVES_FORM, Sheet
-from fltrain.reporting.numbers import curve_place
+from fltrain.reporting.frame import curve_place
 from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
 from fltrain.reporting.tables.render import Grid, GridEntry, Notes, value_text
 from fltrain.reporting.tables.table_cell import TableCell

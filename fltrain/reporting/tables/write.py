@@ -10,7 +10,7 @@ from pathlib import Path
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published
-from fltrain.reporting.numbers import Runs, targets_text
+from fltrain.reporting.frame import Runs, targets_text
 from fltrain.reporting.tables.cells import absent, cells
 from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown

@@ -1,6 +1,6 @@
-"""Numbers behind tables, claims and figures, read from records.
+"""One tidy frame behind tables, claims and figures, read from records.
 
-Tables and claims share a data frame with one line for each run and place of a sheet. Its columns are the
+It has one line for each run and place of a sheet. Its columns are the
 sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged
 or missing), ``value``, ``gain``, ``names``, the names of the cell in the published table, ``plugins``, and
 ``family``, which is equal for cells whose spreads over seeds moderate each other.
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
+from fltrain.experiments.claims import OneOrSeveral, Quantity
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
@@ -212,6 +214,15 @@ def places(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in COLUMNS]
 
 
+def by_place(frame: pd.DataFrame, axes: list[str]) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
+    """Yield the lines of each place with its labels on these axes."""
+    if not axes:
+        yield (), frame
+        return
+    for labels, lines in frame.groupby(axes, sort=False):
+        yield tuple(map(str, labels)), lines
+
+
 def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:
     """Return for every line the value (or other column) at its place and seed but with the given labels.
 
@@ -269,3 +280,131 @@ def _printed_target(measured: Measured, cell: Cell, published: Published) -> flo
         return measured.printed_target
     found = published.find("target_acc", {**cell.reported, "method": ""})
     return found.value if found else None
+
+
+# ---------------------------------------------------------------- claims
+ROUNDS = ("rounds_to_target", "interpolated_rounds_to_target")
+"""Measures of which a run that misses the target has a number in claims: one round more than it was to do."""
+
+
+def claimed_values(
+    sheet: Sheet, test: Quantity, runs: Runs, published: Published
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the numbers per place and seed of the whole item, and of the cells that the claim names.
+
+    They are values, or differences between two labels. The whole item moderates the spreads.
+    """
+    frame = _item_values(sheet, test, runs, published)
+    if test.over:
+        frame = differences(frame, test.over, test.relative)
+        frame = frame[~has_labels(frame, test.over)]
+
+    def compared(frame: pd.DataFrame) -> pd.DataFrame:
+        if test.mean_over:
+            frame = joined(frame, test.mean_over, "mean")
+        if test.sides:
+            first, second = test.sides
+            frame = differences(frame, second, test.relative and not test.over)
+            frame = frame[has_labels(frame, first)]
+        return frame
+
+    return compared(frame), compared(frame[has_labels(frame, test.at)])
+
+
+def _item_values(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
+    """Return the measure or curve of all runs of the item, or of some parts of their networks."""
+    if test.measure is None:
+        frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test))
+    else:
+        frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
+        never = np.isinf(frame["value"])
+        if never.any() and test.measure not in ROUNDS:
+            raise FltrainError(
+                f"a run never reaches the target, so it has no {test.measure!r}; use {' or '.join(ROUNDS)}"
+            )
+        frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
+        dimension = measure(test.measure).dimension
+        if dimension and test.parts:
+            named = frame[dimension].isin([*test.parts, UNKNOWN])
+            frame = joined(frame[named], [dimension], "sum", len(test.parts))
+    return frame
+
+
+def _as_shown(sheet: Sheet, name: str) -> Measured:
+    """Return the measure in the form of the item's table, if the table shows it."""
+    if measure(name).over_seeds == "max":
+        raise FltrainError(
+            f"{name!r} is one number over all seeds, which no test over runs can use; choose another"
+        )
+    shown = sheet.table.measures if sheet.table else ()
+    found = next((measured for measured in shown if measured.measure == name), None)
+    if found is None and measure(name).targeted:
+        raise FltrainError(f"{sheet.id} has no table that shows {name!r}, so there is no target")
+    return found or Measured(measure=name)
+
+
+def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
+    """Return the mean (or oscillation) of a curve over a share of the rounds; None if there is no curve."""
+    assert test.curve is not None
+    try:
+        points = curve(record, test.curve)
+    except FltrainError:  # a scale can leave a statistic out
+        return None
+    parts = test.parts or ("",)
+    if not set(parts) <= set(points):  # at a reduced scale, the network can be another one
+        return None
+    values = points[list(parts)].sum(axis=1, skipna=False)
+    chosen = _within_rounds(values, test.rounds, record.summary["rounds"])
+    if not test.oscillation:
+        before = _within_rounds(values, test.since, record.summary["rounds"]).mean() if test.since else 0.0
+        return {"": float(chosen.mean() - before)}
+    steps = chosen.diff()
+    return {"": float(steps.abs().mean() - abs(steps.mean()))}
+
+
+def _within_rounds(values: pd.Series, shares: tuple[float, float], rounds: int) -> pd.Series:
+    """Return the values of a share of the rounds; if it has none, the next value."""
+    first, last = (share * rounds + 1e-9 for share in shares)
+    later = values[values.index > first]
+    within = later[later.index <= last]
+    return later[:1] if within.empty else within
+
+
+def joined(
+    frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"], least: int = 1
+) -> pd.DataFrame:
+    """Return the mean or sum over the given axes; the state is the worst one.
+
+    The result is NaN if a number is missing or there are fewer than ``least`` lines.
+    """
+
+    def number(values: pd.Series) -> float:
+        found: float = getattr(values, how)(skipna=False)
+        return found if len(values) >= least else math.nan
+
+    def worst(states: Iterable[str]) -> str:
+        return max(states, key=STATES.index)
+
+    where = [name for name in (*places(frame), "seed") if name not in axes]
+    lines = frame.groupby(where, sort=False)
+    longest = ("family", lambda families: max(families, key=len))
+    return lines.agg(
+        value=("value", number), state=("state", worst), family=longest, plugins=("plugins", "first")
+    ).reset_index()
+
+
+def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
+    """Return values minus the mean of those with the given labels, at the same place and seed.
+
+    ``relative`` differences are in per cent of that mean. The state is the worse one.
+    """
+    other = joined(frame[has_labels(frame, labels)], labels.keys(), "mean")
+    other = other.drop(columns=["family", "plugins"])
+    both = frame.merge(other, how="left", on=[*places(other), "seed"], suffixes=("", " of other"))
+    base = both["value of other"]
+    value = both["value"] - base
+    if relative:
+        value = 100 * value / base.abs().where(base != 0)
+    states = zip(both["state"], both["state of other"].fillna(MISSING), strict=True)
+    state = [max(pair, key=STATES.index) for pair in states]
+    return frame.assign(value=value.to_numpy(), state=state)

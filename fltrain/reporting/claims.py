@@ -6,7 +6,7 @@ The rules of decision are documented with the tests in ``fltrain.experiments.cla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -19,6 +19,7 @@ from fltrain.core.statistics import (
     LEVEL,
     Contrast,
     Family,
+    Interval,
     Sample,
     Statistic,
     contrast,
@@ -46,31 +47,25 @@ from fltrain.experiments.claims import (
     quantities,
     several,
 )
-from fltrain.experiments.layout import Measured, Sheet, named
+from fltrain.experiments.layout import Sheet, named
 from fltrain.experiments.published import Published, Statement
-from fltrain.reporting.numbers import (
+from fltrain.reporting.frame import (
     ABSENT,
     DAMAGED,
     DIVERGED,
     MISSING,
     STALE,
-    STATES,
-    UNKNOWN,
-    Numbers,
     Runs,
-    curve,
-    has_labels,
-    measured_values,
+    by_place,
+    claimed_values,
     places,
-    values_of,
 )
-from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, value_text
+from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text, value_text
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.text import interval_text, markdown_table, number_text, p_text, without_tags
-from fltrain.reporting.verdict import apart, gain_margin
+from fltrain.reporting.text import interval_text, markdown_table, p_text, without_tags
+from fltrain.reporting.verdict import apart, families_of, gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
-from fltrain.runs.record import Record
 
 ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
@@ -222,7 +217,7 @@ class _Judge:
         if absent := _absent(sheet, test):
             only = f", restricted to {', '.join(map(str, sheet.restricted))}" if sheet.restricted else ""
             return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
-        whole, lines = _lines(sheet, test, self.runs, self.published(sheet))
+        whole, lines = claimed_values(sheet, test, self.runs, self.published(sheet))
         if lines["state"].isin(ABSENT).all() and not lines.empty:
             return Finding("not run", "No run, or pair of runs, that it needs is complete.")
         if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
@@ -244,7 +239,7 @@ class _Judge:
             return _of_cell(cell, test, stated) if cell else _value(evidence, test, stated, seeds)
         if test.judge == "average" and evidence.empty:
             return evidence.finding("undecided", INCOMPLETE)
-        return _similar(evidence, test) if isinstance(test, Similar) else _directed(evidence, test)
+        return _tested(evidence, test)
 
     def _floor(self, sheet: Sheet, test: Quantity) -> float:
         """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
@@ -320,11 +315,6 @@ def _numbered(texts: Sequence[str]) -> str:
     return " ".join(f"({', '.join(same)}) {text}" for text, same in numbers.items())
 
 
-# ---------------------------------------------------------------- numbers
-ROUNDS = ("rounds_to_target", "interpolated_rounds_to_target")
-"""Measures of which a run that misses the target has a number in claims: one round more than it was to do."""
-
-
 def _absent(sheet: Sheet, test: Quantity) -> str:
     """Return the first label or axis of the claim that the item lacks at this scale."""
     for axis, labels in test.choices:
@@ -353,129 +343,6 @@ def _compared(sheet: Sheet, test: Quantity) -> str:
     }
     single = {axis: labels for axis, labels in others.items() if len(labels) == 1}
     return f"{text(single) or 'others'} minus {text(test.over)}"
-
-
-def _lines(
-    sheet: Sheet, test: Quantity, runs: Runs, published: Published
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the numbers per place and seed of the whole item, and of the cells that the claim names.
-
-    They are values, or differences between two labels. The whole item moderates the spreads.
-    """
-    frame = _numbers(sheet, test, runs, published)
-    if test.over:
-        frame = _differences(frame, test.over, test.relative)
-        frame = frame[~has_labels(frame, test.over)]
-
-    def compared(frame: pd.DataFrame) -> pd.DataFrame:
-        if test.mean_over:
-            frame = _joined(frame, test.mean_over, "mean")
-        if test.sides:
-            first, second = test.sides
-            frame = _differences(frame, second, test.relative and not test.over)
-            frame = frame[has_labels(frame, first)]
-        return frame
-
-    return compared(frame), compared(frame[has_labels(frame, test.at)])
-
-
-def _numbers(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
-    """Return the measure or curve of all runs of the item, or of some parts of their networks."""
-    if test.measure is None:
-        frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test))
-    else:
-        frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
-        never = np.isinf(frame["value"])
-        if never.any() and test.measure not in ROUNDS:
-            raise FltrainError(
-                f"a run never reaches the target, so it has no {test.measure!r}; use {' or '.join(ROUNDS)}"
-            )
-        frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
-        dimension = measure(test.measure).dimension
-        if dimension and test.parts:
-            named = frame[dimension].isin([*test.parts, UNKNOWN])
-            frame = _joined(frame[named], [dimension], "sum", len(test.parts))
-    return frame
-
-
-def _as_shown(sheet: Sheet, name: str) -> Measured:
-    """Return the measure in the form of the item's table, if the table shows it."""
-    if measure(name).over_seeds == "max":
-        raise FltrainError(
-            f"{name!r} is one number over all seeds, which no test over runs can use; choose another"
-        )
-    shown = sheet.table.measures if sheet.table else ()
-    found = next((measured for measured in shown if measured.measure == name), None)
-    if found is None and measure(name).targeted:
-        raise FltrainError(f"{sheet.id} has no table that shows {name!r}, so there is no target")
-    return found or Measured(measure=name)
-
-
-def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
-    """Return the mean (or oscillation) of a curve over a share of the rounds; None if there is no curve."""
-    assert test.curve is not None
-    try:
-        points = curve(record, test.curve)
-    except FltrainError:  # a scale can leave a statistic out
-        return None
-    parts = test.parts or ("",)
-    if not set(parts) <= set(points):  # at a reduced scale, the network can be another one
-        return None
-    values = points[list(parts)].sum(axis=1, skipna=False)
-    chosen = _within_rounds(values, test.rounds, record.summary["rounds"])
-    if not test.oscillation:
-        before = _within_rounds(values, test.since, record.summary["rounds"]).mean() if test.since else 0.0
-        return {"": float(chosen.mean() - before)}
-    steps = chosen.diff()
-    return {"": float(steps.abs().mean() - abs(steps.mean()))}
-
-
-def _within_rounds(values: pd.Series, shares: tuple[float, float], rounds: int) -> pd.Series:
-    """Return the values of a share of the rounds; if it has none, the next value."""
-    first, last = (share * rounds + 1e-9 for share in shares)
-    later = values[values.index > first]
-    within = later[later.index <= last]
-    return later[:1] if within.empty else within
-
-
-def _joined(
-    frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"], least: int = 1
-) -> pd.DataFrame:
-    """Return the mean or sum over the given axes; the state is the worst one.
-
-    The result is NaN if a number is missing or there are fewer than ``least`` lines.
-    """
-
-    def number(values: pd.Series) -> float:
-        joined: float = getattr(values, how)(skipna=False)
-        return joined if len(values) >= least else math.nan
-
-    def worst(states: Iterable[str]) -> str:
-        return max(states, key=STATES.index)
-
-    where = [name for name in (*places(frame), "seed") if name not in axes]
-    lines = frame.groupby(where, sort=False)
-    longest = ("family", lambda families: max(families, key=len))
-    return lines.agg(
-        value=("value", number), state=("state", worst), family=longest, plugins=("plugins", "first")
-    ).reset_index()
-
-
-def _differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
-    """Return values minus the mean of those with the given labels, at the same place and seed.
-
-    ``relative`` differences are in per cent of that mean. The state is the worse one.
-    """
-    other = _joined(frame[has_labels(frame, labels)], labels.keys(), "mean")
-    other = other.drop(columns=["family", "plugins"])
-    both = frame.merge(other, how="left", on=[*places(other), "seed"], suffixes=("", " of other"))
-    base = both["value of other"]
-    value = both["value"] - base
-    if relative:
-        value = 100 * value / base.abs().where(base != 0)
-    states = zip(both["state"], both["state of other"].fillna(MISSING), strict=True)
-    state = [max(pair, key=STATES.index) for pair in states]
-    return frame.assign(value=value.to_numpy(), state=state)
 
 
 # ---------------------------------------------------------------- evidence
@@ -511,11 +378,11 @@ class Evidence:
         lines = lines.assign(place=names)
         numbers = lines.pivot(index="seed", columns="place", values="value")
         families = _families(whole, floor, test)
-        named = {str(group["place"].iloc[0]): labels for labels, group in _by_place(lines, places(whole))}
+        labels = {str(group["place"].iloc[0]): key for key, group in by_place(lines, places(whole))}
         return cls(
             numbers[list(dict.fromkeys(names))],
             {state: int((lines["state"] == state).sum()) for state in LOST},
-            {place: families[labels] for place, labels in named.items()},
+            {place: families[key] for place, key in labels.items()},
             " %" if test.relative else "",
             floor,
             frozenset(lines.loc[lines["state"] == DIVERGED, "place"]),
@@ -564,13 +431,6 @@ class Evidence:
             return None
         return contrast(sample, other, family=family, margin=margin, tries=tries)
 
-    def contrasts(
-        self, judge: Literal["every", "average"], other: float = 0.0, margin: float = 0.0
-    ) -> dict[str, Contrast | None]:
-        """Return the contrast of each place, or of their average alone."""
-        names = self.filled if judge == "every" else [OVER_PLACES]
-        return {name: self.contrast(name, other, margin) for name in names}
-
     def finding(
         self,
         verdict: ClaimVerdict,
@@ -605,31 +465,19 @@ def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[s
     the same base.
     """
     axes = places(whole)
+    keys: dict[tuple[str, ...], tuple[Hashable, Hashable]] = {}
     samples: list[Sample] = []
-    keys: dict[tuple[str, ...], tuple[object, object]] = {}
-    for labels, lines in _by_place(whole, axes):
-        key = max(lines["family"], key=len)
-        base = None
+    for labels, lines in by_place(whole, axes):
+        key, base = max(lines["family"], key=len), None
         if test.over or test.sides:
             key = (*key, lines["plugins"].iloc[0])
-            named = dict(zip(axes, labels, strict=True))
-            base = tuple(name for axis, name in named.items() if axis not in test.over) if test.over else None
+        if test.over:
+            base = tuple(name for axis, name in zip(axes, labels, strict=True) if axis not in test.over)
         keys[labels] = key, base
         samples.append(Sample(known(lines["value"]), floor, bool((lines["state"] == DIVERGED).any())))
-    members: dict[object, list[Sample]] = {}
     separate = apart(keys.values())
-    for key, sample in zip(separate, samples, strict=True):
-        members.setdefault(key, []).append(sample)
-    return {labels: Family.of(members[key]) for labels, key in zip(keys, separate, strict=True)}
-
-
-def _by_place(lines: pd.DataFrame, axes: list[str]) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
-    """Yield the lines of each place with its labels."""
-    if not axes:
-        yield (), lines
-        return
-    for labels, group in lines.groupby(axes, sort=False):
-        yield tuple(map(str, labels)), group
+    priors = families_of(zip(separate, samples, strict=True))
+    return {labels: priors[key] for labels, key in zip(keys, separate, strict=True)}
 
 
 OVER_PLACES = "the average"
@@ -638,64 +486,45 @@ UNTESTABLE = "no test: it takes three seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
 
 
-def _directed(evidence: Evidence, test: Above | Positive) -> Finding:
-    negative = test.kind == "negative"
-    by = -test.by if negative else test.by
+def _tested(evidence: Evidence, test: Above | Positive | Similar) -> Finding:
+    """Support a claim if all tests are significant, which needs no correction, and no number is missing.
 
-    def p_values(found: Contrast | None) -> tuple[float | None, float | None]:
-        """Return the p values of the claim and of its opposite."""
-        sides = (found.p_above(), found.p_below()) if found else (None, None)
-        return sides[::-1] if negative else sides
+    Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
+    """
+    similar, negative = isinstance(test, Similar), test.kind == "negative"
+    margin = test.margin if isinstance(test, Similar) else 0.0
+    by = 0.0 if isinstance(test, Similar) else -test.by if negative else test.by
 
-    bound = f"{'below' if negative else 'above'} {by:g}"
-    is_so, is_not = (f"{bound}: ", f"not {bound}, ") if test.by else ("", "")
-    claimed = evidence.contrasts(test.judge, by)
-    opposite = dict(claimed)
-    if len(claimed) > 1:
-        opposite[OVER_PLACES] = evidence.contrast(OVER_PLACES, by)
-    corrected = holm([p_values(found)[1] for found in opposite.values()])
-    contrary = {name: p for name, p in zip(opposite, corrected, strict=True) if p is not None}
-    worst = min(contrary, key=contrary.__getitem__, default="")
-    least = contrary.get(worst)
-    if least is not None and least < LEVEL:
-        where = f" at {worst}" if len(opposite) > 1 else ""
-        words = f"opposite{where}: {is_not}one-sided {p_text(least)}{_holm(contrary)}"
-        return evidence.finding("contradicted", words, least, least)
-    ps = [p_values(found)[0] for found in claimed.values()]
-    return _all_of(evidence, ps, f"{is_so}one-sided", least)
+    def p_values(found: Contrast) -> tuple[float, list[float]]:
+        """Return the p value of the claim, and those of its opposites."""
+        if similar:
+            return found.p_inside, [found.p_above(margin), found.p_below(-margin)]
+        return (found.p_below(), [found.p_above()]) if negative else (found.p_above(), [found.p_below()])
 
-
-def _similar(evidence: Evidence, test: Similar) -> Finding:
-    found = list(evidence.contrasts(test.judge, margin=test.margin).values())
-    beyond = [one.p_above(test.margin) for one in found if one]
-    beyond += [one.p_below(-test.margin) for one in found if one]
-    corrected = [p for p in holm(beyond) if p is not None]
+    names = list(evidence.filled) if test.judge == "every" else [OVER_PLACES]
+    claimed = {name: evidence.contrast(name, by, margin) for name in names}
+    tried = {name: found for name, found in claimed.items() if found}
+    average = evidence.contrast(OVER_PLACES, by) if len(claimed) > 1 and not similar else None
+    opposites = {**tried, OVER_PLACES: average} if average else tried
+    contrary = [(name, p) for name, found in opposites.items() for p in p_values(found)[1]]
+    corrected = [p or 0.0 for p in holm([p for _, p in contrary])]
     least = min(corrected, default=None)
+    bound = f"{'below' if negative else 'above'} {by:g}"
     if least is not None and least < LEVEL:
-        words = f"beyond {test.margin:g}: one-sided {p_text(least)}{_holm(corrected)}"
-        return evidence.finding("contradicted", words, least, least)
-    ps = [one.p_inside if one else None for one in found]
-    return _all_of(evidence, ps, f"within {test.margin:g}: two one-sided tests,", least)
-
-
-def _all_of(
-    evidence: Evidence, ps: Sequence[float | None], words: str, p_contradicted: float | None
-) -> Finding:
-    """Support a claim if all tests are significant, which needs no correction, and no number is missing."""
-    given = [p for p in ps if p is not None]
-    if not given or len(given) < len(ps):
+        at = f" at {contrary[corrected.index(least)][0]}" if len(claimed) > 1 else ""
+        words = f"beyond {margin:g}: " if similar else f"opposite{at}: {f'not {bound}, ' if by else ''}"
+        holms = f" (Holm over {len(contrary)})" if len(contrary) > 1 else ""
+        return evidence.finding("contradicted", f"{words}one-sided {p_text(least)}{holms}", least, least)
+    if not tried or len(tried) < len(claimed):
         return evidence.finding("undecided", UNTESTABLE)
-    largest = max(given)
+    largest = max(p_values(found)[0] for found in tried.values())
     holds = largest < LEVEL and not evidence.empty
-    of_all = f", the largest of {len(given)} places" if len(given) > 1 else ""
-    return evidence.finding(
-        *("supported" if holds else "undecided", f"{words} {p_text(largest)}{of_all}", largest),
-        p_contradicted=p_contradicted,
+    words = (
+        f"within {margin:g}: two one-sided tests," if similar else f"{f'{bound}: ' if by else ''}one-sided"
     )
-
-
-def _holm(family: Collection[object]) -> str:
-    return f" (Holm over {len(family)})" if len(family) > 1 else ""
+    of_all = f", the largest of {len(tried)} places" if len(tried) > 1 else ""
+    decision = f"{words} {p_text(largest)}{of_all}"
+    return evidence.finding("supported" if holds else "undecided", decision, largest, least)
 
 
 # ---------------------------------------------------------------- stated numbers
@@ -737,26 +566,17 @@ def _axes(sheet: Sheet) -> list[str]:
 
 def _of_cell(cell: TableCell, test: Value, stated: float) -> Finding:
     """Return the verdict of the cell that prints the number."""
-    gain = bool(test.over)
-    if gain:
-        mean, n, margin = cell.gain, len(cell.gains), cell.gain_margin
-        ends = cell.gain_difference_low, cell.gain_difference_high
-        said: str = cell.gain_verdict or ""
-        text = number_text(mean, cell.decimals, "+", cell.gain_std)
+    said: str
+    if test.over:
+        mean, n, margin, said = cell.gain, len(cell.gains), cell.gain_margin, cell.gain_verdict or ""
+        text, low, high = gain_text(cell), cell.gain_difference_low, cell.gain_difference_high
     else:
-        mean, n, margin, ends = cell.mean, cell.n, cell.margin, (cell.difference_low, cell.difference_high)
-        said, text = cell.full_verdict, value_text(cell)
+        mean, n, margin, said = cell.mean, cell.n, cell.margin, cell.full_verdict
+        text, low, high = value_text(cell), cell.difference_low, cell.difference_high
+    ends = None if low is None or high is None else (low, high)
     numbers = f"{text} over {count(n, 'seed')}"
-    decision = f"stated {stated:g}, as the cell {cell.place} of {cell.item}, which is {said}"
-    low, high = ends
-    if low is None or high is None or margin is None:
-        return Finding("undecided", numbers, decision, mean)
-    inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
-    verdict: ClaimVerdict = "supported" if inside else "contradicted" if outside else "undecided"
-    p = None if gain else cell.p
-    interval = interval_text((low, high), cell.decimals, "+")
-    decision += f": ours minus stated {interval}, margin {margin:.3g}"
-    return Finding(verdict, numbers, decision, mean, (stated + low, stated + high), p, p)
+    words = f"stated {stated:g}, as the cell {cell.place} of {cell.item}, which is {said}"
+    return _stated_finding(numbers, words, mean, stated, ends, margin or 0.0, None if test.over else cell.p)
 
 
 def _value(evidence: Evidence, test: Value, stated: float, published_seeds: int) -> Finding:
@@ -774,23 +594,36 @@ def _value(evidence: Evidence, test: Value, stated: float, published_seeds: int)
         assert test.measure is not None  # a curve has a margin
         margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
     at = f" ({where})" if where != OVER_PLACES else ""
-    losses = f", {', '.join(evidence.losses)}" if evidence.losses else ""
-    text = f"{ours.mean:.2f} over {count(ours.n, 'seed')}{at}{losses}"
-    compared = f"stated {stated:g}, margin {margin:g}"
+    numbers = ", ".join([f"{ours.mean:.2f} over {count(ours.n, 'seed')}{at}", *evidence.losses])
     found = evidence.contrast(where, PublishedMean(stated, published_seeds), margin, tries)
-    if found is None:
-        return Finding("undecided", text, f"{compared}; {UNTESTABLE}", ours.mean)
-    verdict: ClaimVerdict = "undecided"
-    if not evidence.empty and (found.inside or found.outside):
-        verdict = "supported" if found.inside else "contradicted"
-    tried = f", Bonferroni over {tries} places" if tries > 1 else ""
-    low, high = found.interval
-    decision = (
-        f"{compared}, ours minus stated {found.estimate:+.2f} {interval_text((low, high), 2, '+')}{tried}"
+    tried = f"Bonferroni over {tries} places" if tries > 1 else ""
+    ends, p = (found.interval, found.p_outside) if found else (None, None)
+    return _stated_finding(
+        *(numbers, f"stated {stated:g}", ours.mean, stated, ends, margin, p), tried, whole=not evidence.empty
     )
-    p = found.p_outside
-    ends = stated + low, stated + high
-    return Finding(verdict, text, decision, ours.mean, ends, p, None if evidence.empty else p)
+
+
+def _stated_finding(
+    numbers: str,
+    words: str,
+    mean: float | None,
+    stated: float,
+    ends: Interval | None,
+    margin: float,
+    p: float | None,
+    tried: str = "",
+    whole: bool = True,
+) -> Finding:
+    """Return the finding from the interval of our number minus the stated one, against the margin."""
+    if ends is None or mean is None:
+        return Finding("undecided", numbers, f"{words}, margin {margin:.3g}; {UNTESTABLE}", mean)
+    low, high = ends
+    inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
+    verdict: ClaimVerdict = "supported" if inside else "contradicted" if outside else "undecided"
+    interval = f"ours minus stated {mean - stated:+.2f} {interval_text(ends, 2, '+')}"
+    decision = ", ".join(filter(None, (words, f"margin {margin:.3g}", interval, tried)))
+    span = stated + low, stated + high
+    return Finding(verdict if whole else "undecided", numbers, decision, mean, span, p, p if whole else None)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:

@@ -1,1 +1,0 @@
-"""Claims of a paper judged on the runs."""
