@@ -19,7 +19,18 @@ Labels = dict[str, str]
 Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
-COLUMNS = ("seed", "run", "state", "value", "gain", "names", "family", "plugins", "best", "best_at_end")
+COLUMNS = (
+    "seed",
+    "run",
+    "state",
+    "value",
+    "gain",
+    "names",
+    "spread_family",
+    "composition",
+    "best",
+    "best_at_end",
+)
 """Columns of a frame of numbers in addition to the axes (``fltrain.reporting.frame``)."""
 
 NO_AXES = (*COLUMNS, "rows", "series")

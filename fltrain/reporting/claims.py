@@ -468,9 +468,9 @@ def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[s
     keys: dict[tuple[str, ...], tuple[Hashable, Hashable]] = {}
     samples: list[Sample] = []
     for labels, lines in by_place(whole, axes):
-        key, base = max(lines["family"], key=len), None
+        key, base = max(lines["spread_family"], key=len), None
         if test.over or test.sides:
-            key = (*key, lines["plugins"].iloc[0])
+            key = (*key, lines["composition"].iloc[0])
         if test.over:
             base = tuple(name for axis, name in zip(axes, labels, strict=True) if axis not in test.over)
         keys[labels] = key, base

@@ -3,7 +3,7 @@
 It has one line for each run and place of a sheet. Its columns are the
 sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged
 or missing), ``value``, ``gain``, ``names``, the names of the cell in the published table, ``plugins``, and
-``family``, which is equal for cells whose spreads over seeds moderate each other.
+``spread_family``, which is equal for cells whose spreads over seeds moderate each other.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def values_of(
             )
             line = {"seed": cell.seed, "run": cell.run, "state": state, "names": names}
             by = [cell.labels[axis] for axis in sheet.table.spread_by] if sheet.table else []
-            line |= {"family": (*datasets[cell.run], label, *by), "plugins": cell.methods[1:]}
+            line |= {"spread_family": (*datasets[cell.run], label, *by), "composition": cell.methods[1:]}
             if state == DIVERGED:
                 value = diverged_as(runs(cell.run))
             lines.append({**cell.labels, **place, **line, "value": value})
@@ -387,9 +387,12 @@ def joined(
 
     where = [name for name in (*places(frame), "seed") if name not in axes]
     lines = frame.groupby(where, sort=False)
-    longest = ("family", lambda families: max(families, key=len))
+    longest = ("spread_family", lambda families: max(families, key=len))
     return lines.agg(
-        value=("value", number), state=("state", worst), family=longest, plugins=("plugins", "first")
+        value=("value", number),
+        state=("state", worst),
+        spread_family=longest,
+        composition=("composition", "first"),
     ).reset_index()
 
 
@@ -399,7 +402,7 @@ def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relativ
     ``relative`` differences are in per cent of that mean. The state is the worse one.
     """
     other = joined(frame[has_labels(frame, labels)], labels.keys(), "mean")
-    other = other.drop(columns=["family", "plugins"])
+    other = other.drop(columns=["spread_family", "composition"])
     both = frame.merge(other, how="left", on=[*places(other), "seed"], suffixes=("", " of other"))
     base = both["value of other"]
     value = both["value"] - base

@@ -79,8 +79,8 @@ def _pooled(values: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
             run=("run", " ".join),
             state=("state", partial(max, key=STATES.index)),
             names=("names", "first"),
-            family=("family", "first"),
-            plugins=("plugins", "first"),
+            spread_family=("spread_family", "first"),
+            composition=("composition", "first"),
             value=("value", whole),
             gain=("gain", whole),
         )
@@ -112,8 +112,8 @@ def _averages(table: Table, measured: Measured, average: Average, values: pd.Dat
             # As bad as the worst of its rows.
             "state": max(group["state"], key=STATES.index) if whole else MISSING,
             "names": {key: name for key, name in first["names"].items() if (key, name) in common},
-            "family": max(group["family"], key=len),
-            "plugins": first["plugins"],
+            "spread_family": max(group["spread_family"], key=len),
+            "composition": first["composition"],
             "value": group["value"].mean(skipna=False) if whole else math.nan,
             "gain": group["gain"].mean(skipna=False) if whole else math.nan,
             "averaged": len(group),
@@ -220,10 +220,10 @@ class _Assembly:
             margin=around,
             runs=tuple(run for joined in group["run"] for run in joined.split()),
         )
-        family = (measured.measure, measured.label, average is None, max(group["family"], key=len))
+        family = (measured.measure, measured.label, average is None, max(group["spread_family"], key=len))
         inputs = RuleInputs(
             family=family,
-            gain_family=(*family, first["plugins"]),
+            gain_family=(*family, first["composition"]),
             base=tuple(group["base_run"].dropna()) or None,
             floor=floor,
             base_diverged=int(group["base_diverged"].sum()),
