@@ -10,9 +10,6 @@ from fltrain.core.errors import count
 from fltrain.runs.record import Record
 from fltrain.runs.sources import differing, named, source_digests
 
-EQUAL = "Equal settings give equal numbers up to rounding, which training magnifies."
-"""Meaning of different code: run IDs contain the revisions of all components, see ``docs/run-ids.md``."""
-
 
 def remarks(records: Iterable[Record]) -> list[str]:
     """Return a line each for damaged records and mixed conditions, as far as there are any.
@@ -71,7 +68,7 @@ def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
 
 
 def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
-    """Return the meaning of different code between runs, and the modules; empty if none differs."""
+    """Name the modules whose code differs between runs; empty if none differs."""
     digests: dict[str, set[str]] = {}
     for one in provenances:
         # Records of older versions have no digests of sources.
@@ -81,7 +78,7 @@ def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
     partly = "commit" in digests and len(digests) > 1
     if not modules and not partly:
         return ""
-    parts = [f"No revision changed between the versions of the code that trained these runs. {EQUAL}"]
+    parts = ["Different versions of the code trained these runs, with equal revisions."]
     parts += [f"Modules that differ: {named(modules)}."] if modules else []
     parts += ["Some records lack the versions of their modules."] if partly else []
     return " ".join(parts)

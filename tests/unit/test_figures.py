@@ -51,6 +51,14 @@ def note(canvas: Canvas) -> str:
     return " ".join(below.get_text().split())
 
 
+def test_a_label_that_begins_with_an_underscore_is_in_the_legend(runs: Runs) -> None:
+    for method in ("FedAvg", "_ours"):
+        runs.add({"method": method}, 0.5, rows=accuracies(0.4, 0.5))
+    canvas, _ = figures.draw(runs.curves(), runs.results)
+    (legend,) = canvas.legends
+    assert [text.get_text().strip("\N{WORD JOINER}") for text in legend.get_texts()] == ["FedAvg", "_ours"]
+
+
 # Machado, Oliveira and Fernandes 2009, severity 1.0, for linear RGB.
 SIGHTS = {
     "full": np.eye(3),

@@ -228,7 +228,7 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
 
 MIXED: dict[str, tuple[dict[str, Any], str]] = {
     "another host": ({"host": "elsewhere"}, ""),
-    "another commit": ({"commit": "b" * 40}, "No revision changed between the versions of the code"),
+    "another commit": ({"commit": "b" * 40}, "Different versions of the code trained these runs"),
     "another torch": ({"packages": {"torch": "2.13.0"}}, "These runs mix PyTorch versions (2.12.1: 29"),
 }
 

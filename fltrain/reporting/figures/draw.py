@@ -340,7 +340,7 @@ def draw_lines(
             # Lines that coincide show their markers in turn.
             markevery=(index * every // len(look_of), every),
             markeredgewidth=0,
-            label=label,
+            label=style.shown(label),
         )
         if seeds.shape[1] > 1:
             if intervals is not None:
@@ -400,7 +400,7 @@ def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas
                 linestyle=look.dash,
                 marker=look.marker,
                 capsize=3,
-                label=label,
+                label=style.shown(label),
             )
         else:
             width = 0.84 / len(looks)
@@ -414,7 +414,7 @@ def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas
                 edgecolor="white",
                 ecolor=style.GREY,
                 capsize=2,
-                label=label,
+                label=style.shown(label),
             )
             # Bars start at zero, where small differences are hard to see.
             axes.bar_label(bars, fmt="%.1f", fontsize=style.SMALL, padding=2, rotation=90)

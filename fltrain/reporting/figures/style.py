@@ -27,6 +27,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, to_hex, to_rgb
 from matplotlib.figure import Figure as Canvas
+from matplotlib.font_manager import get_font_names
 from matplotlib.image import AxesImage
 
 from fltrain.experiments.layout import Cell, named
@@ -43,7 +44,18 @@ SMALL = 7.5
 TIE = "\N{NO-BREAK SPACE}"
 GREY = "#5b6675"
 
+CJK = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "PingFang SC",
+    "Microsoft YaHei",
+)
+"""Fonts for Chinese, Japanese and Korean labels, of which figures use those that are installed."""
+
 STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans", *sorted(set(CJK) & set(get_font_names()), key=CJK.index)],
     "font.size": 8.5,
     "axes.titlesize": 8.5,
     "axes.spines.top": False,
@@ -212,6 +224,11 @@ def heading(axes: Axes, parts: Iterable[str], columns: int) -> None:
     lines = textwrap.wrap(tied, fitting, break_long_words=False, break_on_hyphens=False)
     filled = [textwrap.fill(line.replace(TIE, " ").removesuffix(","), fitting) for line in lines]
     axes.set_title("\n".join(filled), loc="left")
+
+
+def shown(label: str) -> str:
+    """Return a label that legends show: Matplotlib hides those that begin with an underscore."""
+    return f"\N{WORD JOINER}{label}" if label.startswith("_") else label
 
 
 def legend(figure: Canvas, panels: Iterable[Axes], series: str = "") -> None:
