@@ -186,7 +186,7 @@ MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedMean:
     """A published mean over ``seeds`` seeds. Without a printed deviation it varies as ours does."""
 
     mean: float
@@ -301,7 +301,7 @@ class Contrast:
 
 def contrast(
     ours: Sample,
-    other: Published | float = 0.0,
+    other: PublishedMean | float = 0.0,
     *,
     spread: Spread | None = None,
     family: Family = Family(),
@@ -327,7 +327,7 @@ def contrast(
     if not ours.values or not all(map(math.isfinite, ours.values)) or spread.df < 2 or spread.std == 0:
         return None
     mean, error = float(other) if isinstance(other, int | float) else other.mean, 0.0
-    if isinstance(other, Published):
+    if isinstance(other, PublishedMean):
         error = (spread.std if other.std is None else other.std) / math.sqrt(other.seeds)
     return Contrast(average(ours.values) - mean, spread, len(ours.values), error, margin, tries)
 

@@ -493,10 +493,13 @@ class DisplayLabels(Settings):
 
 def read_added(config: Path, name: str, kind: type[AnySettings]) -> AnySettings:
     """Return the mapping in an optional file of ``config``, with the entries of the user's own file added."""
-    (key,) = kind.model_fields
-    files = [place / name for place in places(config)]
-    found = [getattr(read_settings(file, kind), key) for file in files if file.exists()]
-    return kind(**{key: {name: entry for entries in found for name, entry in entries.items()}})
+    merged: dict[str, dict[str, Any]] = {}
+    for place in places(config):
+        if (file := place / name).exists():
+            found = read_settings(file, kind)
+            for key in found.model_fields_set:
+                merged.setdefault(key, {}).update(getattr(found, key))
+    return kind(**merged)
 
 
 def tree_of(config: Path, what: str, name: str) -> yaml.Node:

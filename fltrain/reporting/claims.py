@@ -20,15 +20,13 @@ from fltrain.core.statistics import (
     Contrast,
     Family,
     Interval,
+    PublishedMean,
     Sample,
     Statistic,
     contrast,
     discoveries,
     holm,
     known,
-)
-from fltrain.core.statistics import (
-    Published as PublishedMean,
 )
 from fltrain.experiments.claims import (
     Above,

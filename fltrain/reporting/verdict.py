@@ -19,7 +19,7 @@ from fltrain.core.statistics import (
     Contrast,
     Family,
     Interval,
-    Published,
+    PublishedMean,
     Sample,
     Spread,
     contrast,
@@ -240,7 +240,7 @@ def _judge(cell: TableCell, inputs: RuleInputs, family: Family) -> TableCell:
     cell = cell.having(difference=mean - published)
     if cell.over_seeds != "mean":
         return _judge_by_bootstrap(cell, inputs)
-    other = Published(published, cell.published_seeds or 1, cell.published_std)
+    other = PublishedMean(published, cell.published_seeds or 1, cell.published_std)
     found = contrast(Sample(cell.values), other, spread=spread, margin=cell.margin or 0.0)
     if found is None:
         return _inconclusive(cell, "target not reached" if math.isinf(mean) else _too_few(cell))
