@@ -76,9 +76,9 @@ def _expected_aggregate(result: Any, weights: Any) -> str:
     if result.state is not None and not _is_state(result.state):
         return f"a state, {_STATE}"
     try:
-        json.dumps(result.row, allow_nan=False)
+        json.dumps(result.row)
     except (TypeError, ValueError) as error:
-        return f"a row of finite numbers, texts, lists and dictionaries of them ({error})"
+        return f"a row of numbers, texts, lists and dictionaries of them ({error})"
     return ""
 
 

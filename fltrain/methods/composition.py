@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -54,6 +55,15 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
 def _versions(tensors: Sequence[Tensor]) -> Any:
     """Return a number that every write into one of the tensors increases."""
     return sum([tensor._version for tensor in tensors])
+
+
+def _recorded(value: Any) -> Any:
+    """Return a row with None for infinity and NaN, which JSON lacks and which a diverging run can have."""
+    if isinstance(value, dict):
+        return {key: _recorded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_recorded(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _guarded(method: Method, hook: str, *arguments: Any, tensors: Sequence[Tensor] | None = None) -> Any:
@@ -175,7 +185,7 @@ class Composition:
             returned[name] = result
             states[name] = states[name] if result.state is None else result.state
             if result.row is not None:
-                rows[name] = result.row
+                rows[name] = _recorded(result.row)
 
         def merged(part: str) -> Tensor:
             """Return the weights or buffers of the method that returns some, or the clients' mean."""

@@ -67,7 +67,7 @@ def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
     task, start, empty = task_of(), torch.zeros(weights.shape[1]), torch.zeros(0)
     server = Server(start, empty, empty, {method.name: method.server_init(task, start)})
     updates = [update_of(start, row.clone(), client) for client, row in enumerate(weights)]
-    mean, _, states = Composition((method,)).aggregate(task, server, updates)
+    mean, _, states, _ = Composition((method,)).aggregate(task, server, updates)
     local = local_of(mean)
     return [
         method.start_weights(mean, states[method.name], replace(local, client=update.client))

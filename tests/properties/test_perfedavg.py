@@ -28,11 +28,8 @@ METHODS = [PerFedAvg(inner_lr=0.5), PerFedAvg(passes=1), PerFedAvg(version="hf",
 
 def federation_of(method: PerFedAvg, **settings: object) -> Simulation:
     """A traced federation whose learning rate is halved after every round."""
-    federation = simulation(method, trainer=Tracing, fraction=1.0, **{"batch_size": BATCH, **settings})
-    schedule = {"lr_schedule": Exponential(decay=0.5)}
-    training = federation.spec.training.model_copy(update=schedule)
-    federation.spec = federation.spec.model_copy(update={"training": training})
-    return federation
+    settings = {"batch_size": BATCH, "lr_schedule": Exponential(decay=0.5), **settings}
+    return simulation(method, trainer=Tracing, fraction=1.0, **settings)
 
 
 def chunks(
