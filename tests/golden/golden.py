@@ -140,6 +140,8 @@ NORMED: dict[str, Any] = {
 """The same with BatchNorm."""
 
 SETTING: dict[str, dict[str, Any]] = {
+    "ecgr buffers=reaggregated": NORMED,
+    "ecgr rule=smallest": {"training": {**RUN["training"], "momentum": 0.0}},
     "fed2 count=weight_layers": NORMED,
     "fed2 norm=keep": NORMED,
     "fedamp": {"participation": {"fraction": 0.6}},
