@@ -24,7 +24,7 @@ from pathlib import Path
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json, write_text
-from fltrain.core.statistics import Statistic
+from fltrain.core.statistics import Sample, contrast
 from fltrain.data.datasets import REGISTRY_VARIABLE, registry
 from fltrain.reporting.tables.render import markdown_table
 from fltrain.runs.record import Results
@@ -179,11 +179,11 @@ def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path 
 def accuracy_table(accuracies: dict[str, list[float]]) -> str:
     """Return a Markdown table: means and deviations over seeds, differences from the first case by seed."""
     first = next(iter(accuracies))
-    lines = [["", "accuracy, %", f"minus {first} (95 % interval)"]]
+    lines = [["", "accuracy, %", f"minus {first} (90 % interval)"]]
     for case, values in accuracies.items():
         differences = [one - other for one, other in zip(values, accuracies[first], strict=True)]
-        summary = Statistic.of(differences)
-        low, high = (summary and summary.interval) or (float("nan"), float("nan"))
+        found = contrast(Sample(tuple(differences)))
+        low, high = found.interval if found else (float("nan"), float("nan"))
         accuracy = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
         difference = f"{statistics.mean(differences):+.2f} ({low:+.2f} to {high:+.2f})"
         lines.append([case, accuracy, difference])
