@@ -369,7 +369,7 @@ def _expand(
             found = origins(layers)
             ends = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
             path = next((end for end in ends if end in found), None)
-            path = path or next((path for path in found if path[0] == keys[0]), None)
+            path = path or next((path for path in found if path[:1] == tuple(keys[:1])), None)
             return place_in(config, paper, scale, found[path] if path else layers[0], keys)
 
         # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that

@@ -227,6 +227,12 @@ def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
     assert [str(part) for part in table.restricted] == ["method fedavg; scaffold"], "claims must know"
 
 
+def test_settings_that_do_not_fit_together_are_named_with_their_file(config: Config) -> None:
+    """The problem belongs to no single key."""
+    error = config.error(put({"name": "digits", "normalisation": "ours"}, "settings", "dataset"))
+    assert "toy.yaml" in error and "normalisation" in error
+
+
 def seeds_of(whole: Plan) -> list[int]:
     """Return the seeds of the first item, in order."""
     return list(dict.fromkeys(entry.seed for entry in whole.items[0].entries))
