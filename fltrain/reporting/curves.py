@@ -6,6 +6,7 @@ the reader are parameters of one Vega-Lite chart. Vega-Lite comes as one file, s
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -43,6 +44,8 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
         path: the page.
     """
     shown, step = thinned(points(sheet, runs))
+    metrics = [name for name in shown.columns if name not in PLACE]
+    with_first = shown.dropna(subset=metrics[:1])
     listed = [
         (*curve_place(sheet, cell), Run.of(runs(cell.run), cell.seed, path.parent, cell.stale))
         for cell in sheet.cells
@@ -52,9 +55,11 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
         listed=listed,
         step=step,
         csv=Markup(shown.to_csv(index=False).replace("<", "\\u003c")),
-        metrics=[name for name in shown.columns if name not in PLACE] if len(shown) else [],
+        metrics=metrics,
+        # The page opens with the first metric, in the first panel that has it.
+        panel=with_first["panel"].iloc[0] if metrics else "",
         labels={name: [*shown[name].drop_duplicates().map(str)] for name in ("panel", "series", "seed")},
-        library=Markup(script.read_text(encoding="utf-8")) if len(shown) else "",
+        library=Markup(script.read_text(encoding="utf-8")) if metrics else "",
         table=path.name.replace(CURVES_FORM, ".html") if sheet.table else "",
     )
     write_text(path, page)
@@ -86,14 +91,19 @@ def _curves(record: Record, further: list[str]) -> pd.DataFrame:
     columns = {name: pd.Series(dict(values), dtype=float) for name, values in named_curves.items()}
     for name in further:
         found = curve(record, name)
-        # Vega-Lite would read a dot in the name of a column as a path.
-        columns |= {f"{name.replace('.', ' ')} {part}".strip(): found[part] for part in found}
+        # Vega-Lite would read dots and brackets in the name of a column as a path.
+        columns |= {re.sub(r"[.\[\]]", " ", f"{name} {part}").strip(): found[part] for part in found}
     return pd.DataFrame(columns).rename_axis("round").reset_index()
 
 
 def thinned(frame: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Return every n-th round of a frame, with the smallest n that leaves at most ``ROWS`` rows, and n."""
+    """Return every n-th round of a frame, with the smallest n that leaves at most ``ROWS`` rows, and n.
+
+    Metrics without a value in these rounds are left out.
+    """
     step = 1
     while (frame["round"] % step == 0).sum() > ROWS:
         step += 1
-    return frame[frame["round"] % step == 0], step
+    kept = frame[frame["round"] % step == 0]
+    empty = [name for name in kept.columns if name not in PLACE and kept[name].isna().all()]
+    return kept.drop(columns=empty), step

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import jsonschema
 import pandas as pd
 import pytest
+import vl_convert
 
 from fltrain.reporting import curves
 from fltrain.reporting.overview import page as overview
@@ -26,6 +27,7 @@ from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.version import outdated_pages, reporting_version
 
 from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
+from .helpers import DIVERGED, Cells, accuracies
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.curves.html")
@@ -353,6 +355,29 @@ def test_the_page_of_curves_has_the_numbers_of_the_records(toy: Toy) -> None:
     ]
     assert len(expected) == 2 * (len(METHODS) * len(SEEDS) * ROUNDS - 2 * 5)
     assert list(shown.itertuples(index=False, name=None)) == expected
+
+
+def test_a_chart_opens_with_lines_whatever_its_parts_are_called(tmp_path: Path) -> None:
+    """Vega-Lite reads dots and brackets as paths; the first panel has none of the drawn curve."""
+    cells = Cells(tmp_path / "results", layers=["stem.0", "blocks[1]"])
+    for alpha, accuracy, kind in (("0.1", DIVERGED, "other"), ("0.5", 0.5, "divergence")):
+        rows = [{"round": n, "kind": kind, "layers": {"stem.0": n, "blocks[1]": n}} for n in (1, 2, 3)]
+        cells.add({"alpha": alpha}, accuracy, rows=[*accuracies(0.1, 0.2, 0.3), *rows])
+    panels = [{"curve": "divergence.layers", "label": "Divergence"}]
+    sheet = cells.sheet(figure={"kind": "curves", "series": "layers", "columns": "alpha", "panels": panels})
+    script, path = tmp_path / "vega.js", tmp_path / "figure1.curves.html"
+    script.write_text("")
+    curves.write(sheet, cells.results.record, script, path)
+    text = path.read_text(encoding="utf-8")
+    (chart,) = re.findall(r'<script type="application/json" id="spec">(.*?)</script>', text, re.DOTALL)
+    (numbers,) = re.findall(r'<script type="text/csv" id="numbers">(.*?)</script>', text, re.DOTALL)
+    spec = json.loads(chart)
+    assert spec["params"][0]["bind"]["options"][:2] == [
+        "divergence layers stem 0",
+        "divergence layers blocks 1",
+    ]
+    spec["data"]["values"] = numbers
+    assert vl_convert.vegalite_to_svg(spec).count("round: ") >= 3, "points"
 
 
 def metrics_of(toy: Toy, run: str) -> list[tuple[float, ...]]:
