@@ -1,4 +1,4 @@
-"""Generate pages: index of methods, configuration, commands, papers, results, artefact.
+"""Generate pages: methods, configuration, commands, papers, results, artefact.
 
 ``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
 ``python docs/generate.py --check papers/flfa``.
@@ -53,12 +53,28 @@ PLUGINS = [name for name, method in METHODS.items() if method.plugin]
 INDEX = """\
 # Methods
 
-Each method is one file in `fltrain/methods` that follows the contract in `fltrain/methods/base.py`. Name a
-base method in `method:` of a run and plug-ins in `plugins:`; see [combinations](#combinations).
+Each method is one file in `fltrain/methods` that follows the [method interface](../method-interface.md).
+Name a base method in `method:` of a run and plug-ins in `plugins:`; see [combinations](#combinations).
+Tests in `tests/properties` compare each method with its formulas, and its neutral settings with federated
+averaging.
+
+The pages of the methods use these conventions:
+
+* $w^t$ are the global weights in round $t$, $r$ the received ones (usually $w^t$), $w_k$ those of client
+  $k$ after training. $S_t$ are the $m$ sampled of all $N$ clients, $p_k = n_k / \\sum_{{j \\in S_t}} n_j$
+  their shares of the images, $F_k$ or $f_k$ the client's mean cross entropy, $\\eta$ the learning rate of
+  the round.
+* Corrections are added to the gradient before weight decay and momentum. The recorded training loss is the
+  cross entropy without the terms that a method adds.
+* BatchNorm statistics are averaged by data size, unless the page or `batchnorm: local` states otherwise.
+  Clients that keep their model keep its statistics.
+* Personalised methods need `local_test`: each client is tested on images of its own, sampled or not.
+
+In the table:
 
 * **Work**: multiply-adds of local training relative to FedAvg, with MobileNet in miniature (FedMA: LeNet-5)
   and ten clients that train in each of 100 rounds. `fltrain plan --gpu h100` counts those of your runs.
-  Measured times: `benchmarks/README.md`.
+  Measured times: [benchmarks](../../benchmarks/README.md).
 * **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
   weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent. *No
   BatchNorm*: its parameters and statistics are not sent.
@@ -82,6 +98,19 @@ These settings leave the base method as it is, bit for bit (tested): FLFA with `
 alone, or with `feedback: local`; FedImpro with `n_hat: 0`; ECGR with `beta: 1` or `kappa: 1`; FLFA and ECGR
 with one local step. Per-FedAvg is an exception for `feedback: local` and one local step, because it takes
 several passes in a step.
+"""
+
+METHOD_MARK = "<!-- docs/generate.py writes the rest of this page from fltrain/methods. -->"
+"""The pages of methods are written by hand above this line."""
+
+METHOD = """\
+{written}{mark}
+
+## Settings
+
+{settings}
+
+Work, traffic and state are in the [table of methods](README.md). Code: `{code}`.
 """
 
 MARK = "<!-- docs/generate.py writes the rest of this page from config/. -->"
@@ -180,6 +209,18 @@ def index() -> str:
         rows.append(f"| {' | '.join(cells)} |")
     return INDEX.format(
         rows="\n".join(rows), combinations=combinations(), median=f"{statistics.median(counts):g}"
+    )
+
+
+def method_page(name: str) -> str:
+    """The page of a method: the part that is written by hand, then its settings."""
+    method = METHODS[name]
+    source = Path(str(importlib.import_module(method.__module__).__file__))
+    return METHOD.format(
+        written=(PAGES / "methods" / f"{name}.md").read_text(encoding="utf-8").partition(METHOD_MARK)[0],
+        mark=METHOD_MARK,
+        settings=keys_of(method, method.model_json_schema()),
+        code=source.relative_to(PAGES.parent),
     )
 
 
@@ -572,8 +613,12 @@ def described(kind: type[Settings]) -> tuple[str, dict[str, str]]:
     for parent in reversed([one for one in kind.__mro__ if issubclass(one, Settings)]):
         docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "").replace("``", "`")
         text, _, attributes = docstring.partition("\nAttributes:\n")
-        entries = re.split(r"(?m)^    (\w+): ", attributes)[1:]
-        meanings |= {key: " ".join(one.split()) for key, one in zip(entries[::2], entries[1::2], strict=True)}
+        entries = re.split(r"(?m)^    (\w+(?:, \w+)*): ", attributes)[1:]
+        meanings |= {
+            key: " ".join(one.split())
+            for keys, one in zip(entries[::2], entries[1::2], strict=True)
+            for key in keys.split(", ")
+        }
     return text.strip(), meanings
 
 
@@ -583,9 +628,9 @@ def default_of(schema: Mapping[str, Any]) -> str:
     return "see there" if isinstance(value, dict) and value else f"`{json.dumps(value)}`"
 
 
-def section(kind: type[Settings], schema: Mapping[str, Any]) -> str:
-    """The section of one mapping: its description, then its keys."""
-    text, meanings = described(kind)
+def keys_of(kind: type[Settings], schema: Mapping[str, Any]) -> str:
+    """The table of a mapping's keys."""
+    _, meanings = described(kind)
     required = schema.get("required", [])
     rows = [
         [
@@ -597,8 +642,12 @@ def section(kind: type[Settings], schema: Mapping[str, Any]) -> str:
         for key, one in schema.get("properties", {}).items()
         if "const" not in one
     ]
-    listed = table(["key", "value", "default", "meaning"], rows) if rows else "No further keys."
-    return f"### {title_of(kind)}\n\n{text}\n\n{listed}"
+    return table(["key", "value", "default", "meaning"], rows) if rows else "No further keys."
+
+
+def section(kind: type[Settings], schema: Mapping[str, Any]) -> str:
+    """The section of one mapping: its description, then its keys."""
+    return f"### {title_of(kind)}\n\n{described(kind)[0]}\n\n{keys_of(kind, schema)}"
 
 
 def settings_of(kind: type[Settings]) -> dict[str, type[Settings]]:
@@ -644,6 +693,7 @@ WRITTEN = {
     "configuration": configuration,
     "results": results,
     "artifact": artifact,
+    **{f"methods/{name}": partial(method_page, name) for name in METHODS},
     **{
         f"papers/{page.stem}": partial(paper_page, page.stem)
         for page in sorted((PAGES / "papers").glob("*.md"))
