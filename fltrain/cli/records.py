@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -33,20 +34,25 @@ def export_archive(
 
     A record takes a few KB.
     """
-    from fltrain.runs.archive import current_records, export_records, named_records
+    from fltrain.runs.archive import RUN_ID, export_records
 
-    where = Results(results)
+    where, left = Results(results), ""
     if runs and scale:
         raise FltrainError(f"name either run IDs or --scale {scale}, not both")
+    for run in runs or ():
+        if not re.fullmatch(RUN_ID, run):
+            raise FltrainError(f"{run!r} is not a run ID; `fltrain status` lists them")
     if scale:
         planned = plan(config, scale)
-        done = {run_id for run_id in planned.runs if where.record(run_id).complete}
-        typer.echo(f"{scale}: {len(done)} of {len(planned.runs)} runs are trained")
-        runs = sorted(done)
-    records, stale = current_records(where) if runs is None else (named_records(where, runs), 0)
-    exported = export_records(records, archive)
-    left = f", {stale} stale ones left out" if stale else ""
-    typer.echo(f"{archive}: {exported} records{left}")
+        runs = [run_id for run_id in planned.runs if where.record(run_id).complete]
+        typer.echo(f"{scale}: {len(runs)} of {len(planned.runs)} runs are trained")
+    if runs is None:
+        trained = list(where.records())
+        current = [one for one in trained if (spec := one.run_spec) and spec.run_id == one.run_id]
+        left = f", {stale} stale ones left out" if (stale := len(trained) - len(current)) else ""
+    else:
+        current = [where.record(run) for run in dict.fromkeys(runs)]
+    typer.echo(f"{archive}: {export_records(current, archive)} records{left}")
 
 
 @app.command("import")

@@ -13,7 +13,7 @@ from fltrain.cli.output import print_table
 from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Results
-from fltrain.runs.status import State, changed_runs, stale_runs
+from fltrain.runs.today import RunStatus, changed_runs, stale_runs
 
 
 def status(
@@ -44,7 +44,7 @@ def status(
             typer.echo(folder.run(run) / "summary.json")
         return
     stale = stale_runs(planned.runs, folder)
-    states = {run: State.of(run, folder, stale.get(run), spec) for run, spec in planned.runs.items()}
+    states = {run: RunStatus.of(run, folder, stale.get(run), spec) for run, spec in planned.runs.items()}
     rows = []
     for run, state in states.items():
         members = ", ".join(planned.memberships[run])

@@ -15,8 +15,8 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import compose_text, construct, read_plain, read_settings
 from fltrain.methods.types import Place
 from fltrain.runs.record import Results
-from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.today import changed_code
 from fltrain.runs.where import alternatives
 from fltrain.runtime.determinism import Profile
 from fltrain.runtime.devices import RUNS, pick_device

@@ -37,8 +37,8 @@ from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
 from fltrain.methods.types import Place
 from fltrain.runs.record import Record, Results, checkpoint_files, exchange, leased, summarise, write_record
-from fltrain.runs.sources import outside_files, source_digests
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.today import outside_files, source_digests
 from fltrain.runtime.determinism import Determinism, Profile, determined
 from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
 from fltrain.runtime.provenance import changes, gather, merged

@@ -29,9 +29,8 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
-from fltrain.runs.sources import named
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import changed_runs, stale_runs
+from fltrain.runs.today import changed_runs, named, stale_runs
 
 TABLE_FORMS = (".csv", ".md", ".tex", ".html", CURVES_FORM)
 FIGURE_FORMS = (".csv", ".pdf", ".svg", ".png", CURVES_FORM)

@@ -27,9 +27,7 @@ from fltrain.runs.record import (
     BROKEN,
     MODELS_FILE,
     RECORD_FILES,
-    REMEDY,
     REPLACED,
-    Damaged,
     Record,
     Results,
     check_record,
@@ -37,7 +35,7 @@ from fltrain.runs.record import (
     reason,
 )
 from fltrain.runs.spec import partition_name
-from fltrain.runs.status import Stale, stale_runs
+from fltrain.runs.today import Stale, stale_runs
 
 _UNREADABLE = (*BROKEN, OSError)
 
@@ -170,14 +168,14 @@ class Verification:
     def _check_record(self, folder: Path) -> Iterator[Problem]:
         run = folder.name
         try:
-            checked = check_record(folder)
+            spec, digests = check_record(folder)
         except FltrainError as error:
             self._damaged.add(run)
-            yield Problem(f"{error}; {REMEDY}" if isinstance(error, Damaged) else str(error))
+            yield Problem(str(error))
             return
-        if "summary" not in checked.digests:
+        if "summary" not in digests:
             self._without_digests.append(run)
-        spec, models = checked.spec, folder / MODELS_FILE
+        models = folder / MODELS_FILE
         known = {*RECORD_FILES, "train.log"}
         if spec is None or spec.evaluation.keep != "nothing":
             known.add(MODELS_FILE)
@@ -188,16 +186,16 @@ class Verification:
             _, about = read_arrays(models, "file of models")
             if about["run_id"] != run:
                 yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
-            elif checked.digests.get("models", about["digest"]) != about["digest"]:
+            elif digests.get("models", about["digest"]) != about["digest"]:
                 yield Problem(f"{run}: {MODELS_FILE} is of another training; retrain the run")
-        if spec is None or not checked.current:
+        if spec is None or spec.run_id != run:
             if stale := Stale.of(Record(folder)):
                 yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
             return
         data = self._data.get(spec.dataset.id, {}).get("digest")
         present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
         for what, digest in present.items():
-            if digest is not None and digest != checked.digests[what]:
+            if digest is not None and digest != digests[what]:
                 yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
 
     # ------------------------------------------------------------------------------ tables

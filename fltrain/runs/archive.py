@@ -18,41 +18,24 @@ import tarfile
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
 
 from filelock import FileLock, Timeout
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, as_mistake
 from fltrain.core.files import flush, replacing
-from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, exchange, held, leased
-from fltrain.runs.status import Stale
+from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, exchange, leased
+from fltrain.runs.today import Stale
 
-MAX_RUNS = 100_000
 MAX_FILE_BYTES = 64 * 2**20
 """Limit for one file; the papers' largest runs (500 rounds, all statistics) take a few MB."""
 MAX_BYTES = 8 * 2**30
 """Limit for all unpacked files."""
 
-_RUN = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
-_MEMBER = re.compile(rf"(?P<run>{_RUN})/(?P<file>[a-z]+\.jsonl?)")
+RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
+_MEMBER = re.compile(rf"({RUN_ID})/({'|'.join(map(re.escape, RECORD_FILES))})")
 _STAGING = ".import-"
-
-
-def named_records(results: Results, runs: Sequence[str]) -> list[Record]:
-    """Return the records of these runs, each once; refuse names that are not run IDs."""
-    for run in runs:
-        if not re.fullmatch(_RUN, run):
-            raise FltrainError(f"{run!r} is not a run ID; `fltrain status` lists them")
-    return [results.record(run) for run in dict.fromkeys(runs)]
-
-
-def current_records(results: Results) -> tuple[list[Record], int]:
-    """Return all records that are not stale, and the number of stale ones."""
-    records = list(results.records())
-    current = [record for record in records if (spec := record.run_spec) and spec.run_id == record.run_id]
-    return current, len(records) - len(current)
 
 
 def export_records(records: Iterable[Record], path: Path) -> int:
@@ -120,66 +103,52 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Count
 
 
 def _import(path: Path, results: Results, replace: bool, staging: Path) -> Counter[str]:
-    done = Counter[str]()
+    done, outcome = Counter[str](), "nothing was imported"
     try:
-        names = _unpack(path, staging)
-        for run in names:
-            _check(staging / run)
-            if os.path.lexists(place := results.run(run)) and not place.is_dir():
-                raise FltrainError(f"{place} is not a folder; rename it")
-            if held(results.lease(run)):
-                raise FltrainError(f"{run} is being trained; stop it or wait for its end")
-        different = [run for run in names if _there(staging / run, results) == "different"]
-        if different and not replace:
-            raise FltrainError(
-                f"{len(different)} of its {len(names)} records differ from those in {results.runs}, for "
-                f"example {different[0]} (--replace imports the archived ones)"
-            )
-        for file in (file for run in different for file in (staging / run).iterdir()):
-            flush(file)  # a full disk may show only now, and the old records must stay then
+        _unpack(path, staging)
+        new = sorted(staging.iterdir())
+        for record in new:
+            _check(record)
+            if _receive(record, results, replace, commit=False) == "replaced":
+                for file in record.iterdir():
+                    flush(file)  # a full disk may show only now, and the old records must stay then
+        for record in new:
+            imported = f"{done['added'] + done['replaced']} of {len(new)} records were imported"
+            outcome = f"{imported}, the others are unchanged; solve this and import it again"
+            done[_receive(record, results, replace)] += 1
     except (FltrainError, OSError) as error:
-        raise FltrainError(f"{path}: {_line(error)}; nothing was imported") from None
-    try:
-        for run in names:
-            done[_arrive(staging / run, results, replace)] += 1
-    except (FltrainError, OSError) as error:
-        imported = f"{done['added'] + done['replaced']} of {len(names)} records were imported"
-        raise FltrainError(
-            f"{path}: {_line(error)}; {imported}, the others are unchanged; solve this and import it again"
-        ) from None
+        raise FltrainError(f"{path}: {as_mistake(error)}; {outcome}") from None
     return done
 
 
-def _arrive(new: Path, results: Results, replace: bool) -> str:
-    """Put a record into its place, unless another process trains the run, or has trained it meanwhile."""
+def _receive(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
+    """Put a record into its place, if it differs; return ``added``, ``replaced`` or ``unchanged``.
+
+    Args:
+        new: folder of the record, named by its run ID.
+        results: the results folder.
+        replace: replace another record.
+        commit: False only checks what would happen.
+
+    Raises:
+        FltrainError: if another process trains the run, or its place has something else.
+    """
+    place = results.run(new.name)
+    if os.path.lexists(place) and not place.is_dir():
+        raise FltrainError(f"{place} is not a folder; rename it")
     try:
         with leased(results.lease(new.name)):
-            there = _there(new, results)
-            if there == "equal":
+            old = results.record(new.name).complete
+            _, different, unreadable = filecmp.cmpfiles(new, place, RECORD_FILES, shallow=False)
+            if old and not different and not unreadable:
                 return "unchanged"
-            if there and not replace:
-                raise FltrainError(
-                    f"{new.name} was trained meanwhile (--replace imports the archived record)"
-                )
-            exchange(new, results.run(new.name))
-            return "replaced" if there else "added"
+            if old and not replace:
+                raise FltrainError(f"{place} differs from its record (--replace imports the archived one)")
+            if commit:
+                exchange(new, place)
+            return "replaced" if old else "added"
     except Timeout:
         raise FltrainError(f"{new.name} is being trained; stop it or wait for its end") from None
-
-
-def _there(new: Path, results: Results) -> str:
-    """Compare the record in the place of a new one: ``equal``, ``different``, or empty if there is none."""
-    old = results.record(new.name)
-    if not old.complete:
-        return ""
-    _, different, unreadable = filecmp.cmpfiles(new, old.folder, RECORD_FILES, shallow=False)
-    return "different" if different or unreadable else "equal"
-
-
-def _line(error: FltrainError | OSError) -> str:
-    if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-    return str(error)
 
 
 class _Bounded(gzip.GzipFile):
@@ -191,47 +160,44 @@ class _Bounded(gzip.GzipFile):
         return super().read(size)
 
 
-def _unpack(path: Path, staging: Path) -> list[str]:
-    """Write the files of an archive below ``staging``; return the run IDs."""
-
-    def refuse(why: str) -> NoReturn:
-        raise FltrainError(f"not an archive of records: {why}")
-
-    runs: set[str] = set()
-    if path.exists() and not path.is_file():  # a named pipe would block
-        refuse("it is not an ordinary file")
+def _unpack(path: Path, staging: Path) -> None:
+    """Write the files of an archive below ``staging``."""
+    fault = "it is empty"
     try:
+        if path.exists() and not path.is_file():  # a named pipe would block
+            raise OSError("not an ordinary file")
         with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
             for member in archive:
-                place = _MEMBER.fullmatch(member.name)
-                if place is None or place["file"] not in RECORD_FILES:
-                    allowed = f"<run id>/{{{', '.join(RECORD_FILES)}}}"
-                    refuse(f"it holds {member.name[:200]!r}; allowed are {allowed}")
-                if not member.isreg() or member.issparse():
-                    refuse(f"{member.name!r} is not an ordinary file")
-                if not 0 <= member.size <= MAX_FILE_BYTES:
-                    refuse(f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed")
-                if (staging / member.name).exists():
-                    refuse(f"it holds {member.name!r} twice")
-                runs.add(place["run"])
-                if len(runs) > MAX_RUNS:
-                    refuse(f"it holds more than {MAX_RUNS:,} runs")
+                fault, file = _fault(member, staging), staging / member.name
+                if fault:
+                    break
                 content = archive.extractfile(member)
                 assert content is not None  # an ordinary file
-                (staging / place["run"]).mkdir(exist_ok=True)
-                (staging / member.name).write_bytes(content.read())
+                file.parent.mkdir(exist_ok=True)
+                file.write_bytes(content.read())
     except FileNotFoundError:
         raise FltrainError("no such file") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        refuse(f"it cannot be read ({error})")
-    return sorted(runs) or refuse("it is empty")
+        fault = f"it cannot be read ({error})"
+    if fault:
+        raise FltrainError(f"not an archive of records: {fault}")
+
+
+def _fault(member: tarfile.TarInfo, staging: Path) -> str:
+    """Return why a member is not a file of a record; empty if it is one."""
+    if not _MEMBER.fullmatch(member.name):
+        return f"it holds {member.name[:200]!r}; allowed are <run id>/{{{', '.join(RECORD_FILES)}}}"
+    if not member.isreg() or member.issparse():
+        return f"{member.name!r} is not an ordinary file"
+    if not 0 <= member.size <= MAX_FILE_BYTES:
+        return f"{member.name!r} has {member.size:,} bytes; {MAX_FILE_BYTES:,} are allowed"
+    return f"it holds {member.name!r} twice" if (staging / member.name).exists() else ""
 
 
 def _check(folder: Path) -> None:
     """Refuse a damaged or stale record."""
-    if check_record(folder).current:
-        return
-    if stale := Stale.of(Record(folder)):
+    spec, _ = check_record(folder)
+    if (spec is None or spec.run_id != folder.name) and (stale := Stale.of(Record(folder))):
         raise FltrainError(
             f"{folder.name}: spec.json was written by another version of fltrain ({stale.revised})"
         )

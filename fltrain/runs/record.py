@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
 
 from fltrain.core.config import explain
@@ -61,16 +61,7 @@ MODELS_FILE = "models.safetensors"
 """File of the final weights, in records whose spec requests them."""
 
 
-REMEDY = "restore the file or retrain the run"
-
-
-class Damaged(FltrainError):
-    """A record differs from the one that training wrote."""
-
-
-def slug(run_id: str) -> str:
-    """Return the readable part of a run ID, before its hash."""
-    return run_id.rpartition("-")[0]
+_REMEDY = "restore the file or retrain the run"
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -89,6 +80,17 @@ def reason(error: Exception) -> str:
         return f"{Path(error.filename or '').name}: {error.strerror}"
     what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
     return " ".join(what.split())
+
+
+@contextmanager
+def _damage_named(where: str) -> Iterator[None]:
+    """Turn errors of damaged files into one line that begins with ``where`` and ends with the remedy."""
+    try:
+        yield
+    except FltrainError as error:  # with a remedy
+        raise FltrainError(f"{where}{error}") from None
+    except (*BROKEN, OSError) as error:
+        raise FltrainError(f"{where}{reason(error)}; {_REMEDY}") from None
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ class Results:
 class Record:
     """Record of one run. Files are read on first use.
 
-    Everything that is read from files, except ``spec``, raises ``Damaged`` if they do not have their digests.
-    To leave out damaged records, test ``usable`` first.
+    Everything that is read from files, except ``spec``, raises ``FltrainError`` if they do not have their
+    digests. To leave out damaged records, test ``usable`` first.
     """
 
     folder: Path
@@ -212,7 +214,7 @@ class Record:
         try:
             states = [(self.folder / name).stat() for name in RECORD_FILES]
         except OSError as error:
-            return f"{error.filename}: {error.strerror}; {REMEDY}"
+            return f"{error.filename}: {error.strerror}; {_REMEDY}"
         return _damage(self.folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
 
     @property
@@ -305,33 +307,31 @@ class Record:
 
     def _check(self) -> None:
         if damage := self.damage:
-            raise Damaged(damage)
+            raise FltrainError(damage)
 
     def _mapping(self, name: str) -> dict[str, Any]:
-        try:
+        with _damage_named(f"{self.folder}/"):
             return _parse_object(_content(self.folder / name), name)
-        except (*BROKEN, OSError) as error:
-            raise Damaged(f"{self.folder}/{reason(error)}; {REMEDY}") from None
 
 
+# --------------------------------------------------------------------------------------------------- checks
 @cache
 def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
     """Check the digests of a record whose files have these dates and sizes: changed files are read again."""
     try:
-        check_digests(folder)
-    except FltrainError as error:  # another format
-        return f"{folder}/{error}"
-    except (*BROKEN, OSError) as error:
-        return f"{folder}/{reason(error)}; {REMEDY}"
+        with _damage_named(f"{folder}/"):
+            check_digests(folder)
+    except FltrainError as error:
+        return str(error)
     return ""
 
 
-# --------------------------------------------------------------------------------------------------- checks
 LARGEST = 1e100
 """Largest number of a record, whose square is finite."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
 Number = float | None
 
 
@@ -341,133 +341,82 @@ class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class _Row(_Form):
-    round: int = Field(ge=1)
-    kind: str
-
-
-class _Train(_Row):
-    clients: list[int]
-    loss: Number
-
-
-class _Test(_Row):
-    split: str
-    view: str
-    accuracy: Share
-    loss: Number
-    images: int = Field(default=1, ge=1)
-    macro: Share = 0.0
-    std: Share = 0.0
-
-
-class _Numbers(_Row):
+class _Numbers(_Form):
     __pydantic_extra__: dict[str, Number | dict[str, Number]]
 
 
-ROWS: dict[str, type[_Row]] = {
-    "train": _Train,
-    "evaluation": _Test,
-    **dict.fromkeys(("updates", "divergence", "dissimilarity", "separability"), _Numbers),
+def _form(base: type[_Form] = _Form, /, **fields: Any) -> type[_Form]:
+    """Return the form with these fields, each a type, or a pair of type and default."""
+    pairs: dict[str, Any] = {
+        name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()
+    }
+    form: type[_Form] = create_model("Form", __base__=base, **pairs)
+    return form
+
+
+_ROW: dict[str, Any] = {"round": Positive, "kind": str}
+_STATISTICS = ("updates", "divergence", "dissimilarity", "separability")
+_ROWS = {
+    "train": _form(**_ROW, clients=list[int], loss=Number),
+    "evaluation": _form(
+        **_ROW,
+        **{"split": str, "view": str, "accuracy": Share, "loss": Number},
+        **{"images": (Positive, 1), "macro": (Share, 0.0), "std": (Share, 0.0)},
+    ),
+    **dict.fromkeys(_STATISTICS, _form(_Numbers, **_ROW)),
 }
-"""Forms of the rows of ``metrics.jsonl`` by their kind; methods write rows of further kinds."""
+"""Forms of the rows of ``metrics.jsonl`` by their kind."""
 
+_OTHER_ROW = _form(**_ROW)
+"""Form of the rows that methods write, and of further kinds."""
 
-class _Diverged(_Form):
-    round: int = Field(ge=1)
-
-
-class _Digests(_Form):
-    data: str
-    partition: str
-    metrics: str
-
-
-class _Summary(_Form):
-    status: Literal["completed", "diverged"]
-    diverged: _Diverged | None
-    accuracy: dict[str, Number]
-    loss: dict[str, Number]
-    bytes: dict[str, Annotated[int, Field(ge=0)]]
-    layers: list[str]
-    digests: _Digests
-
-
-class _Total(_Form):
-    total: Seconds
-
-
-class _Costs(_Form):
-    seconds: _Total
-    round_seconds: list[Seconds]
-
-
-class _Provenance(_Form):
-    fltrain: str
-    commit: str | None
-    dirty: bool | None
-    packages: dict[str, str]
-    processor: str
-    device: str
-    gpu: str | None
-    cuda: str | None
-    # Missing in records of older versions:
-    sources: dict[str, str] = {}
-    cpu_capability: str = ""
-    limits: dict[str, str] = {}
-    blas: str = ""
-
-
-_FORMS: dict[str, type[_Form]] = {
-    "summary.json": _Summary,
-    "costs.json": _Costs,
-    "provenance.json": _Provenance,
+_FORMS = {
+    "summary.json": _form(
+        status=Literal["completed", "diverged"],
+        diverged=_form(round=Positive) | None,
+        accuracy=dict[str, Number],
+        loss=dict[str, Number],
+        bytes=dict[str, Annotated[int, Field(ge=0)]],
+        layers=list[str],
+        digests=_form(data=str, partition=str, metrics=str),
+    ),
+    "costs.json": _form(seconds=_form(total=Seconds), round_seconds=list[Seconds]),
+    "provenance.json": _form(
+        **dict.fromkeys(("fltrain", "processor", "device"), str),
+        **dict.fromkeys(("commit", "gpu", "cuda"), str | None),
+        dirty=bool | None,
+        packages=dict[str, str],
+        # Records of older versions lack these:
+        **dict.fromkeys(("sources", "limits"), (dict[str, str], {})),
+        **dict.fromkeys(("cpu_capability", "blas"), (str, "")),
+    ),
 }
 
 
-@dataclass(frozen=True)
-class Checked:
-    """An undamaged record.
-
-    Attributes:
-        spec: its settings; None if the current code lacks one of them.
-        current: True if its settings have its ID today.
-        digests: its digests.
-    """
-
-    spec: RunSpec | None
-    current: bool
-    digests: dict[str, str]
-
-
-def check_record(folder: Path) -> Checked:
+def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
     """Check that a complete record belongs to its run ID, and that its files are valid and fit together.
 
+    Returns:
+        Its settings (None if the current code lacks one of them), which have another run ID today if the
+        record is stale, and its digests.
+
     Raises:
-        Damaged: with the run ID and the problem.
-        FltrainError: if it has another format.
+        FltrainError: with the run ID and the problem.
     """
-    try:
+    with _damage_named(f"{folder.name}: "):
         spec = _spec(folder)
         contents = check_digests(folder)
-        summary = _parse_object(contents["summary.json"], "summary.json")
-        for name, form in _FORMS.items():
-            _check_form(form, _parse_object(contents[name], name), name)
-        rows: list[Row] = []
-        for number, line in enumerate(contents["metrics.jsonl"].splitlines(), start=1):
-            where = f"metrics.jsonl, line {number}"
-            rows.append(_parse_object(line, where))
-            _check_form(ROWS.get(rows[-1].get("kind", ""), _Row), rows[-1], where)
+        objects = {name: _checked(form, contents[name], name) for name, form in _FORMS.items()}
+        rows = [
+            _checked(_ROWS, line, f"metrics.jsonl, line {number}")
+            for number, line in enumerate(contents["metrics.jsonl"].splitlines(), start=1)
+        ]
+        summary = objects["summary.json"]
         if spec is not None:
             _check_rounds(spec, rows, summary["diverged"])
-            check_summary(spec, rows, summary, folder.name)
-    except Damaged:
-        raise
-    except FltrainError as error:
-        raise FltrainError(f"{folder.name}: {error}") from None
-    except (*BROKEN, OSError) as error:
-        raise Damaged(f"{folder.name}: {reason(error)}") from None
-    return Checked(spec, spec is not None and spec.run_id == folder.name, summary["digests"])
+            _check_summary(spec, rows, {**summary, "run_id": spec.run_id})
+    digests: dict[str, str] = summary["digests"]
+    return spec, digests
 
 
 def _spec(folder: Path) -> RunSpec | None:
@@ -481,7 +430,7 @@ def _spec(folder: Path) -> RunSpec | None:
         spec = RunSpec.parse({key: value for key, value in data.items() if key != "revisions"}, "spec.json")
     except FltrainError as error:
         unknown = str(error)
-    run_id = f"{slug(spec.run_id if spec else folder.name)}-{short_hash(data)}"
+    run_id = f"{(spec.run_id if spec else folder.name).rpartition('-')[0]}-{short_hash(data)}"
     if run_id != folder.name:
         raise ValueError(unknown or f"spec.json belongs to {run_id}")
     return spec
@@ -500,6 +449,17 @@ def _check_rounds(spec: RunSpec, rows: Sequence[Row], diverged: Row | None) -> N
         raise ValueError(f"metrics.jsonl: has no test in round {missing[0]} of {last}")
 
 
+def _check_summary(spec: RunSpec, rows: Sequence[Row], summary: Row) -> None:
+    """Check that the summary of a record follows from its spec and rows."""
+    try:
+        expected = summarise(spec, rows, summary["diverged"], {})
+    except BROKEN as error:
+        raise ValueError(f"summary.json: does not fit to spec.json and metrics.jsonl ({error!r})") from None
+    for key, value in expected.items():
+        if summary.get(key) != value:
+            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
+
+
 def check_digests(folder: Path) -> dict[str, bytes]:
     """Check that the files of a complete record are unchanged; return their contents.
 
@@ -510,30 +470,23 @@ def check_digests(folder: Path) -> dict[str, bytes]:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
     contents = {name: _content(folder / name) for name in RECORD_FILES}
-    name = "summary.json"
-    try:
-        summary = from_json(contents[name])
-        _check_format(summary)
-        digests = summary["digests"]
-        if summary.get("run_id", folder.name) != folder.name:
-            raise ValueError(f"belongs to {summary['run_id']}")
-        pairs = {
-            name: (digests.get("summary"), summary_digest(summary)),
-            "metrics.jsonl": (digests["metrics"], sha256(contents["metrics.jsonl"])),
-            "spec.json": (digests.get("spec"), sha256(contents["spec.json"])),
-        }
-        for name in ("costs.json", "provenance.json"):
-            data = _parse_object(contents[name], "")
-            pairs[name] = data.get("digest"), with_digest(data)["digest"]
-        for name, (stated, computed) in pairs.items():  # noqa: B007 (for the message)
-            if stated is None and fingerprint(contents) not in _undigested():
-                raise ValueError("has no digest, and its record is not a published one")
-            if stated is not None and stated != computed:
-                raise ValueError("changed after training (its digest differs)")
-    except FltrainError as error:
-        raise FltrainError(f"{name}: {error}") from None
-    except BROKEN as error:
-        raise ValueError(f"{name}: {reason(error)}") from None
+    summary, costs, provenance = (_parse_object(contents[name], name) for name in _FORMS)
+    _check_format(summary)
+    if summary.get("run_id", folder.name) != folder.name:
+        raise ValueError(f"summary.json: belongs to {summary['run_id']}")
+    digests = summary["digests"]
+    found = {
+        "summary.json": (digests.get("summary"), summary_digest(summary)),
+        "metrics.jsonl": (digests.get("metrics"), sha256(contents["metrics.jsonl"])),
+        "spec.json": (digests.get("spec"), sha256(contents["spec.json"])),
+        "costs.json": (costs.get("digest"), with_digest(costs)["digest"]),
+        "provenance.json": (provenance.get("digest"), with_digest(provenance)["digest"]),
+    }
+    for name, (stated, computed) in found.items():
+        if stated is None and fingerprint(contents) not in _undigested():
+            raise ValueError(f"{name}: has no digest, and its record is not a published one")
+        if stated not in (None, computed):
+            raise ValueError(f"{name}: changed after training (its digest differs)")
     return contents
 
 
@@ -555,28 +508,32 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _check_form(kind: type[BaseModel], data: Row, where: str) -> None:
-    try:
-        kind.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(f"{where}: {explain(error, data)}") from None
-
-
-def _parse_object(text: bytes, where: str) -> Row:
-    """Parse a JSON object with plausible numbers and printable texts: others could change the terminal.
+def _checked(form: type[_Form] | Mapping[str, type[_Form]], text: bytes, where: str) -> Row:
+    """Parse a JSON object of a form, or of the form of its kind.
 
     Raises:
         ValueError: with the fault; the message begins with ``where``.
     """
-    prefix = where and f"{where}: "
+    data = _parse_object(text, where)
+    kind = form if isinstance(form, type) else form.get(data.get("kind", ""), _OTHER_ROW)
+    try:
+        kind.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(f"{where}: {explain(error, data)}") from None
+    return data
+
+
+def _parse_object(text: bytes, where: str) -> Row:
+    """Parse a JSON object with plausible numbers and printable texts: others could change the terminal."""
     try:
         data = from_json(text, allow_inf_nan=False)
-        if not _is_plain(data):
-            raise ValueError("control characters in a text, or a number that is too large")
     except ValueError as error:
-        raise ValueError(f"{prefix}cannot be read ({error})") from None
+        raise ValueError(f"{where}: cannot be read ({error})") from None
+    if not _is_plain(data):
+        fault = "control characters in a text, or a number that is too large"
+        raise ValueError(f"{where}: cannot be read ({fault})")
     if not isinstance(data, dict):
-        raise ValueError(f"{prefix}not a JSON object")
+        raise ValueError(f"{where}: not a JSON object")
     return data
 
 
@@ -593,22 +550,23 @@ def _is_plain(data: Any) -> bool:
     return True
 
 
-def _check_format(summary: Any) -> None:
+def _check_format(summary: Row) -> None:
     """Refuse a summary whose record has another format.
 
     Raises:
         FltrainError: with the remedy.
     """
-    version = summary.get("format") if isinstance(summary, dict) else None
+    version = summary.get("format")
     if isinstance(version, int) and version > RECORD_FORMAT:
         raise FltrainError(
-            f"made by a newer version of fltrain (record format {version}, this one reads {RECORD_FORMAT}); "
-            "update fltrain or train into another results folder"
+            "summary.json: made by a newer version of fltrain (record format "
+            f"{version}, this one reads {RECORD_FORMAT}); update fltrain or train into another results folder"
         )
     if version != RECORD_FORMAT:
-        raise FltrainError(f"not a record of format {RECORD_FORMAT}; retrain the run")
+        raise FltrainError(f"summary.json: not a record of format {RECORD_FORMAT}; retrain the run")
 
 
+# -------------------------------------------------------------------------------------------------- writing
 def sha256(content: bytes) -> str:
     """Return the SHA-256 of a file's content, as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
@@ -681,22 +639,6 @@ def _last(tests: Sequence[Row], value: str) -> float | None:
     return tests[-1][value] if tests else None
 
 
-def check_summary(spec: RunSpec, rows: Sequence[Row], summary: Mapping[str, Any], run_id: str) -> None:
-    """Check that the summary of a record follows from its spec and rows.
-
-    Raises:
-        ValueError: with the first key that differs.
-    """
-    try:
-        expected = summarise(spec, rows, summary["diverged"], {})
-    except BROKEN as error:
-        raise ValueError(f"summary.json: does not fit to spec.json and metrics.jsonl ({error!r})") from None
-    # A record that is stale has another run ID than its settings have today.
-    for key, value in {**expected, "run_id": run_id}.items():
-        if summary.get(key) != value:
-            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
-
-
 def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
     """Return the best unweighted mean over clients and its spread, for tests on local images."""
     means = [row for row in tests if "macro" in row]
@@ -714,8 +656,7 @@ def _final(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> float |
     if diverged:
         return None
     final: list[float] = [row["accuracy"] for row in tests if row["round"] in spec.final_rounds]
-    final = final or [tests[-1]["accuracy"]]
-    return average(final)
+    return average(final or [tests[-1]["accuracy"]])
 
 
 def write_record(

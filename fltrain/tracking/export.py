@@ -30,7 +30,7 @@ from fltrain.experiments.progress import duration
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import stale_records
+from fltrain.runs.today import stale_records
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.mlflow_store import (
     FINGERPRINT,

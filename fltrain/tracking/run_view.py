@@ -15,9 +15,8 @@ from fltrain.core.own import places
 from fltrain.experiments.plan import plan
 from fltrain.runs.curves import Curve, curves_of, is_number
 from fltrain.runs.record import BROKEN, Record, Results, reason
-from fltrain.runs.sources import changed_code
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import revised
+from fltrain.runs.today import changed_code, revised
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, short_names
 
 UNASSIGNED = "unassigned"

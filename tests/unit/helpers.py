@@ -22,7 +22,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.engine.workers import Workers
 from fltrain.experiments.layout import Sheet
-from fltrain.runs import sources
+from fltrain.runs import today
 from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
 from fltrain.runs.spec import RunSpec
 
@@ -222,8 +222,8 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 def forget_sources() -> None:
     """Clear the cached digests of sources, as in a new process."""
-    sources._module.cache_clear()
-    sources._digests.cache_clear()
+    today._module.cache_clear()
+    today._digests.cache_clear()
 
 
 def flip(path: Path, place: int = -100) -> None:

@@ -11,6 +11,7 @@ import signal
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_a_different_record_is_replaced_on_request_only(
     provenance = mine.folder / "provenance.json"
     move_to_gpu(mine)
     (mine.folder / "models.safetensors").write_bytes(b"of the other training")
-    refused(packed, target, "1 of its 2 records", mine.run_id, "--replace")
+    refused(packed, target, f"{mine.folder} differs from its record", "--replace")
     assert "cuda:0" in provenance.read_text()
     assert import_records(packed, target, replace=True) == Counter(added=0, replaced=1, unchanged=1)
     assert provenance.read_bytes() == (source.run(mine.run_id) / "provenance.json").read_bytes()
@@ -394,26 +395,24 @@ def test_a_record_that_is_trained_during_the_import_stays(
     differ(target)
     ours = {record.run_id: record.folder.rename(target.root / record.run_id) for record in target.records()}
     (run, other) = ours
-    arrive = archive._arrive
+    receive = archive._receive
 
-    def late(new: Path, results: Results, replace: bool) -> str:
-        if new.name == other and ours[other].exists():
+    def late(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
+        if commit and new.name == other and ours[other].exists():
             ours[other].rename(results.run(other))
-        return arrive(new, results, replace)
+        return receive(new, results, replace, commit)
 
-    monkeypatch.setattr(archive, "_arrive", late)
-    with pytest.raises(
-        FltrainError, match=rf"{other} was trained meanwhile .*; 1 of 2 records were imported"
-    ):
+    monkeypatch.setattr(archive, "_receive", late)
+    with pytest.raises(FltrainError, match=rf"{other} differs .*; 1 of 2 records were imported"):
         import_records(packed, target)
     assert [record.provenance["device"] for record in target.records()] == ["cpu", "cuda:0"]
     shutil.rmtree(target.run(run))
 
-    def begun(new: Path, results: Results, replace: bool) -> str:
-        with FileLock(results.lease(new.name)):
-            return arrive(new, results, replace)
+    def begun(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
+        with FileLock(results.lease(new.name)) if commit else nullcontext():
+            return receive(new, results, replace, commit)
 
-    monkeypatch.setattr(archive, "_arrive", begun)
+    monkeypatch.setattr(archive, "_receive", begun)
     with pytest.raises(FltrainError, match=rf"{run} is being trained; .*; 0 of 2 records were imported"):
         import_records(packed, target, replace=True)
     assert [record.run_id for record in target.records()] == [other]

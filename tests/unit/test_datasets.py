@@ -18,7 +18,7 @@ from fltrain.data.fetch import OFFLINE, obtain, whereabouts
 from fltrain.data.prepared import prepare
 from fltrain.data.registry import load
 from fltrain.runs.record import Record, Results
-from fltrain.runs.status import Stale
+from fltrain.runs.today import Stale
 
 from .conftest import Register
 from .helpers import pixels, tiny, trained, write_npz

@@ -15,11 +15,20 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.core.files import read_json, write_json
-from fltrain.runs import sources
+from fltrain.runs import today
 from fltrain.runs.record import Record, Results, with_digest
-from fltrain.runs.remarks import code_changes, mixed, mixed_code, remarks
-from fltrain.runs.sources import changed_code, components, source_digests
-from fltrain.runs.status import State, changed_runs
+from fltrain.runs.today import (
+    RunStatus,
+    changed_code,
+    changed_modules,
+    changed_runs,
+    code_changes,
+    components,
+    mixed,
+    mixed_code,
+    notes_on,
+    source_digests,
+)
 from fltrain.runtime import provenance
 from fltrain.runtime.provenance import DECISIVE, changes, gather, merged
 
@@ -54,7 +63,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     kind = importlib.import_module("outside_code.mine").Mine
-    monkeypatch.setattr(sources, "components", lambda spec: [kind(), *components(spec)])
+    monkeypatch.setattr(today, "components", lambda spec: [kind(), *components(spec)])
     forget_sources()
     yield folder
     for name in [name for name in sys.modules if name.startswith("outside_code")]:
@@ -62,14 +71,15 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_sources()
 
 
-def edited(path: Path, old: str, new: str) -> dict[str, str]:
-    """The digests after an edit of a file; the edit is undone."""
+def edited(path: Path, old: str, new: str) -> list[str]:
+    """The modules that change by an edit of a file; the edit is undone."""
+    before = source_digests(tiny())
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
     forget_sources()
     try:
-        return source_digests(tiny())
+        return changed_modules({"sources": before}, tiny())
     finally:
         path.write_text(text)
         forget_sources()
@@ -92,7 +102,7 @@ EDITS: dict[str, tuple[str, str, str, list[str]]] = {
 def test_a_digest_changes_with_the_code_only(outside: Path) -> None:
     before = source_digests(tiny())
     for name, (file, old, new, changed) in EDITS.items():
-        assert sources.differing(before, edited(outside / file, old, new)) == changed, name
+        assert edited(outside / file, old, new) == changed, name
     assert source_digests(tiny()) == before
 
 
@@ -109,7 +119,7 @@ def test_a_run_depends_on_its_own_components_only() -> None:
 
 def test_digests_cover_all_code_that_determines_numbers() -> None:
     names = source_digests(tiny())
-    assert {name.removeprefix("fltrain.") for name in sources.ENTRY} <= {*names}
+    assert {name.removeprefix("fltrain.") for name in today.ENTRY} <= {*names}
     assert {*names} >= {
         "engine.local",
         "core.rng",
@@ -140,8 +150,8 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
     original = (prox.folder / "provenance.json").read_text()
     spec, results = tiny(method="fedprox", model="mlp", rounds=1), Results(prox.folder.parents[1])
     assert prox.provenance["sources"] == source_digests(spec)
-    assert State.of(prox.run_id, results, None, spec).detail == ""
-    assert remarks([prox, prox]) == code_changes([prox, prox]) == []
+    assert RunStatus.of(prox.run_id, results, None, spec).detail == ""
+    assert notes_on([prox, prox]) == code_changes([prox, prox]) == []
     (tmp_path / "run.json").write_text(spec.to_json())
     arguments = ["train", str(tmp_path / "run.json"), "--results", str(results.root)]
     try:
@@ -154,7 +164,7 @@ def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch,
             record = with_code(prox, change)
             assert record.usable
             assert changed_code(record.provenance, spec) == expected
-            state = State.of(record.run_id, results, None, spec)
+            state = RunStatus.of(record.run_id, results, None, spec)
             assert (state.name, state.detail) == ("completed", expected)
             assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
             lines = code_changes([record])

@@ -22,7 +22,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.status import Stale, State, stale_runs
+from fltrain.runs.today import RunStatus, Stale, stale_runs
 
 from .helpers import TWO_METHODS, Cells, tiny, write_config
 
@@ -104,21 +104,25 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
     monkeypatch.setattr(FedAvg, "revision", 2)
     run = results.record(tiny().run_id)
     stale = Stale.of(made)
-    assert State.of(run.run_id, results, None) == State("not trained")
-    assert State.of(run.run_id, results, stale) == State("stale", f"methods 1 -> 2 ({made.run_id})")
+    assert RunStatus.of(run.run_id, results, None) == RunStatus("not trained")
+    assert RunStatus.of(run.run_id, results, stale) == RunStatus("stale", f"methods 1 -> 2 ({made.run_id})")
     run.folder.mkdir()
     (run.folder / "train.log").touch()
-    assert State.of(run.run_id, results, stale) == State.of(run.run_id, results, None) == State("started")
+    assert (
+        RunStatus.of(run.run_id, results, stale)
+        == RunStatus.of(run.run_id, results, None)
+        == RunStatus("started")
+    )
 
     checkpoints = results.checkpoints(run.run_id)
     checkpoints.mkdir(parents=True)
     for finished in (9, 12):
         checkpoint_file(checkpoints, finished).touch()
-    stopped = State("stopped", "after round 12; the next start resumes there")
-    assert State.of(run.run_id, results, stale) == stopped
+    stopped = RunStatus("stopped", "after round 12; the next start resumes there")
+    assert RunStatus.of(run.run_id, results, stale) == stopped
     with FileLock(results.lease(run.run_id)):
-        assert State.of(run.run_id, results, stale) == State("training")
-    assert State.of(run.run_id, results, None) == stopped, "the lock of a process that has ended"
+        assert RunStatus.of(run.run_id, results, stale) == RunStatus("training")
+    assert RunStatus.of(run.run_id, results, None) == stopped, "the lock of a process that has ended"
 
 
 def test_status_names_stale_and_damaged_runs(

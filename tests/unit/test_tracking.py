@@ -23,7 +23,7 @@ from mlflow.entities import LoggedModel
 
 from fltrain.core.errors import FltrainError
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.runs import sources
+from fltrain.runs import today
 from fltrain.runs.curves import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
@@ -349,9 +349,9 @@ def test_exporting_again_writes_nothing(store: Exports) -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the package, whose files count as those of the code; fltrain remembers their digests."""
-    copy = Path(shutil.copytree(sources._PACKAGE, tmp_path / "package"))
+    copy = Path(shutil.copytree(today._PACKAGE, tmp_path / "package"))
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "_PACKAGE", copy)
+        patch.setattr(today, "_PACKAGE", copy)
         forget_sources()
         yield copy
     forget_sources()

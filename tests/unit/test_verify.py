@@ -31,7 +31,7 @@ from fltrain.runs.record import (
     fingerprint,
     summary_digest,
 )
-from fltrain.runs.status import stale_runs
+from fltrain.runs.today import stale_runs
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, as_another_user, flip, trained, write_papers
 

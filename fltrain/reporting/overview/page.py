@@ -25,7 +25,7 @@ from fltrain.reporting.tables.html import Run
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
 from fltrain.runs.record import Record, Results
-from fltrain.runs.remarks import remarks
+from fltrain.runs.today import notes_on
 
 FORMS = {form: f".{form}" for form in ("html", "pdf", "svg", "png", "csv", "md", "tex")}
 FORMS["curves"] = CURVES_FORM
@@ -200,7 +200,7 @@ def index_page(listing: Listing, results: Results, folder: Path, runs: str) -> s
         meanings={**VERDICTS, **GAIN_VERDICTS},
         verdict_file=VERDICT_FILE,
         claim_verdicts=_added(paper.claim_verdicts for paper in counted),
-        remarks=remarks(records.values()),
+        remarks=notes_on(records.values()),
         runs=runs,
         report=REPORT,
     )
@@ -224,7 +224,7 @@ def runs_page(listing: Listing, results: Results, folder: Path, index: str) -> s
         listing=listing,
         rows=rows,
         progress=RunCounts.of(records, records),
-        remarks=remarks(records.values()),
+        remarks=notes_on(records.values()),
         index=index,
     )
 

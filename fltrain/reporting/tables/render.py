@@ -269,7 +269,7 @@ class Notes:
         comparison: rule, margins, expected counts, detectable differences; empty at a reduced scale.
         stale: meaning of stale runs, if there are any.
         absent: number of published values without a cell, if there are any.
-        remarks: damaged records and mixed conditions, see ``fltrain.runs.remarks``.
+        remarks: damaged records and mixed conditions, see ``fltrain.runs.today``.
     """
 
     marks: dict[str, str]

@@ -15,7 +15,7 @@ from fltrain.reporting.tables.cells import absent, cells
 from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
 from fltrain.reporting.tables.table_cell import to_csv
-from fltrain.runs.remarks import code_changes, remarks
+from fltrain.runs.today import code_changes, notes_on
 
 
 def write(
@@ -51,7 +51,7 @@ def texts(
     shown = cells(sheet, runs, printed)
     missing = absent(sheet, printed, shown)
     records = [runs(cell.run) for cell in sheet.cells]
-    notes = Notes.of(sheet, shown, missing, remarks(records), targets_text(sheet, runs, printed))
+    notes = Notes.of(sheet, shown, missing, notes_on(records), targets_text(sheet, runs, printed))
     grid = Grid.of(sheet, shown, notes.marks)
     if grid.quantity:
         notes = replace(notes, seeds=f"Numbers: {grid.quantity}. {notes.seeds}")

@@ -1,0 +1,424 @@
+"""Differences between records and today's code: changed sources, stale records, notes for tables. No torch.
+
+A digest of a source covers its syntax tree: comments, docstrings and formatting do not change it, and it is
+equal under all versions of Python. A changed digest does not make a record stale. If your change alters
+numbers, increase the revision of the component: then its runs get new IDs, and their records are stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+from fltrain.core.errors import FltrainError, count
+from fltrain.core.registry import Component
+from fltrain.runs.record import BROKEN, Record, Results, held, reason
+from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import begins
+
+# --------------------------------------------------------------------------------------- digests of sources
+PARTS = ("data", "engine", "methods", "metrics", "models", "core.floats", "core.rng", "runtime.determinism")
+"""Packages and modules of fltrain whose code decides numbers.
+
+``data.medmnist`` is one of them: it states the number of classes, hence the size of the network's output.
+"""
+
+CHECKED = ("data.fetch",)
+"""A module among them that does not: checksums cover the files that it makes."""
+
+ENTRY = ("fltrain.engine.simulation", "fltrain.engine.cuda_graph", "fltrain.data.prepared")
+"""Modules whose imports are followed, in addition to those of the run's components."""
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def source_digests(spec: RunSpec) -> dict[str, str]:
+    """Return a digest of each module that decides the numbers of a run, by its name without ``fltrain.``.
+
+    These are the modules of its components (``methods.fedprox``), the engine and the preparation of data, and
+    their imports from fltrain or, for an external component, from its own package. A module with several
+    components counts only with those of the run: ``data.partition.dirichlet (dirichlet)``.
+    """
+    return dict(_digests(frozenset(map(type, components(spec)))))
+
+
+def components(spec: RunSpec) -> list[Component]:
+    """Return the components of a run: methods, network, schedule, partition scheme, readers of datasets."""
+    readers = [dataset.entry.reader for dataset in (spec.dataset, *spec.evaluation.extra)]
+    return [*spec.composition.methods, spec.model, spec.training.lr_schedule, spec.partition, *readers]
+
+
+def outside_files(spec: RunSpec) -> list[Path]:
+    """Return the source files of components that are not part of fltrain."""
+    names = sorted({type(component).__module__ for component in components(spec)})
+    files = [_file(name) for name in names if not name.startswith("fltrain.")]
+    return [file for file in files if file is not None]
+
+
+@cache
+def _digests(chosen: frozenset[type[Component]]) -> dict[str, str]:
+    """Follow the static imports from the chosen components and the engine, past all other components."""
+    modules = {kind.__module__ for kind in chosen}
+    outside = {name.partition(".")[0] for name in modules} - {"fltrain"}
+    concrete = [kind for kind in _subclasses(Component) if isinstance(_name(kind), str)]
+    others = {kind.__module__ for kind in concrete} - modules
+    needed = {base for kind in chosen for base in kind.__mro__}
+    digests: dict[str, str] = {}
+    seen: set[str] = set()
+    pending = [(name, True) for name in (*modules, *ENTRY)]
+    while pending:
+        name, from_component = pending.pop()
+        if name in seen or (name in others and not from_component):
+            continue
+        seen.add(name)
+        unused = frozenset(one.__name__ for one in concrete if one.__module__ == name and one not in needed)
+        if module := _module(name, unused):
+            digest, imports = module
+            used = sorted(_name(one) for one in chosen if one.__module__ == name)
+            label = f"{name} ({', '.join(used)})" if unused and used else name
+            digests[label.removeprefix("fltrain.")] = digest[:12]
+            component = name in modules | others
+            pending += [(target, component) for target in imports if _decides(target, outside)]
+    return dict(sorted(digests.items()))
+
+
+def _name(kind: type[Component]) -> Any:
+    return kind.model_fields["name"].default
+
+
+def _subclasses(kind: type[Component]) -> Iterator[type[Component]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _decides(name: str, outside: set[str]) -> bool:
+    """Return True if a module can decide numbers."""
+    package, _, module = name.partition(".")
+    ours = package == "fltrain" and begins(module, PARTS) and not begins(module, CHECKED)
+    return ours or package in outside
+
+
+def _file(name: str) -> Path | None:
+    """Return the source file of a module; None if it is not a module or has no source."""
+    if name.startswith("fltrain."):  # without importing its packages
+        place = _PACKAGE.joinpath(*name.split(".")[1:])
+        candidates = (place.with_suffix(".py"), place / "__init__.py")
+        return next((path for path in candidates if path.is_file()), None)
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin) if found and found.origin and found.origin.endswith(".py") else None
+
+
+@cache
+def _module(name: str, unused: frozenset[str]) -> tuple[str, list[str]] | None:
+    """Return the digest of a module without its unused classes, and the names of everything it imports.
+
+    Returns None if it has no source file.
+    """
+    file = _file(name)
+    if file is None:
+        return None
+    tree = ast.parse(file.read_bytes())
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name in unused)]
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    texts: list[str] = []
+    _add_texts(tree, texts.append)
+    digest = hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()
+    return digest, list(_imports(tree, package))
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield the names of imported modules; some are names inside a module, which have no file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = importlib.util.resolve_name("." * node.level + base, package)
+            yield from chain([base], (f"{base}.{alias.name}" for alias in node.names))
+
+
+def _add_texts(node: Any, add: Callable[[str], None]) -> None:
+    """Add a syntax tree as texts that do not depend on the version of Python, without docstrings."""
+    if isinstance(node, list):
+        for item in node:
+            if not (isinstance(item, ast.Expr) and isinstance(getattr(item.value, "value", None), str)):
+                _add_texts(item, add)
+        add("]")
+    elif isinstance(node, ast.AST):
+        add(type(node).__name__)
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if value not in (None, []) and field not in ("ctx", "kind", "type_comment"):
+                add(field)
+                _add_texts(value, add)
+        add(")")
+    else:
+        add(repr(node))
+
+
+# --------------------------------------------------------------------------------------------- changed code
+def changed_modules(provenance: Mapping[str, Any], spec: RunSpec) -> list[str]:
+    """Return the modules whose code differs from that of a record; none if it has no digests of sources."""
+    recorded, today = provenance.get("sources"), source_digests(spec)
+    return (
+        sorted(name for name in {*recorded, *today} if recorded.get(name) != today.get(name))
+        if recorded
+        else []
+    )
+
+
+def changed_code(provenance: Mapping[str, Any], spec: RunSpec) -> str:
+    """Describe the difference between the code that trained a run and today's code.
+
+    For example ``the code of methods.fedprox changed since this run``; empty if nothing changed.
+    """
+    if not provenance.get("sources"):
+        return "code not recorded"
+    modules = changed_modules(provenance, spec)
+    return f"the code of {named(modules)} changed since this run" if modules else ""
+
+
+def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
+    """Return the modules whose code changed since each of these runs (by ID) was trained."""
+    records = {run: results.record(run) for run in runs}
+    changed = {
+        run: changed_modules(record.provenance, runs[run]) for run, record in records.items() if record.usable
+    }
+    return {run: modules for run, modules in changed.items() if modules}
+
+
+def named(modules: Sequence[str]) -> str:
+    """List modules, the first two by name."""
+    more = f" and {len(modules) - 2} more" if len(modules) > 2 else ""
+    return ", ".join(modules[:2]) + more
+
+
+# -------------------------------------------------------------------------------------------- stale records
+def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Describe the revisions between two recorded specs, for example ``methods 1 -> 2``.
+
+    Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
+    """
+
+    def shown(spec: Mapping[str, Any], name: str) -> str:
+        revisions = spec.get("revisions")
+        # A normalisation is recorded if it is not that of this project's registry.
+        absent = "as shipped" if name == "normalisation" else 1
+        revision = revisions.get(name, absent) if isinstance(revisions, Mapping) else absent
+        return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
+
+    names = dict.fromkeys([*new["revisions"], "feature_skew", "normalisation"])
+    changes = [
+        f"{name} {before} -> {after}"
+        for name in names
+        if (before := shown(old, name)) != (after := shown(new, name))
+    ]
+    return "; ".join(changes) or "settings"
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A record whose settings have another run ID today, because a component was revised.
+
+    Attributes:
+        record: the record.
+        run: the run ID of its settings today; empty if the current code lacks one of them.
+        revised: the revisions since, see ``revised``, or the setting that is lacking.
+    """
+
+    record: Record
+    run: str
+    revised: str
+
+    @classmethod
+    def of(cls, record: Record) -> Self | None:
+        """Return None if the record is not stale, or if its settings or files cannot be read."""
+        try:
+            settings = record.settings
+        except FltrainError:
+            return None
+        try:
+            spec = RunSpec.parse(settings, "spec.json")
+        except FltrainError as unknown:
+            return cls(record, "", str(unknown))
+        if spec.run_id == record.run_id:
+            return None
+        return cls(record, spec.run_id, revised(record.spec, spec.canonical))
+
+    def __str__(self) -> str:
+        return f"{self.revised} ({self.record.run_id})"
+
+
+def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Stale]:
+    """Return the stale records with the current settings of these runs (by ID), the latest last.
+
+    Only records with the slug of such a run (its ID without the hash) are read, and none in ``current``.
+    """
+    slugs = {run.rpartition("-")[0] for run in runs}
+    candidates = [
+        record
+        for record in results.records()
+        if record.run_id.rpartition("-")[0] in slugs and record.run_id not in current
+    ]
+    candidates.sort(key=lambda record: record.written)
+    return [stale for stale in map(Stale.of, candidates) if stale and stale.run in runs]
+
+
+def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
+    """Return the latest stale record of each of these runs (by ID) that has no record."""
+    missing = {run for run in runs if not results.record(run).complete}
+    return {stale.run: stale for stale in stale_records(missing, runs, results)}
+
+
+# --------------------------------------------------------------------------------------------------- status
+@dataclass(frozen=True)
+class RunStatus:
+    """Status of a run.
+
+    Attributes:
+        name: ``completed``, ``diverged``, ``damaged``, ``training``, ``stopped``, ``started`` (ended before
+            its first checkpoint), ``stale`` or ``not trained``.
+        detail: explanation, empty if there is none.
+        final: final accuracy, from 0 to 1; None if there is none.
+        seconds: wall time of the training; None unless it has ended.
+    """
+
+    name: str
+    detail: str = ""
+    final: float | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, run_id: str, results: Results, stale: Stale | None, spec: RunSpec | None = None) -> Self:
+        """Return the status of a run.
+
+        Args:
+            run_id: the run.
+            results: the results folder.
+            stale: the stale record of the run, if it has one.
+            spec: the run, to compare the code of the record with the current code; None: no comparison.
+        """
+        record = results.record(run_id)
+        if record.complete:
+            try:
+                if spec:
+                    record.check_settings(spec)
+                final, seconds = record.summary["accuracy"]["final"], record.costs["seconds"]["total"]
+                change = changed_code(record.provenance, spec) if spec else ""
+                accuracy = None if final is None else float(final)
+                return cls(str(record.summary["status"]), change, accuracy, float(seconds))
+            except FltrainError as error:
+                return cls("damaged", str(error))
+            except BROKEN as error:
+                return cls("damaged", f"{record.folder}: {reason(error)}; retrain the run")
+        if held(results.lease(run_id)):
+            return cls("training")
+        if finished := results.saved_rounds(run_id):
+            return cls("stopped", f"after round {finished}; the next start resumes there")
+        if (record.folder / "train.log").exists():
+            return cls("started")
+        return cls("stale", str(stale)) if stale else cls("not trained")
+
+
+# ------------------------------------------------------------------------------- notes on the runs of a table
+def notes_on(records: Iterable[Record]) -> list[str]:
+    """Return a line each for damaged records and mixed conditions, as far as there are any.
+
+    Args:
+        records: the records behind a table, complete or not, repeated or not.
+    """
+    complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
+    usable = [record for record in complete if not record.damage]
+    provenances = [record.provenance for record in usable]
+    problems = [record.damage for record in complete if record.damage]
+    more = f" ({len(problems) - 1} more: `fltrain verify` lists them)" if len(problems) > 1 else ""
+    damaged = f"Damaged and left out: {problems[0]}{more}." if problems else ""
+    return [*filter(None, (damaged, _mixed_data(usable), mixed(provenances), mixed_code(provenances)))]
+
+
+def _mixed_data(records: Iterable[Record]) -> str:
+    """Name datasets and partitions that had different bytes under one name; empty without any."""
+    digests: dict[str, list[str]] = {}
+    for record in records:
+        if spec := record.run_spec:
+            used = record.summary.get("digests", {})
+            for name, key in (
+                (f"dataset {spec.dataset.id}", "data"),
+                (f"partition {spec.partition_id}", "partition"),
+            ):
+                digests.setdefault(name, []).append(str(used.get(key, ""))[:8])
+    different = [*filter(None, (_counted(name, values) for name, values in digests.items()))]
+    more = f" and {len(different) - 2} more" if len(different) > 2 else ""
+    what = "These runs were trained on different data under one name, so they are not comparable"
+    return f"{what}: {', '.join(different[:2])}{more}." if different else ""
+
+
+def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
+    """Name the machines, packages and levels of determinism that differ between runs; empty if none differs.
+
+    For example ``These runs mix processors (A: 2, B: 1), which may round differently.``
+    """
+    conditions: dict[str, list[Any]] = {
+        "processors": [one.get("gpu") or one.get("processor") for one in provenances],
+        "instruction sets": [_instructions(one) for one in provenances],
+        "PyTorch versions": [one.get("packages", {}).get("torch") for one in provenances],
+        "thread counts": [one.get("threads") for one in provenances],
+        "determinism levels": [one.get("determinism") for one in provenances],
+    }
+    different = [*filter(None, (_counted(what, values) for what, values in conditions.items()))]
+    return f"These runs mix {', '.join(different)}, which may round differently." if different else ""
+
+
+def _counted(what: str, values: Iterable[Any]) -> str:
+    """Return the different values with their numbers, for example ``processors (A: 2, B: 1)``."""
+    counts = Counter(str(value) for value in values if value)
+    listed = ", ".join(f"{value}: {number}" for value, number in counts.most_common())
+    return f"{what} ({listed})" if len(counts) > 1 else ""
+
+
+def _instructions(provenance: Mapping[str, Any]) -> str:
+    limits = provenance.get("limits") or {}
+    return " ".join(
+        [provenance.get("cpu_capability", ""), *(f"{key}={limits[key]}" for key in sorted(limits))]
+    )
+
+
+def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
+    """Name the modules whose code differs between runs; empty if none differs."""
+    digests: dict[str, set[str]] = {}
+    for one in provenances:
+        # Records of older versions have no digests of sources.
+        for module, digest in (one.get("sources") or {"commit": str(one.get("commit"))[:10]}).items():
+            digests.setdefault(module, set()).add(digest)
+    modules = [module for module, values in sorted(digests.items()) if len(values) > 1]
+    partly = "commit" in digests and len(digests) > 1
+    if not modules and not partly:
+        return ""
+    parts = ["Different versions of the code trained these runs, with equal revisions."]
+    parts += [f"Modules that differ: {named(modules)}."] if modules else []
+    parts += ["Some records lack the versions of their modules."] if partly else []
+    return " ".join(parts)
+
+
+def code_changes(records: Iterable[Record]) -> list[str]:
+    """Return a line if the code of usable records differs from today's: number of runs, modules, remedy."""
+    usable = [record for record in {one.run_id: one for one in records}.values() if record.usable]
+    specs = [(record, record.run_spec) for record in usable]
+    changed = [changed_modules(record.provenance, spec) for record, spec in specs if spec]
+    runs = sum(map(bool, changed))
+    since = f"Code changed since {count(runs, 'run')}, but no revision: {named(sorted({*chain(*changed)}))}"
+    again = "`fltrain status --changed` lists the runs to train again if the change affects results"
+    return [f"{since}; {again}."] if runs else []
