@@ -52,9 +52,8 @@ NAVIGATION = {
             "docs/tune-settings",
         ],
         "Running": [
-            "docs/one-gpu",
-            "docs/cluster",
             "docs/gpus",
+            "docs/cluster",
             "docs/interruptions",
             "docs/records",
             "docs/performance",
@@ -66,7 +65,6 @@ NAVIGATION = {
             "docs/commands",
             "docs/errors",
             "docs/glossary",
-            "docs/run-ids",
             "docs/design",
             "docs/comparison",
             "docs/api/README",
