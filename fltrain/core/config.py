@@ -56,9 +56,6 @@ def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed
         words: the words to check.
         known: the possible words.
         listed: description of the known words in the message.
-
-    Raises:
-        FltrainError: with the closest known word, and all of them.
     """
     known = list(known)
     for word in words:
@@ -72,9 +69,6 @@ def file_name(name: str, what: str = "name") -> str:
     Args:
         name: the text to check.
         what: its description in the error message.
-
-    Raises:
-        FltrainError: if the name could lead to another folder.
     """
     if not _FILE_NAME.fullmatch(name):
         raise FltrainError(

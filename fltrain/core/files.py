@@ -113,11 +113,7 @@ def json_text(data: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        FltrainError: if it is missing or is not JSON.
-    """
+    """Read a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -125,11 +121,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
-    """Write named arrays and a description, which gets their ``digest``, to one safetensors file.
-
-    Raises:
-        FltrainError: if the file cannot be written; the old file stays.
-    """
+    """Write named arrays and a description, which gets their ``digest``, to one safetensors file."""
     text = json.dumps({**about, "digest": digest(arrays)}, allow_nan=False)
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps shape ()
     with replacing(path) as temporary:
@@ -160,9 +152,6 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
     """Return the arrays of a ``write_arrays`` file, mapped into memory, and their description.
 
     Changes to the arrays stay in memory. The digest covers every bit.
-
-    Raises:
-        FltrainError: if the file is missing, damaged, or of another kind.
     """
     try:
         if path.exists() and not path.is_file():

@@ -22,11 +22,7 @@ PACKAGE = "own"
 
 
 def own_folder() -> Path | None:
-    """Return the user's folder; None without one.
-
-    Raises:
-        FltrainError: if it does not exist.
-    """
+    """Return the user's folder; None without one."""
     given = os.environ.get(VARIABLE)
     if not given:
         return None
@@ -51,11 +47,7 @@ def place_of_file(config: Path, *names: str) -> Path:
 
 
 def import_own(kind: str) -> None:
-    """Import the modules in a folder of the user's folder, for example ``methods``.
-
-    Raises:
-        FltrainError: if a module cannot be imported.
-    """
+    """Import the modules in a folder of the user's folder, for example ``methods``."""
     folder = own_folder()
     if folder is None or not (folder / kind).is_dir():
         return

@@ -27,11 +27,7 @@ AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 
 def external(group: str) -> Iterator[tuple[str, Any]]:
-    """Yield source and object of each entry point that other packages declare in a group.
-
-    Raises:
-        FltrainError: if an entry point cannot be loaded.
-    """
+    """Yield source and object of each entry point that other packages declare in a group."""
     for point in entry_points(group=group):
         source = f"entry point {point.name!r} of {group} ({point.value})"
         with refusing(f"{source}: cannot be loaded"):

@@ -54,31 +54,19 @@ for _kind in ("int", "float"):
 
 
 def read_plain(path: Path | None) -> Any:
-    """Return the data of a YAML file, or of standard input if there is no path; None if it is empty.
-
-    Raises:
-        FltrainError: if it is missing, cannot be read, or is not valid YAML.
-    """
+    """Return the data of a YAML file, or of standard input if there is no path; None if it is empty."""
     return construct(compose(path))
 
 
 def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[str] = ()) -> AnySettings:
-    """Return the settings in a YAML file (standard input if there is no path), without ``ignored`` keys.
-
-    Raises:
-        FltrainError: with all faults, each with its line and its path of keys.
-    """
+    """Return the settings in a YAML file (standard input if there is no path), without ``ignored`` keys."""
     return validated(compose(path), kind, ignored=ignored)
 
 
 def validated(
     tree: yaml.Node, kind: type[AnySettings], context: Any = None, ignored: Sequence[str] = ()
 ) -> AnySettings:
-    """Return the settings in a tree, without ``ignored`` keys; validators read ``context``.
-
-    Raises:
-        FltrainError: with all faults, each with its file, line and path of keys.
-    """
+    """Return the settings in a tree, without ``ignored`` keys; validators read ``context``."""
     data = construct(tree)
     if data is None:
         required = [name for name, field in kind.model_fields.items() if field.is_required()]
@@ -90,11 +78,7 @@ def validated(
 
 
 def compose(path: Path | None) -> yaml.Node:
-    """Return the tree of a YAML file, or of standard input if there is no path.
-
-    Raises:
-        FltrainError: if it is missing, cannot be read, or is not YAML.
-    """
+    """Return the tree of a YAML file, or of standard input if there is no path."""
     where = "standard input" if path is None else str(path)
     with _refusing(where):
         text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
@@ -115,21 +99,13 @@ def compose_text(text: str, where: str) -> yaml.Node:
 
 
 def construct(tree: yaml.Node) -> Any:
-    """Return the data of a tree; None if it is empty. Merge keys in the tree are resolved.
-
-    Raises:
-        FltrainError: if values are not valid.
-    """
+    """Return the data of a tree; None if it is empty. Merge keys in the tree are resolved."""
     with _refusing(tree.start_mark.name):
         return _Loader("").construct_document(tree)
 
 
 def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
-    """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; later names win.
-
-    Raises:
-        FltrainError: if a block is unknown, or a key occurs twice.
-    """
+    """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; the first name wins."""
     with _refusing(tree.start_mark.name):
         _check_keys([tree, *blocks.values()], blocks)
 

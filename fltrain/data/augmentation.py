@@ -52,11 +52,7 @@ class Augmentation(Settings):
         return bool(self.crop_padding or self.flip or self.cutout)
 
     def check(self, side: int) -> None:
-        """Refuse settings that do not fit images of ``side`` x ``side`` pixels.
-
-        Raises:
-            FltrainError: naming the largest possible value.
-        """
+        """Refuse settings that do not fit images of ``side`` x ``side`` pixels."""
         if self.crop_padding >= side:
             raise FltrainError(
                 f"training.augmentation.crop_padding: {self.crop_padding} pixels around images of {side}; "

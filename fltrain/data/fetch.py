@@ -49,9 +49,6 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
     Files with an address end up in ``downloads/<name>``; files from the offline folder are linked there.
     Other datasets are searched at the entry's ``path`` and in the offline folder, as a folder or an archive
     with the name of the dataset.
-
-    Raises:
-        FltrainError: if the files cannot be found or downloaded; the message tells how to get them.
     """
     folder = downloads / name
     for file in entry.files:
@@ -94,10 +91,6 @@ def fetch(
         dataset: sub-folder of the offline folder to search first.
         quiet: show no progress bar.
         files: all files of the dataset, for the message.
-
-    Raises:
-        FltrainError: if the local copy has another checksum, no address delivers the file, or it cannot be
-            written.
     """
     path = folder / file.name
     if not path.exists():
@@ -131,11 +124,7 @@ def _places(name: str, file: RemoteFile | None = None) -> list[str]:
 
 
 def _offline(*places: str) -> Path | None:
-    """Return the first of these places that exists in the folder ``FLTRAIN_DATA``; None if it is not set.
-
-    Raises:
-        FltrainError: if the folder does not exist.
-    """
+    """Return the first of these places that exists in the folder ``FLTRAIN_DATA``; None if it is not set."""
     folder = os.environ.get(OFFLINE)
     if not folder:
         return None

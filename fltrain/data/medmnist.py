@@ -20,11 +20,7 @@ SINGLE_LABEL = ("multi-class", "binary-class", "ordinal-regression")
 
 
 def medmnist_entry(name: str, where: str) -> dict[str, Any]:
-    """Return the facts about a set, in the form of a registry entry.
-
-    Raises:
-        FltrainError: if the package has no two-dimensional set with one label per image of this name.
-    """
+    """Return the facts about a set, in the form of a registry entry."""
     known = {
         key: facts for key, facts in _table().items() if "3d" not in key and facts["task"] in SINGLE_LABEL
     }

@@ -77,11 +77,7 @@ class PreparedData:
 
 
 def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
-    """Fetch, read and resize a dataset; write it and a contact sheet to ``path``'s folder; return it.
-
-    Raises:
-        FltrainError: if its files cannot be obtained or contradict the registry.
-    """
+    """Fetch, read and resize a dataset; write it and a contact sheet to ``path``'s folder; return it."""
     entry = dataset.entry
     source = obtain(dataset.name, entry, downloads, quiet)
     raw = entry.reader.read(source, entry, dataset.image_size)
@@ -107,20 +103,12 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
 
 
 def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
-    """Return a prepared dataset after checking that it is complete and belongs to these settings.
-
-    Raises:
-        FltrainError: if it is missing, damaged, or made from other settings, images or normalisations.
-    """
+    """Return a prepared dataset after checking that it is complete and belongs to these settings."""
     return _checked(dataset, path, *read_arrays(path, "prepared dataset"))
 
 
 def load_or_prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
-    """Return a prepared dataset; prepare it if it is missing or has an older revision.
-
-    Raises:
-        FltrainError: as in ``prepare`` and ``load_prepared``.
-    """
+    """Return a prepared dataset; prepare it if it is missing or has an older revision."""
     if not path.exists():
         return prepare(dataset, path, downloads, quiet)
     arrays, about = read_arrays(path, "prepared dataset")
@@ -278,11 +266,7 @@ def load_partition(
     path: Path,
     validation: float = 0.0,
 ) -> Partition:
-    """Return a partition after checking that it is complete and belongs to these data and settings.
-
-    Raises:
-        FltrainError: if it is missing, damaged, or made from other data or settings.
-    """
+    """Return a partition after checking that it is complete and belongs to these data and settings."""
     arrays, about = read_arrays(path, "partition")
     origin = _origin(scheme, local_test, data, seed, validation)
     if any(about.get(key) != value for key, value in origin.items()):

@@ -145,9 +145,6 @@ class DatasetEntry(Facts):
         Args:
             name: ``default``, ``unit``, ``half``, or one of ``normalisations``.
             channels: number of channels of the images, if the entry does not state it.
-
-        Raises:
-            FltrainError: if the name is unknown.
         """
         if name == "default":
             return None if self.mean is None else Normalisation(mean=self.mean, std=self.std or ())
@@ -164,9 +161,6 @@ def load(path: Path, own: Sequence[Path] = ()) -> dict[str, DatasetEntry]:
 
     Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files. The user's
     ``own`` files add entries or replace them; the last one wins.
-
-    Raises:
-        FltrainError: if an entry is wrong; the message names the entry, the value and allowed values.
     """
     entries: dict[str, DatasetEntry] = {}
     named = [(str(one), one) for one in own]

@@ -39,11 +39,7 @@ _STAGING = ".import-"
 
 
 def export_records(records: Iterable[Record], path: Path) -> int:
-    """Write complete records to an archive; return their number.
-
-    Raises:
-        FltrainError: if there is no record, if an import would refuse a record, or if ``path`` is a folder.
-    """
+    """Write complete records to an archive; return their number."""
     wanted = sorted(records, key=lambda record: record.run_id)
     if not wanted:
         raise FltrainError("there are no records to export: train runs first")
@@ -129,9 +125,6 @@ def _receive(new: Path, results: Results, replace: bool, commit: bool = True) ->
         results: the results folder.
         replace: replace another record.
         commit: False only checks what would happen.
-
-    Raises:
-        FltrainError: if another process trains the run, or its place has something else.
     """
     place = results.run(new.name)
     if os.path.lexists(place) and not place.is_dir():

@@ -255,11 +255,7 @@ MEASURES = {
 
 
 def measure(name: str) -> Measure:
-    """Return a measure by name.
-
-    Raises:
-        FltrainError: if the name is unknown.
-    """
+    """Return a measure by name."""
     check_known("unknown measure", [name], MEASURES)
     return MEASURES[name]
 
@@ -292,11 +288,7 @@ _NEEDS: dict[str, tuple[str, Callable[[RunSpec], bool]]] = {
 
 
 def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
-    """Return the setting that a run lacks for a measure or curve (``kind.field``); empty if it lacks none.
-
-    Raises:
-        FltrainError: if there is no such curve; the message begins with ``where``.
-    """
+    """Return the setting that a run lacks for a measure or curve (``kind.field``); empty if it lacks none."""
     kind, dot, name = measure_or_curve.partition(".")
     if not dot:
         setting, has_setting = _NEEDS.get(measure_or_curve, ("", None))

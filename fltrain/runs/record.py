@@ -118,11 +118,7 @@ class Results:
         return self.root / "runs"
 
     def create(self) -> None:
-        """Create the folder of all records.
-
-        Raises:
-            FltrainError: if it cannot be created or written.
-        """
+        """Create the folder of all records."""
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
             fault = "" if os.access(self.runs, os.W_OK | os.X_OK) else "no permission to write"
@@ -255,11 +251,7 @@ class Record:
             return None
 
     def check_settings(self, spec: RunSpec) -> None:
-        """Refuse a run that has the ID of this record but other settings: IDs are 40 bits of a hash.
-
-        Raises:
-            FltrainError: with the settings that differ.
-        """
+        """Refuse a run that has the ID of this record but other settings: IDs are 40 bits of a hash."""
         try:
             recorded = self.spec
         except FltrainError:  # damaged
@@ -399,9 +391,6 @@ def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
     Returns:
         Its settings (None if the current code lacks one of them), which have another run ID today if the
         record is stale, and its digests.
-
-    Raises:
-        FltrainError: with the run ID and the problem.
     """
     with _damage_named(f"{folder.name}: "):
         spec = _spec(folder)
@@ -551,11 +540,7 @@ def _is_plain(data: Any) -> bool:
 
 
 def _check_format(summary: Row) -> None:
-    """Refuse a summary whose record has another format.
-
-    Raises:
-        FltrainError: with the remedy.
-    """
+    """Refuse a summary whose record has another format."""
     version = summary.get("format")
     if isinstance(version, int) and version > RECORD_FORMAT:
         raise FltrainError(

@@ -96,11 +96,7 @@ class Condition:
 
 
 def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
-    """Read conditions such as ``dataset=cifar10 method=fedavg,fedprox training.lr!=0.1``.
-
-    Raises:
-        FltrainError: if a part is not a condition.
-    """
+    """Read conditions such as ``dataset=cifar10 method=fedavg,fedprox training.lr!=0.1``."""
     text = where if isinstance(where, str) else " ".join(where)
     conditions = []
     for part in re.sub(r"\s*(!?=|,)\s*", r"\1", text).split():
@@ -117,12 +113,7 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
 def choose(
     runs: Sequence[Run], conditions: Iterable[Condition], settings_of: Callable[[Run], Mapping[str, str]]
 ) -> list[Run]:
-    """Return the runs that meet all conditions.
-
-    Raises:
-        FltrainError: if a key is unknown or stands for several settings, or no run is left; the message
-            lists the keys or values that exist.
-    """
+    """Return the runs that meet all conditions."""
     conditions = list(conditions)
     every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
     left = every

@@ -51,9 +51,6 @@ class Scheme(Component):
         Args:
             images: number of training images; infinite if unknown.
             classes: number of classes; infinite if unknown.
-
-        Raises:
-            FltrainError: naming the largest possible value.
         """
         if self.clients > images:
             raise FltrainError(
@@ -71,9 +68,6 @@ class Scheme(Component):
             classes: number of classes.
             seed: key of the random stream.
             writers: writer of each image, int64 ``[n]``; None if unknown.
-
-        Raises:
-            FltrainError: if the scheme cannot be satisfied; the message names the best result.
         """
         self.check(len(labels), classes)
         return self.divide(TrainingLabels(labels, classes, writers), stream(seed, Purpose.PARTITION))

@@ -59,9 +59,6 @@ def local_split(
         fraction: share of a client's images that are test images.
         random: random generator.
         stratified_by: labels of all images, int64 ``[n]``; None: not stratified.
-
-    Raises:
-        FltrainError: if a client has fewer than two images.
     """
     train: list[Indices] = []
     test: list[Indices] = []

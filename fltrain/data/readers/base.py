@@ -101,10 +101,6 @@ class Reader(Component):
             source: folder of the raw files, or the only file.
             facts: expected properties.
             side: target height and width. Readers of photographs resize to it; others return the native size.
-
-        Raises:
-            FltrainError: if a file is missing, damaged, or contradicts the facts, or if all images have the
-                same class.
         """
         if self.needs_files and not source.exists():
             raise FltrainError(f"{source}: no such file or folder")
@@ -138,11 +134,7 @@ def statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def as_images(array: NDArray[Any], where: str, facts: Facts) -> Images:
-    """Check images ``[n, h, w]`` or ``[n, h, w, c]`` and return them as ``[n, c, h, w]``.
-
-    Raises:
-        FltrainError: if they are not square uint8 images of the expected size and channels.
-    """
+    """Check images ``[n, h, w]`` or ``[n, h, w, c]`` and return them as ``[n, c, h, w]``."""
     if array.dtype != np.uint8:
         raise FltrainError(f"{where}: found {array.dtype} images, expected uint8 (0 to 255)")
     if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in CHANNELS):
@@ -174,9 +166,6 @@ def as_labels(
         images: expected number of labels.
         classes: number of classes, if known.
         first: smallest label of the format.
-
-    Raises:
-        FltrainError: if they are not integers, too few or too many, or outside the classes.
     """
     if array.dtype.kind not in "iu":
         raise FltrainError(f"{where}: found {array.dtype} labels, expected integers")
@@ -242,11 +231,7 @@ def listing(names: Iterable[str]) -> str:
 
 
 def locate(source: Path, *names: str) -> Path:
-    """Return the file with one of these names in a folder or below it; earlier names are preferred.
-
-    Raises:
-        FltrainError: if no file, or more than one, has the name.
-    """
+    """Return the file with one of these names in a folder or below it; earlier names are preferred."""
     for name in names:
         if (source / name).is_file():
             return source / name

@@ -119,11 +119,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
-    """Return the image files below a folder, by class.
-
-    Raises:
-        FltrainError: if there are none, or if a class in ``only`` is missing or has two folders.
-    """
+    """Return the image files below a folder, by class."""
     tree: Tree = {}
     others: list[str] = []
     for folder, subfolders, files in os.walk(root, onerror=_refuse, followlinks=True):

@@ -61,11 +61,7 @@ class Leaf(Reader):
 
 
 def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
-    """Return the joined images of the writers that are in both splits, ordered by the names of the writers.
-
-    Raises:
-        FltrainError: if no writer is in both splits.
-    """
+    """Return the joined images of the writers that are in both splits, ordered by their names."""
     complete = sorted(train.keys() & test.keys())
     everyone = count(len(train.keys() | test.keys()), "writer")
     if not complete:
