@@ -119,7 +119,9 @@ MARK = "<!-- docs/generate.py writes the rest of this page from config/. -->"
 PAPER = """\
 {written}{mark}
 
-[Results](../results.md) shows what our runs say about the main claims.
+[Results](../results.md) shows what our runs say about the main claims. To train the runs, use
+`snakemake --config scale=paper items={name}`. [Reproduce a paper](../reproduce.md) explains restrictions
+and hours.
 
 ## Tables and figures
 
@@ -130,7 +132,8 @@ settings of our items, times that number. {count}
 
 ## Items
 
-*Runs* are those of `scale=paper`. Items share runs with equal settings.
+*Runs* are those of `scale=paper`. Items share runs with equal settings. We added the items that the table
+above does not name.
 
 {items}
 
@@ -265,20 +268,43 @@ def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
     ]
 
 
-ITEM_HEADS = ["item", "title", "reproduces", "cells", "seeds", "runs", "own assumptions"]
+ITEM_HEADS = ["item", "title", "cells", "seeds", "runs", "own assumptions"]
 
 
-def item_row(item: PlannedItem) -> list[object]:
-    """One of our items."""
+def item_row(item: PlannedItem, listed: Sequence[str]) -> list[object]:
+    """One of our items; its assumptions are named in the order in which the page lists them."""
     return [
         f"`{item.target}`",
         item.item.title,
-        ", ".join(item.item.covers) or "added by us",
         len(cells([item])),
         len({entry.spec.seed for entry in item.entries}),
         len(item.run_ids),
-        ", ".join(item.item.assumptions),
+        ranges([listed.index(key) for key in item.item.assumptions], listed),
     ]
+
+
+def ranges(places: Iterable[int], listed: Sequence[str]) -> str:
+    """Names of entries of a list, of which three or more in a row are joined: ``A-9 to A-13, A-70``."""
+    runs: list[list[int]] = []
+    for place in sorted(places):
+        if runs and runs[-1][-1] == place - 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return ", ".join(
+        f"{listed[run[0]]} to {listed[run[-1]]}"
+        if len(run) > 2
+        else ", ".join(listed[place] for place in run)
+        for run in runs
+    )
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Lines ``name; name: reason`` from pairs of a name and its reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        names.setdefault(reason, []).append(name)
+    return [f"{'; '.join(group)}: {reason}" for reason, group in names.items()]
 
 
 def where(match: Mapping[str, Sequence[str]]) -> str:
@@ -307,26 +333,31 @@ def paper_page(name: str) -> str:
         ).rstrip()
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
-    explained = [f"`{item.target}`: {item.item.counted}" for item in planned if item.item.counted]
+    explained = grouped((f"`{item.target}`", item.item.counted) for item in planned if item.item.counted)
     register = read_settings(CONFIG / "register.yaml", Register).entries
     used = dict.fromkeys([*paper.assumptions, *(one for item in planned for one in item.item.assumptions)])
-    doubtful = [
-        f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}: {anomaly.reason}"
+    listed = [key for key in register if key in used]
+    doubtful = grouped(
+        (f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}", anomaly.reason)
         for anomaly in read_anomalies(CONFIG / "reported" / "anomalies.csv")
         if anomaly.file.startswith(f"{name}_")
-    ]
+    )
     return PAPER.format(
         written=(PAGES / "papers" / f"{name}.md").read_text(encoding="utf-8").partition(MARK)[0],
         mark=MARK,
         count=count,
         coverage=table(heads, (published_row(one, paper.untrained) for one in covered)),
-        items="\n\n".join(filter(None, [table(ITEM_HEADS, map(item_row, planned)), bullets(explained)])),
+        name=name,
+        items="\n\n".join(
+            filter(
+                None, [table(ITEM_HEADS, (item_row(item, listed) for item in planned)), bullets(explained)]
+            )
+        ),
         assumptions=table(
             ["", "question", "assumed", "also possible"],
             (
-                [key, one.question, one.assumed, one.alternatives]
-                for key, one in register.items()
-                if key in used
+                [key, register[key].question, register[key].assumed, register[key].alternatives]
+                for key in listed
             ),
         ),
         doubtful=bullets(doubtful),
