@@ -9,7 +9,8 @@ from pathlib import Path
 
 SUITE = {
     "bench": "local training next to a bare PyTorch loop",
-    "startup": "start of a run, stage by stage; runs in one process and in several",
+    "turns": "versions, workers and precisions in processes that take turns",
+    "startup": "start of a run, stage by stage",
     "plan": "plan and dry run of ten thousand runs",
     "soak": "the demonstration while its processes are killed",
     "scaling": "time and memory of a round by clients, steps and network",

@@ -4,9 +4,6 @@ Clients with random images train for some rounds: in the engine, on a GPU also w
 hand-written loop for federated averaging. All take turns within each repeat; ratios are of times of the same
 repeat. All must end the first round of federated averaging at the same weights, otherwise the command stops.
 On one CPU thread times are CPU times, which other work on the machine disturbs less than wall time.
-
-The table also compares with the device's peak: the faster of a large matrix product and a large convolution,
-in the same precision.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain.core.errors import FltrainError, MethodError
 from fltrain.core.files import write_json
@@ -36,7 +32,7 @@ from fltrain.engine.synthetic import synthetic_run
 from fltrain.models.base import build
 from fltrain.runs.spec import Precision
 from fltrain.runtime.determinism import Profile, determined, tf32_products
-from fltrain.runtime.devices import pick_device, synchronize, uploaded
+from fltrain.runtime.devices import pick_device, synchronize, to_device
 from fltrain.runtime.process import compute_as_runs
 
 BARE = "bare loop"
@@ -45,8 +41,6 @@ TOLERANCE = 1e-6
 """Maximum difference of a weight after a round of federated averaging on the CPU, in the engine."""
 ALIKE = 0.25
 """Maximum length of the difference otherwise, relative to the update: deep networks magnify rounding."""
-PRODUCTS = {"cpu": (1024, 32), "cuda": (8192, 256)}
-"""By device: rows of the matrices whose product is timed; images, and channels, of the convolution."""
 
 
 @dataclass(frozen=True)
@@ -97,25 +91,6 @@ class Bench:
         }
         return synthetic_run(settings, self.steps * self.batch_size, self.clients, self.device, trainer)
 
-    def peak(self) -> float:
-        """Return the operations per second of the faster of a matrix product and a convolution."""
-        size, width = PRODUCTS[self.device.type]
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
-        matrix = torch.ones(size, size, dtype=dtype, device=self.device)
-        maps = torch.ones(width, width, 32, 32, dtype=dtype, device=self.device)
-        filters = torch.ones(width, width, 3, 3, dtype=dtype, device=self.device)
-        if self.precision != "fp32":
-            maps, filters = (one.to(memory_format=torch.channels_last) for one in (maps, filters))
-        works: list[Callable[[], Tensor]] = [
-            lambda: matrix @ matrix,
-            lambda: functional.conv2d(maps, filters, padding=1),
-        ]
-        with tf32_products(self.precision == "tf32"):
-            return max(
-                operations(work) / min(seconds(work, self.device, self.threads) for _ in range(10))
-                for work in works
-            )
-
 
 def seconds(work: Callable[[], object], device: torch.device, threads: int = 1) -> float:
     """Return the time of some work: CPU time on one CPU thread, else wall time."""
@@ -125,14 +100,6 @@ def seconds(work: Callable[[], object], device: torch.device, threads: int = 1) 
     work()
     synchronize(device)
     return clock() - started
-
-
-def operations(work: Callable[[], object]) -> int:
-    """Return the number of floating-point operations in matrix products and convolutions."""
-    with FlopCounterMode(display=False) as counter:
-        work()
-    total: int = counter.get_total_flops()
-    return total
 
 
 # ---------------------------------------------------------------- contenders
@@ -175,7 +142,7 @@ class Bare:
                 fused=True,
             )
             drawn = batch_orders(run.spec.seed, number, client, training.epochs, len(indices))
-            for order in uploaded(drawn, indices.device):
+            for order in to_device(drawn, indices.device):
                 for chosen in indices[order].split(training.batch_size):
                     optimiser.zero_grad()
                     with tf32_products(model.tf32):
@@ -208,25 +175,22 @@ class Timing:
     Attributes:
         name: its local training, or the name of the bare loop.
         images: images of local steps in a round.
-        operations: of a round's matrix products and convolutions, in the uncaptured loop.
         seconds: of each timed round.
     """
 
     name: str
     contender: Simulation | Bare
     images: int = 0
-    operations: int = 0
     seconds: list[float] = field(default_factory=list)
 
 
-def measure(bench: Bench) -> list[dict[str, Any]]:
+def timed(bench: Bench) -> list[dict[str, Any]]:
     """Time the bare loop and the engine.
 
     Returns:
         a row per contender, with its ``name`` and medians over repeats: ``samples_per_second``, images of
         local steps over the time of whole rounds; ``step_ms``, milliseconds of a round per batch; ``ratio``,
-        ``ratio_low`` and ``ratio_high``, time relative to the bare loop's in the same repeat, with quartiles;
-        ``share``, operations per second relative to the device's peak.
+        ``ratio_low`` and ``ratio_high``, time relative to the bare loop's in the same repeat, with quartiles.
 
     Raises:
         FltrainError: if network, dataset, method and device do not fit together.
@@ -240,7 +204,6 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
             for timing in (*timings[first:], *timings[:first]):
                 work = partial(timing.contender.round, repeat + 2)
                 timing.seconds.append(seconds(work, bench.device, bench.threads))
-        peak = bench.peak()
     rows = []
     for timing in timings:
         ratios = np.divide(timing.seconds, timings[0].seconds)
@@ -252,7 +215,6 @@ def measure(bench: Bench) -> list[dict[str, Any]]:
                 "samples_per_second": timing.images / median,
                 "step_ms": 1e3 * median / (bench.clients * bench.steps),
                 **{"ratio": middle, "ratio_low": low, "ratio_high": high},
-                "share": timing.operations / median / peak,
             }
         )
     return rows
@@ -267,16 +229,12 @@ def _contenders(bench: Bench) -> list[Timing]:
     start = model_of(reference)
     for timing in timings:
         timing.contender.round(0)
-    of_averaging = operations(partial(reference.round, 0))
-    of_method = of_averaging
-    if bench.method != "fedavg":
-        of_method = operations(partial(bench.simulation(bench.method).round, 0))
+    reference.round(0)
     for timing in timings:
         if timing.name == BARE or bench.method == "fedavg":
             _check(timing, start, model_of(reference), bench.device.type == "cpu")
         timing.contender.round(1)
         run = timing.contender if isinstance(timing.contender, Simulation) else reference
-        timing.operations = of_averaging if timing.name == BARE else of_method
         timing.images = run.costs.samples // len(run.costs.round_seconds)
     return timings
 
@@ -314,17 +272,14 @@ def main() -> None:
     try:
         # Another process on the device would disturb the times.
         bench = Bench(**{**options, "device": pick_device(options["device"], runs=1)})
-        rows = measure(bench)
+        rows = timed(bench)
     except FltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    print(f"{'':12}{'samples/s':>12}{'ms/step':>10}  {'of bare (quartiles)':24}{'of peak':>8}")
+    print(f"{'':12}{'samples/s':>12}{'ms/step':>10}  of bare (quartiles)")
     for row in rows:
         ratio = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
-        print(
-            f"{row['name']:12}{row['samples_per_second']:12,.0f}{row['step_ms']:10.2f}  {ratio:24}"
-            f"{row['share']:8.1%}"
-        )
+        print(f"{row['name']:12}{row['samples_per_second']:12,.0f}{row['step_ms']:10.2f}  {ratio}")
     if out is not None:
         write_json(out, {**asdict(bench), "device": str(bench.device), "rows": rows})
         print(f"written: {out}")

@@ -17,18 +17,16 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_json, write_json, write_text
+from fltrain.core.files import write_json, write_text
 from fltrain.core.statistics import Sample, contrast
 from fltrain.data.datasets import REGISTRY_VARIABLE, registry
 from fltrain.reporting.tables.render import markdown_table
 from fltrain.runs.record import Results
-from fltrain.runs.spec import RunSpec
 from fltrain.runtime.devices import pick_device
 from fltrain.runtime.provenance import gather
 
@@ -36,58 +34,41 @@ HERE = Path(__file__).parent
 BENCHES = (("fp32", "exact"), ("tf32", "exact"), ("bf16", "exact"), ("fp32", "fast"), ("bf16", "fast"))
 """Precisions and profiles of determinism."""
 CASES: dict[str, tuple[str, ...]] = {
-    "reference": ("fp32", "exact"),
-    "cuda_graph": ("fp32", "exact", "--cuda-graph"),
-    "fast": ("fp32", "fast"),
-    "tf32": ("tf32", "exact"),
-    "bf16": ("bf16", "exact"),
+    "reference": (),
+    "cuda_graph": ("--cuda-graph",),
+    "fast": ("--determinism", "fast"),
+    "tf32": ("--set", "precision=tf32"),
+    "bf16": ("--set", "precision=bf16"),
 }
-"""Precision, profile and further options whose accuracy is compared with the first one's."""
+"""Options of `fltrain train` whose accuracy is compared with the first one's."""
 GPU_ONLY = ("tf32", "cuda_graph")
 """Cases that the CPU does not have."""
-BATCHES = {"digits": 10, "cifar10": 50}
-"""Images in a batch of the runs whose accuracy is compared."""
+FULL = {
+    "models": {"lenet5": "mnist", "resnet18": "cifar10", "mobilenetv2": "cifar10"},
+    "bench": "--batch-size 64 --clients 10 --steps 20",
+    "scaling": "--repeats 9",
+    "startup": "--repeats 9",
+    "networks": {"digits": ("mobilenet_tiny", 10), "cifar10": ("ecgr_cnn", 50)},
+    "rounds": 10,
+    "seeds": 3,
+}
+"""Networks and options of each part; network and batch size of the runs whose accuracy is compared."""
+REHEARSAL = {
+    "models": {"mlp": "digits"},
+    "bench": "--batch-size 8 --clients 10 --steps 2 --repeats 2",
+    "scaling": "--repeats 2 --curves per_round",
+    "startup": "--repeats 2",
+    "networks": {"digits": ("mlp", 10), "cifar10": ("mlp", 50)},
+    "rounds": 1,
+    "seeds": 2,
+}
 
 
-@dataclass(frozen=True)
-class Amount:
-    """Networks with their datasets and options of the parts, and the runs whose accuracy is compared."""
-
-    models: Mapping[str, str]
-    bench: str
-    scaling: str
-    startup: str
-    networks: Mapping[str, str]
-    rounds: int
-    seeds: int
-
-
-FULL = Amount(
-    models={"lenet5": "mnist", "resnet18": "cifar10", "mobilenetv2": "cifar10"},
-    bench="--batch-size 64 --clients 10 --steps 20",
-    scaling="--repeats 9",
-    startup="--repeats 9",
-    networks={"digits": "mobilenet_tiny", "cifar10": "ecgr_cnn"},
-    rounds=10,
-    seeds=3,
-)
-REHEARSAL = Amount(
-    models={"mlp": "digits"},
-    bench="--batch-size 8 --clients 10 --steps 2 --repeats 2",
-    scaling="--repeats 2 --curves per_round",
-    startup="--repeats 2 --runs 2",
-    networks={"digits": "mlp", "cifar10": "mlp"},
-    rounds=1,
-    seeds=2,
-)
-
-
-@dataclass(frozen=True)
 class Machine:
-    """The device that is measured, and the folder of the output."""
+    """The device that is measured, the folder of the output, and the amount of work."""
 
-    device: str
-    out: Path
+    def __init__(self, device: str, out: Path, amount: dict) -> None:
+        self.device, self.out, self.amount = device, out, amount
 
     def run(self, name: str, command: Sequence[object], **environment: str) -> None:
         """Run a program with this Python; its output goes to the terminal and into ``<name>.txt``.
@@ -105,75 +86,60 @@ class Machine:
         if done.returncode:
             raise FltrainError(f"{name}: {' '.join(words[1:])} ended with {done.returncode}")
 
+    def parts(self, cifar10: Path | None) -> dict[str, Callable[[], None]]:
+        """Return the parts by name."""
+        out, amount, commands = self.out, self.amount, {}
+        for precision, determinism in BENCHES:
+            if self.device == "cpu" and precision in GPU_ONLY:
+                continue
+            for model, dataset in amount["models"].items():
+                name = f"bench-{model}-{precision}-{determinism}"
+                command = [HERE / "bench.py", "--model", model, "--dataset", dataset]
+                command += ["--precision", precision, "--determinism", determinism]
+                commands[name] = [*command, *amount["bench"].split(), "--out", out / f"{name}.json"]
+        for how in ([], ["--cuda-graph"]) if self.device != "cpu" else ([],):
+            name = f"scaling-{'cuda_graph' if how else 'sequential'}"
+            options = [*how, "--csv", out / f"{name}.csv", "--folder", out / "state"]
+            commands[name] = [HERE / "scaling.py", *amount["scaling"].split(), *options]
+        commands["startup"] = [HERE / "startup.py", *amount["startup"].split(), "--csv", out / "startup.csv"]
+        todo = {name: partial(self.run, name, command) for name, command in commands.items()}
+        for dataset, file in {"digits": None, **({"cifar10": cifar10} if cifar10 else {})}.items():
+            todo[f"accuracy-{dataset}"] = partial(self.compare_accuracy, dataset, file)
+        return todo
 
-def parts(machine: Machine, amount: Amount, cifar10: Path | None) -> dict[str, Callable[[], None]]:
-    """Return the parts by name."""
-    out, todo = machine.out, dict[str, Callable[[], None]]()
-    for precision, determinism in BENCHES:
-        if machine.device == "cpu" and precision in GPU_ONLY:
-            continue
-        for model, dataset in amount.models.items():
-            name = f"bench-{model}-{precision}-{determinism}"
-            command = [HERE / "bench.py", "--model", model, "--dataset", dataset]
-            command += ["--precision", precision, "--determinism", determinism, *amount.bench.split()]
-            todo[name] = partial(machine.run, name, [*command, "--out", out / f"{name}.json"])
-    for how in ([], ["--cuda-graph"]) if machine.device != "cpu" else ([],):
-        name = f"scaling-{'cuda_graph' if how else 'sequential'}"
-        options = [*how, "--csv", out / f"{name}.csv", "--folder", out / "state"]
-        todo[name] = partial(machine.run, name, [HERE / "scaling.py", *amount.scaling.split(), *options])
-    startup = [HERE / "startup.py", *amount.startup.split(), "--csv", out / "startup.csv"]
-    todo["startup"] = partial(machine.run, "startup", startup)
-    todo["accuracy-digits"] = partial(compare_accuracy, machine, amount, "digits", None)
-    if cifar10:
-        todo["accuracy-cifar10"] = partial(compare_accuracy, machine, amount, "cifar10", cifar10)
-    return todo
-
-
-def spec_of(dataset: str, precision: str, amount: Amount, seed: int) -> RunSpec:
-    """Return federated averaging with ten clients of uneven classes, tested after the last round."""
-    settings = {
-        "dataset": dataset,
-        "partition": {"name": "dirichlet", "alpha": 0.5, "clients": 10},
-        "model": amount.networks[dataset],
-        "method": "fedavg",
-        "training": {"epochs": 1, "batch_size": BATCHES[dataset], "lr": 0.02},
-        "participation": {"fraction": 1.0},
-        "rounds": amount.rounds,
-        "evaluation": {"every": amount.rounds},
-        "precision": precision,
-        "seed": seed,
-    }
-    return RunSpec.parse(settings, "benchmark")
-
-
-def compare_accuracy(machine: Machine, amount: Amount, dataset: str, file: Path | None) -> None:
-    """Train in every case; compare accuracies with the reference's.
-
-    Raises:
-        FltrainError: if a run fails.
-    """
-    name, results = f"accuracy-{dataset}", Results(machine.out / "runs")
-    environment = {}
-    if file:
-        entry = registry()[dataset].model_dump(mode="json", exclude={"files"})
-        register = machine.out / "datasets.json"
-        write_json(register, {dataset: {**entry, "reader": "npz", "path": str(file.resolve())}})
-        environment[REGISTRY_VARIABLE] = str(register)
-    accuracies: dict[str, list[float]] = {}
-    for case, (precision, determinism, *more) in CASES.items():
-        if machine.device == "cpu" and case in GPU_ONLY:
-            continue
-        specs = [spec_of(dataset, precision, amount, seed) for seed in range(amount.seeds)]
-        files = [machine.out / "specs" / f"{spec.run_id}.json" for spec in specs]
-        for spec, path in zip(specs, files, strict=True):
-            write_json(path, spec.model_dump(mode="json"))
-        how = [*more, "--determinism", determinism, "--again", "--results", results.root]
-        machine.run(f"{name}-{case}", ["-m", "fltrain", "train", "--quiet", *files, *how], **environment)
-        summaries = [read_json(results.run(spec.run_id) / "summary.json") for spec in specs]
-        accuracies[case] = [100 * summary["accuracy"]["final"] for summary in summaries]
-    table = accuracy_table(accuracies)
-    write_text(machine.out / f"{name}.txt", table + "\n")
-    print(table, flush=True)
+    def compare_accuracy(self, dataset: str, file: Path | None) -> None:
+        """Train FedAvg in every case; compare accuracies after the last round with the reference's."""
+        name, environment, rounds = f"accuracy-{dataset}", {}, self.amount["rounds"]
+        if file:
+            entry = registry()[dataset].model_dump(mode="json", exclude={"files"})
+            environment[REGISTRY_VARIABLE] = str(self.out / "datasets.json")
+            changed = {**entry, "reader": "npz", "path": str(file.resolve())}
+            write_json(self.out / "datasets.json", {dataset: changed})
+        model, batch = self.amount["networks"][dataset]
+        spec = {
+            "dataset": dataset,
+            "partition": {"name": "dirichlet", "alpha": 0.5, "clients": 10},
+            "model": model,
+            "method": "fedavg",
+            "training": {"epochs": 1, "batch_size": batch, "lr": 0.02},
+            "participation": 1.0,
+            "rounds": rounds,
+            "evaluation": {"every": rounds},
+        }
+        write_json(self.out / f"{name}.json", spec)
+        command = ["-m", "fltrain", "train", "--quiet", self.out / f"{name}.json", "--again"]
+        accuracies: dict[str, list[float]] = {}
+        for case, how in CASES.items():
+            if self.device == "cpu" and case in GPU_ONLY:
+                continue
+            results = Results(self.out / f"{name}-{case}")
+            options = ["--seeds", self.amount["seeds"], *how, "--results", results.root]
+            self.run(f"{name}-{case}", [*command, *options], **environment)
+            records = sorted(results.records(), key=lambda record: record.settings["seed"])
+            accuracies[case] = [100 * record.summary["accuracy"]["final"] for record in records]
+        table = accuracy_table(accuracies)
+        write_text(self.out / f"{name}.txt", table + "\n")
+        print(table, flush=True)
 
 
 def accuracy_table(accuracies: dict[str, list[float]]) -> str:
@@ -205,8 +171,7 @@ def main() -> None:
     except FltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    machine = Machine(str(device), options.out)
-    todo = parts(machine, REHEARSAL if options.rehearse else FULL, options.cifar10)
+    todo = Machine(str(device), options.out, REHEARSAL if options.rehearse else FULL).parts(options.cifar10)
     chosen = [name for name in todo if not options.only or name.startswith(tuple(options.only))]
     if not chosen:
         parser.error(f"--only: there is no such part; there are {', '.join(todo)}")

@@ -106,7 +106,7 @@ CURVES: dict[str, tuple[Sequence[int | str], Setting]] = {
 """Values of the attribute of a setting that grows, and the other attributes."""
 
 
-def measure(name: str, where: Where, repeats: int) -> list[dict[str, Any]]:
+def rows_of(name: str, where: Where, repeats: int) -> list[dict[str, Any]]:
     """Measure a curve: memory of one point after the other, then the times of all in turns.
 
     Return a row for each method, value and timed round: the setting, number of ``parameters``, ``memory``
@@ -188,7 +188,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with where.used():
         for name in options.curves:
-            curve = measure(name, where, options.repeats)
+            curve = rows_of(name, where, options.repeats)
             print(f"\n{name}\n", *table(name, curve), sep="\n", flush=True)
             rows += curve
             write_csv(options.csv, rows)

@@ -82,31 +82,27 @@ def start_once(arguments: Sequence[str]) -> tuple[list[Passed], list[str]]:
     return passed, heavy
 
 
-def demo_specs(folder: Path, count: int) -> list[Path]:
-    """Write some runs of the demonstration, evenly from all over its plan, to files."""
+def demo_spec(folder: Path) -> Path:
+    """Write the first run of the demonstration to a file."""
     from fltrain.core.files import write_json
     from fltrain.experiments.plan import plan
 
-    runs = plan(Path("config"), "demo").runs
-    chosen = list(runs)[:: max(1, len(runs) // count)][:count]
-    for run in chosen:
-        write_json(folder / f"{run}.json", runs[run].model_dump(mode="json"))
-    return [folder / f"{run}.json" for run in chosen]
+    name, spec = next(iter(plan(Path("config"), "demo").runs.items()))
+    write_json(folder / f"{name}.json", spec.model_dump(mode="json"))
+    return folder / f"{name}.json"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=9, help="processes that start a run")
-    parser.add_argument("--runs", type=int, default=8, help="runs that are trained apart and together; or 0")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--csv", type=Path, help="write when each process passed each stage to this file")
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        specs = demo_specs(folder, max(1, options.runs))
-        shared = ["--quiet", "--device", options.device, "--results"]
-        arguments = ["train", str(specs[0]), *shared, str(folder / "started")]
+        shared = ["--quiet", "--device", options.device, "--results", str(folder / "started")]
+        arguments = ["train", str(demo_spec(folder)), *shared]
         start_once(arguments)  # prepares data and partition
         found = [start_once(arguments) for _ in range(options.repeats)]
         print(f"{'medians, seconds':24}{'wall':>8}{'least':>8}{'CPU':>8}")
@@ -116,13 +112,8 @@ def main() -> None:
             print(f"{same[0]['stage']:24}" + "".join(f"{value:8.2f}" for value in medians))
         heavy = sorted({name for _, names in found for name in names})
         print(f"imported of {', '.join(HEAVY)}: {', '.join(heavy) or 'nothing'}")
-        if options.runs:
-            train = ["-m", "fltrain", "train"]
-            apart = [Costs.of([*train, str(one), *shared, str(folder / "apart")]) for one in specs]
-            together = Costs.of([*train, *map(str, specs), *shared, str(folder / "together")])
-            wall, cpu = sum(costs.wall for costs in apart), sum(costs.cpu for costs in apart)
-            print(f"{len(specs)} runs, a process each: {wall:.1f} s, CPU {cpu:.1f} s")
-            print(f"{len(specs)} runs, one process: {together.wall:.1f} s, CPU {together.cpu:.1f} s")
+        torch = min((Costs.of(["-c", "import torch"]) for _ in range(3)), key=lambda costs: costs.cpu)
+        print(f"import torch alone: {torch.wall:.2f} s, CPU {torch.cpu:.2f} s (least of 3)")
     write_csv(options.csv, [{"process": n, **one} for n, (passed, _) in enumerate(found) for one in passed])
 
 

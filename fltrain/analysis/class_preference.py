@@ -19,7 +19,7 @@ from fltrain.models.decoupled import GroupedClassifier, PerGroup
 from fltrain.models.network import Network, in_mode
 
 if TYPE_CHECKING:
-    from fltrain.engine.data import Split
+    from fltrain.engine.data import ImageSet
 
 _LAYERS = (nn.Conv2d, nn.Linear, GroupedClassifier)
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.Identity)
@@ -28,7 +28,7 @@ _ACTIVATIONS = (nn.ReLU, nn.ReLU6)
 
 def class_preference(
     network: Network,
-    split: Split,
+    split: ImageSet,
     classes: int,
     chosen: Tensor | None = None,
     batch: int = 64,

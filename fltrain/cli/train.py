@@ -13,7 +13,7 @@ import typer
 from fltrain.cli.options import ResultsOption
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import compose_text, construct, read_plain, read_settings
-from fltrain.methods.types import Place
+from fltrain.methods.types import Memory
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_code
@@ -82,7 +82,7 @@ def train(
         int, typer.Option(min=1, metavar="N", help="Processes that divide the clients of a round (CPU).")
     ] = 1,
     recordings: Annotated[
-        Place,
+        Memory,
         _option("FLTRAIN_RECORDINGS", "NAME", "Memory for recorded local steps (ecgr): device or host."),
     ] = "device",
     client_memory: Annotated[

@@ -11,18 +11,18 @@ from torch.nn import functional
 
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
-from fltrain.engine.data import Split
-from fltrain.runtime.devices import uploaded
+from fltrain.engine.data import ImageSet
+from fltrain.runtime.devices import to_device
 
 
 class Augmented:
     """Training images, augmented and normalised for the local step; images are square.
 
     One gather of bytes pads, crops and mirrors; its indices come from ``sources``. Without augmentation,
-    batches equal ``Split.batch`` bit for bit.
+    batches equal ``ImageSet.batch`` bit for bit.
     """
 
-    def __init__(self, split: Split, augmentation: Augmentation) -> None:
+    def __init__(self, split: ImageSet, augmentation: Augmentation) -> None:
         """Prepare for the images of ``split``.
 
         Raises:
@@ -46,7 +46,7 @@ class Augmented:
             return torch.zeros(epochs, samples, 5, dtype=torch.int16, device=self.line.device)
         random = partial(stream, seed, Purpose.AUGMENTATION, round=round, client=client)
         drawn = [self.augmentation.draw(samples, self.side, random(epoch=epoch)) for epoch in range(epochs)]
-        return uploaded(np.stack(drawn), self.line.device)
+        return to_device(np.stack(drawn), self.line.device)
 
     def batch(self, indices: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Gather images ``[b]``, augmented by their parameters ``[b, 5]`` and normalised, and labels."""

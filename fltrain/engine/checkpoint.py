@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_map
+from torch.utils._pytree import tree_flatten_with_path
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import clear_leftovers, read_arrays, write_arrays
-from fltrain.engine.client_store import Spilled
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.methods.types import Server, State
@@ -95,16 +94,8 @@ class Checkpoints:
         started = time.monotonic()
         path = checkpoint_file(self.folder, simulation.finished)
         try:
-            leaves: list[tuple[Any, Tensor | Spilled]] = tree_flatten_with_path(_state(simulation))[0]
-            state = {"/".join(quote(step.key, safe="") for step in path): stored for path, stored in leaves}
-            about = {
-                "host": [name for name, one in state.items() if one.device.type != simulation.device.type],
-                "bfloat16": [name for name, one in state.items() if one.dtype == torch.bfloat16],
-            }
-            arrays = {name: _array(stored) for name, stored in state.items()}
-            lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
-            arrays["rows"] = np.frombuffer(lines.encode(), np.uint8)
-            write_arrays(path, arrays, {**self._about(simulation, progress), **about})
+            arrays, about = _state(simulation, progress)
+            write_arrays(path, arrays, {"format": FORMAT, "identity": self.identity, **about})
             for old in checkpoint_files(self.folder)[KEPT:]:
                 old.unlink()
             written = True
@@ -129,59 +120,63 @@ class Checkpoints:
                 LOG.warning("damaged checkpoint set aside, using the one before it: %s", error)
                 path.replace(path.with_suffix(".damaged"))
                 continue
-            self._check(path, about)
-            rows = [json.loads(line) for line in bytes(arrays.pop("rows")).splitlines()]
-            _restore(simulation, about, arrays)
-            return Progress(rows, about["seconds"], about["processes"])
+            remedy = f"delete the folder {self.folder} to train the run from its beginning"
+            if about["format"] != FORMAT:
+                raise FltrainError(f"{path}: written by another version of fltrain; use that, or {remedy}")
+            for name, value in self.identity.items():
+                if about["identity"].get(name) != value:
+                    raise FltrainError(f"{path}: the state of a run with another {name}; {remedy}")
+            return _restored(simulation, arrays, about)
         return None
 
     def remove(self) -> None:
         """Delete all checkpoints of the run."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _about(self, simulation: Simulation, progress: Progress) -> dict[str, Any]:
-        costs = simulation.costs
-        return {
-            "format": FORMAT,
-            "identity": self.identity,
-            "finished": simulation.finished,
-            "clients": list(simulation.clients),
-            "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
-            "phases": costs.seconds,
-            "round_seconds": costs.round_seconds,
-            "samples": costs.samples,
-            "seconds": progress.seconds,
-            "processes": progress.processes,
-        }
 
-    def _check(self, path: Path, about: Mapping[str, Any]) -> None:
-        what_to_do = f"delete the folder {path.parent} to train the run from its beginning"
-        if about["format"] != FORMAT:
-            raise FltrainError(f"{path}: written by another version of fltrain; use that, or {what_to_do}")
-        for name, value in self.identity.items():
-            if about["identity"].get(name) != value:
-                raise FltrainError(f"{path}: the state of a run with another {name}; {what_to_do}")
-
-
-def _state(simulation: Simulation) -> dict[str, Any]:
-    """Return all tensors that the next round depends on, in nested dictionaries; some are in a file."""
-    server, clients = simulation.server, simulation.clients
-    return {
+def _state(simulation: Simulation, progress: Progress) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Return all tensors that the next round depends on, by path, and all other facts."""
+    server, clients, costs = simulation.server, simulation.clients, simulation.costs
+    tree = {
         **{"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
         **{"last": simulation.last_models, "server": server.states},
         **{str(client): clients.stored(client) for client in clients},
     }
+    leaves: list[tuple[Any, Tensor]] = tree_flatten_with_path(tree)[0]
+    tensors = {"/".join(quote(step.key, safe="") for step in path): tensor for path, tensor in leaves}
+    about = {
+        # Client state belongs to the run's device, even if it is in a file.
+        "host": [
+            name
+            for name, tensor in tensors.items()
+            if name.startswith(("last/", "server/")) and tensor.device.type != simulation.device.type
+        ],
+        "bfloat16": [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16],
+        "finished": simulation.finished,
+        "clients": list(clients),
+        "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
+        "phases": costs.seconds,
+        "round_seconds": costs.round_seconds,
+        "samples": costs.samples,
+        "seconds": progress.seconds,
+        "processes": progress.processes,
+    }
+    arrays = {name: _array(tensor) for name, tensor in tensors.items()}
+    lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
+    arrays["rows"] = np.frombuffer(lines.encode(), np.uint8)
+    return arrays, about
 
 
-def _array(stored: Tensor | Spilled) -> NDArray[Any]:
-    tensor = stored.view() if isinstance(stored, Spilled) else stored.detach().cpu()
-    if tensor.dtype == torch.bfloat16:  # unknown to NumPy
-        tensor = tensor.view(torch.int16)
-    array: NDArray[Any] = tensor.numpy()
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array; NumPy lacks bfloat16."""
+    tensor = tensor.detach().cpu()
+    array: NDArray[Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
 
-def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+def _restored(simulation: Simulation, arrays: dict[str, NDArray[Any]], about: Mapping[str, Any]) -> Progress:
+    """Load a checkpoint into a new simulation, and return the progress beyond it."""
+    rows = [json.loads(line) for line in bytes(arrays.pop("rows")).splitlines()]
     simulation.finished = about["finished"]
     simulation.bytes_down, simulation.bytes_up = about["bytes"]["down"], about["bytes"]["up"]
     costs = simulation.costs
@@ -189,27 +184,21 @@ def _restore(simulation: Simulation, about: Mapping[str, Any], arrays: Mapping[s
         costs.seconds[phase] += seconds
     costs.round_seconds[:] = about["round_seconds"]
     costs.samples = about["samples"]
-    host, halves, tree = set(about["host"]), set(about.get("bfloat16", ())), _tree(arrays)
 
-    def tensor(path: str) -> Tensor:
-        device, stored = "cpu" if path in host else simulation.device, torch.from_numpy(arrays[path])
-        return (stored.view(torch.bfloat16) if path in halves else stored).to(device, copy=True)
+    def without_tensors() -> dict[str, State]:
+        return {method.name: {} for method in simulation.composition.methods}
 
-    # A method without tensors has an empty state.
-    empty: dict[str, State] = {method.name: {} for method in simulation.composition.methods}
-    parts = {name: tensor(name) for name in ("weights", "buffers", "counters")}
-    simulation.server = Server(**parts, states={**empty, **tree_map(tensor, tree.get("server", {}))})
-    simulation.last_models = tree_map(tensor, tree.get("last", {}))
-    for client in about["clients"]:
-        simulation.clients[client] = {**empty, **tree_map(tensor, tree.get(str(client), {}))}
-
-
-def _tree(paths: Iterable[str]) -> dict[str, Any]:
-    """Return paths in nested dictionaries; the parts of a path are quoted."""
-    tree: dict[str, Any] = {}
-    for path in paths:
-        level, (*folders, name) = tree, map(unquote, path.split("/"))
+    tree: dict[str, Any] = {"last": {}, "server": without_tensors()}
+    tree |= {str(client): without_tensors() for client in about["clients"]}
+    for path, array in arrays.items():
+        level, (*folders, name), tensor = tree, map(unquote, path.split("/")), torch.from_numpy(array)
         for folder in folders:
             level = level.setdefault(folder, {})
-        level[name] = path
-    return tree
+        tensor = tensor.view(torch.bfloat16) if path in about.get("bfloat16", ()) else tensor
+        level[name] = tensor.to("cpu" if path in about["host"] else simulation.device, copy=True)
+    parts = {name: tree[name] for name in ("weights", "buffers", "counters")}
+    simulation.server = Server(**parts, states=tree["server"])
+    simulation.last_models = tree["last"]
+    for client in about["clients"]:
+        simulation.clients[client] = tree[str(client)]
+    return Progress(rows, about["seconds"], about["processes"])

@@ -6,106 +6,44 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import ClientState
+from fltrain.methods.types import State
 
 LARGE = 4096
 """Minimum size in bytes of a tensor that is moved to the file; smaller ones always stay in memory."""
 
-_ALIGNMENT = 64
+PART = 4 * 2**30
+"""Bytes that one file can hold; it takes up only what is written."""
 
-
-@dataclass(frozen=True)
-class Spilled:
-    """A tensor in a file: its offset in bytes, and the device that it belongs to."""
-
-    file: SpillFile
-    offset: int
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.shape.numel() * self.dtype.itemsize
-
-    def view(self) -> Tensor:
-        """Return the tensor in the file; it changes when something else is written there."""
-        content = torch.from_numpy(self.file.content[self.offset : self.offset + self.nbytes])
-        return content.view(self.dtype).view(self.shape)
-
-    def load(self) -> Tensor:
-        """Copy the tensor to its device."""
-        return self.view().to(self.device, copy=True)
-
-
-class SpillFile:
-    """A file without a name in ``folder``, which the system removes with the process."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (it lives as long as the store)
-        self.content: NDArray[np.uint8] = np.empty(0, np.uint8)
-
-    def write(self, tensor: Tensor, old: Tensor | Spilled | None) -> Spilled:
-        """Copy a tensor into the file, over ``old`` if that has the same size.
-
-        Raises:
-            FltrainError: if the disk is full.
-        """
-        offset = len(self.content)
-        if isinstance(old, Spilled) and old.nbytes == tensor.nbytes:
-            offset = old.offset
-        else:
-            self._grow(tensor.nbytes)
-        spilled = Spilled(self, offset, tensor.shape, tensor.dtype, tensor.device)
-        spilled.view().copy_(tensor)
-        return spilled
-
-    def _grow(self, nbytes: int) -> None:
-        """Reserve space on the disk: writing to a mapped page that has none would kill the process."""
-        nbytes += -nbytes % _ALIGNMENT
-        try:
-            os.posix_fallocate(self._file.fileno(), len(self.content), nbytes)
-            self.content = np.memmap(self._file, np.uint8, "r+")
-        except OSError as error:
-            raise FltrainError(
-                f"{self.folder}: client state cannot be written ({error.strerror}); free some space there, "
-                "or keep it in memory with --client-memory"
-            ) from None
+ALIGNMENT = 64
 
 
 class ClientStore(Mapping[int, ClientState]):
     """Client states by client.
 
-    Tensors stay on their device until all of them together take more than ``limit`` bytes. From then on, the
-    large ones are in a file in ``folder``, whose pages the system keeps in memory as long as there is room.
+    Tensors stay on the run's device until all of them together take more than ``limit`` bytes. From then on,
+    the large ones are in a file in ``folder``, whose pages the system keeps in memory as long as there is
+    room. The file has no name: the system removes it with the process.
     """
 
-    def __init__(self, folder: Path = Path(), limit: float = math.inf) -> None:
-        self.folder = folder
-        self.limit = limit
+    def __init__(
+        self, folder: Path = Path(), limit: float = math.inf, device: torch.device | str = "cpu"
+    ) -> None:
+        self.folder, self.limit, self.device = folder, limit, device
         self.bytes = 0
-        self._clients: dict[int, dict[str, dict[str, Tensor | Spilled]]] = {}
-        self._file: SpillFile | None = None
+        self.spilled = False
+        self._clients: dict[int, ClientState] = {}
+        self._free = torch.empty(0, dtype=torch.uint8)
 
-    @property
-    def spilled(self) -> bool:
-        """True if large tensors are in a file."""
-        return self._file is not None
-
-    def stored(self, client: int) -> dict[str, dict[str, Tensor | Spilled]]:
+    def stored(self, client: int) -> ClientState:
         """Return a client's state as it is stored; writing to the store may change it."""
         return self._clients[client]
 
@@ -114,7 +52,8 @@ class ClientStore(Mapping[int, ClientState]):
 
     def __getitem__(self, client: int) -> ClientState:
         states: ClientState = tree_map(
-            lambda stored: stored.load() if isinstance(stored, Spilled) else stored, self._clients[client]
+            lambda stored: stored.to(self.device, copy=True) if self._in_file(stored) else stored,
+            self._clients[client],
         )
         return states
 
@@ -124,12 +63,12 @@ class ClientStore(Mapping[int, ClientState]):
         Raises:
             FltrainError: if it cannot be written.
         """
-        self.bytes += _size(states) - _size(self._clients.get(client, {}))
-        if self._file is None and self.bytes > self.limit:
-            self._file = SpillFile(self.folder)
-            for number in self._clients:
-                self._put(number, self[number])
-        self._put(client, states)
+        old = self._clients.get(client, {})
+        self.bytes += _size(states) - _size(old)
+        self._clients[client] = self._written(states, old) if self.spilled else states
+        if not self.spilled and self.bytes > self.limit:
+            self.spilled = True
+            self._clients = {number: self._written(one, {}) for number, one in self._clients.items()}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._clients)
@@ -137,18 +76,42 @@ class ClientStore(Mapping[int, ClientState]):
     def __len__(self) -> int:
         return len(self._clients)
 
-    def _put(self, client: int, states: ClientState) -> None:
-        old, file = self._clients.get(client, {}), self._file
-        self._clients[client] = {
-            method: {
-                name: tensor
-                if file is None or tensor.nbytes < LARGE
-                else file.write(tensor.detach(), old.get(method, {}).get(name))
-                for name, tensor in state.items()
-            }
-            for method, state in states.items()
+    def _in_file(self, tensor: Tensor) -> bool:
+        return self.spilled and tensor.nbytes >= LARGE
+
+    def _written(self, states: ClientState, old: ClientState) -> ClientState:
+        """Return a state with large tensors in the file, in the place of old ones of the same size."""
+
+        def written(tensor: Tensor, old: Tensor | None) -> Tensor:
+            if not self._in_file(tensor):
+                return tensor
+            place = old if old is not None and old.nbytes == tensor.nbytes else self._reserved(tensor.nbytes)
+            place = place.view(-1).view(torch.uint8).view(tensor.dtype).view(tensor.shape)
+            return place.copy_(tensor.detach())
+
+        empty: State = {}
+        return {
+            name: {key: written(tensor, old.get(name, empty).get(key)) for key, tensor in state.items()}
+            for name, state in states.items()
         }
 
+    def _reserved(self, nbytes: int) -> Tensor:
+        """Return new bytes of the file. Without reserved space, a full disk would kill the process."""
+        size = nbytes + -nbytes % ALIGNMENT
+        try:
+            if size > len(self._free):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (as long as the store)
+                self._free = torch.from_numpy(np.memmap(self._file, np.uint8, "r+", shape=max(size, PART)))
+            os.posix_fallocate(self._file.fileno(), int(self._free.storage_offset()), size)
+        except OSError as error:
+            raise FltrainError(
+                f"{self.folder}: client state cannot be written ({error.strerror}); free some space there, "
+                "or keep it in memory with --client-memory"
+            ) from None
+        reserved, self._free = self._free[:nbytes], self._free[size:]
+        return reserved
 
-def _size(states: ClientState | dict[str, dict[str, Tensor | Spilled]]) -> int:
-    return sum(stored.nbytes for stored in tree_leaves(states))
+
+def _size(states: ClientState) -> int:
+    return sum(tensor.nbytes for tensor in tree_leaves(states))

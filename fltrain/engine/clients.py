@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.core.rng import Purpose, seeded_torch
-from fltrain.engine.data import FederatedData, Split
-from fltrain.engine.memory import in_batches
+from fltrain.engine.data import FederatedData, ImageSet, at_once
 from fltrain.engine.workers import Workers
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
@@ -22,7 +21,7 @@ from fltrain.models.base import Private
 from fltrain.models.flat import FlatModel, Layout
 from fltrain.models.network import in_mode
 from fltrain.runtime.determinism import tf32_products
-from fltrain.runtime.devices import uploaded
+from fltrain.runtime.devices import to_device
 
 OWN, SECOND, TRAINED = "own model", "second model", "trained model"
 """Names of the entries of a client's model in its client state, next to those of the methods."""
@@ -171,7 +170,7 @@ class ClientExamples:
     """See ``fltrain.methods.base.Examples``; it uses the model that is loaded for the client."""
 
     model: FlatModel
-    split: Split
+    split: ImageSet
     indices: Tensor
     batch: int
 
@@ -182,7 +181,7 @@ class ClientExamples:
     def mean_gradient(self, weights: Tensor, chosen: NDArray[np.int64] | None = None) -> Tensor:
         model, indices = self.model, self.indices
         if chosen is not None:
-            indices = indices.index_select(0, uploaded(chosen, indices.device))
+            indices = indices.index_select(0, to_device(chosen, indices.device))
         current = model.weights.clone()
         model.weights.copy_(weights)
         model.gradient.zero_()
@@ -201,8 +200,8 @@ class ClientExamples:
     def features(self) -> Tensor:
         network = self.model.network
         with torch.no_grad(), in_mode(network, training=False):
-            features = in_batches(self.indices, lambda part: network.features(self.split.batch(part)[0]))
-        return torch.cat(features)
+            parts = self.indices.split(at_once(self.indices.device))
+            return torch.cat([network.features(self.split.batch(part)[0]) for part in parts])
 
 
 def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Update]:
@@ -210,9 +209,9 @@ def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Up
 
     def initial(client: int) -> Update:
         local, client_state = clients.receive(round, client, None)
-        views = clients.composition.views(local, round.payloads, client_state)
+        hooks = clients.composition.client_init(local, round.payloads, client_state)
         update = clients.update(local, steps=0, loss=local.start.new_zeros(()))
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
-            return clients.composition.initial_client(update, views)
+            return hooks.client_final(update)[0]
 
     return workers.map(initial, range(len(clients.data.clients)), clients.images)

@@ -1,16 +1,15 @@
 """Local steps as CUDA graphs: a step is captured once, and replayed for all steps, clients and rounds.
 
-A captured step reads and writes tensors at fixed places. Clients whose methods hold tensors of the same names
-and shapes share a ``Session``: the tensors of a client, and its learning rate, steps and other numbers, are
-copied into the session's tensors when its turn comes. One step is captured for every phase and number of
-images in a batch, when such a batch comes for the second time; the first one runs without capture, because
-PyTorch prepares itself then.
+A captured step reads and writes tensors at fixed addresses. Clients whose methods hold tensors of the same
+names and shapes share a ``Session``: the tensors of a client, and its learning rate, steps and other numbers,
+are copied into the session's tensors when its turn comes. One step is captured for every phase and number of
+images in a batch, when such a batch comes for the second time; PyTorch prepares itself in the first one.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,10 +21,9 @@ from torch.utils._pytree import tree_map
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients
-from fltrain.engine.local import LocalTraining, Sgd, TakeStep
-from fltrain.engine.memory import out_of_memory
+from fltrain.engine.local import LocalTraining, LossAndGradient, Sgd, TakeStep
 from fltrain.methods.composition import LocalHooks
-from fltrain.methods.types import Local, Place, State
+from fltrain.runtime.process import out_of_memory
 
 NUMBERS = {name: torch.int64 for name in ("client", "round", "steps", "samples")} | {"lr": torch.float32}
 """Numbers of a client view that differ between clients or rounds."""
@@ -33,7 +31,7 @@ NUMBERS = {name: torch.int64 for name in ("client", "round", "steps", "samples")
 MOST_KEPT = 8
 """Maximum number of sessions; the one used least recently goes."""
 
-Work = Callable[[], tuple[Tensor, Tensor]]
+Work = Callable[[], LossAndGradient]
 """A step on fixed tensors; returns loss and gradient."""
 
 
@@ -49,41 +47,32 @@ class Session:
     def __init__(self, hooks: LocalHooks) -> None:
         self.batches: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self.captured: dict[tuple[int, int], Work | None] = {}
-        self.places = {
-            name: tree_map(torch.clone, _tensors_of(local)) for name, local in hooks.locals_.items()
-        }
-        self.states: dict[str, State] = tree_map(torch.clone, hooks.step_states)
-        fixed = {name: replace(local, **self.places[name]) for name, local in hooks.locals_.items()}
-        self.hooks = LocalHooks(hooks.composition, fixed, _copies(self.states))
+        self.tensors, self.states = tree_map(torch.clone, (_tensors(hooks), hooks.step_states))
+        fixed = {name: replace(local, **self.tensors[name]) for name, local in hooks.locals_.items()}
+        self.hooks = LocalHooks(hooks.composition, fixed, tree_map(_same, self.states))
 
     def load(self, hooks: LocalHooks) -> None:
-        """Copy the tensors of a client to the fixed places."""
-        for name, local in hooks.locals_.items():
-            tree_map(Tensor.copy_, self.places[name], _tensors_of(local))
-        tree_map(Tensor.copy_, self.states, dict(hooks.step_states))
-        self.hooks.step_states = _copies(self.states)
+        """Copy the tensors of a client to the fixed ones."""
+        tree_map(Tensor.copy_, (self.tensors, self.states), (_tensors(hooks), hooks.step_states))
+        self.hooks.step_states = tree_map(_same, self.states)
 
     def settle(self) -> None:
-        """Copy the step states after a step to their fixed places.
+        """Copy the step states after a step to the fixed tensors.
 
         Raises:
             FltrainError: if a method has other tensors than before.
         """
-        for name, state in self.hooks.step_states.items():
-            places = self.states[name]
-            if _forms(state) != _forms(places):
+        states = self.hooks.step_states
+        for name, state in states.items():
+            if _forms(state) != _forms(self.states[name]):
                 raise FltrainError(
                     f"--cuda-graph: the step state of {name!r} changes its names or shapes in a step; "
                     "leave out --cuda-graph"
                 )
-            moved = {key: tensor for key, tensor in state.items() if tensor is not places[key]}
-            written = {_memory(places[key]) for key in moved}
-            for key, tensor in moved.items():
-                if _memory(tensor) in written:  # it would be overwritten before it is read
-                    moved[key] = tensor.clone()
-            for key, tensor in moved.items():
-                places[key].copy_(tensor)
-        self.hooks.step_states = _copies(self.states)
+        # First all copies, because a tensor may share the memory of one that is written.
+        moved = tree_map(lambda new, old: old if new is old else new.clone(), states, self.states)
+        tree_map(lambda new, old: old if new is old else old.copy_(new), moved, self.states)
+        self.hooks.step_states = tree_map(_same, self.states)
 
 
 class CapturedTraining(LocalTraining):
@@ -91,16 +80,11 @@ class CapturedTraining(LocalTraining):
 
     name = "cuda_graph"
 
-    def __init__(self, clients: Clients, recordings: Place = "device") -> None:
-        """Prepare for the clients of a run.
-
-        Raises:
-            FltrainError: if their device is no GPU.
-        """
-        super().__init__(clients, recordings)
+    def __init__(self, clients: Clients, **settings: Any) -> None:
+        super().__init__(clients, **settings)
         self.check(self.model.weights.device)
         self.pool: Any = None
-        self.sessions: dict[Any, Session] = {}
+        self.sessions: dict[str, Session] = {}
 
     @classmethod
     def check(cls, device: torch.device) -> None:
@@ -112,12 +96,8 @@ class CapturedTraining(LocalTraining):
 
     @contextmanager
     def stepping(self, hooks: LocalHooks) -> Iterator[TakeStep]:
-        forms = {name: _forms(_tensors_of(local)) for name, local in hooks.locals_.items()}
-        kind = str((forms, {name: _forms(state) for name, state in hooks.step_states.items()}))
-        session = self.sessions.pop(kind, None)
-        if session is None:
-            session = Session(hooks)
-        self.sessions[kind] = session
+        kind = str(_forms((_tensors(hooks), hooks.step_states)))
+        session = self.sessions[kind] = self.sessions.pop(kind) if kind in self.sessions else Session(hooks)
         if len(self.sessions) > MOST_KEPT:
             del self.sessions[next(iter(self.sessions))]
         session.load(hooks)
@@ -126,7 +106,7 @@ class CapturedTraining(LocalTraining):
 
     def _replayed(
         self, session: Session, optimiser: Sgd, indices: Tensor, changes: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> LossAndGradient:
         """Take a step: the first one of its kind as it is, the second one is captured, later ones replay."""
         kind = (id(optimiser), len(indices))
         if kind not in session.batches:
@@ -135,7 +115,7 @@ class CapturedTraining(LocalTraining):
         fixed[0].copy_(indices)
         fixed[1].copy_(changes)
 
-        def work() -> tuple[Tensor, Tensor]:
+        def work() -> LossAndGradient:
             result = self.step(session.hooks, optimiser, *fixed)
             session.settle()
             return result
@@ -167,35 +147,31 @@ class CapturedTraining(LocalTraining):
                 "leave out --cuda-graph"
             ) from None
 
-        def replay() -> tuple[Tensor, Tensor]:
+        def replay() -> LossAndGradient:
             graph.replay()
             return result
 
         return replay
 
 
-def _tensors_of(local: Local) -> dict[str, Any]:
-    """Return all tensors of a client view, and its numbers as tensors of no dimension, by field."""
+def _tensors(hooks: LocalHooks) -> dict[str, dict[str, Any]]:
+    """Return all tensors of the client as each method sees it, and its numbers as tensors."""
     fields = ("start", "buffers", "class_counts", "payload", "state")
-    return {name: getattr(local, name) for name in fields} | {
-        name: torch.full((), getattr(local, name), dtype=dtype, device=local.start.device)
-        for name, dtype in NUMBERS.items()
-    }
-
-
-def _forms(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shape and type of each tensor of a state, or of the states in it."""
     return {
-        name: _forms(one) if isinstance(one, dict) else (tuple(one.shape), one.dtype)
-        for name, one in tensors.items()
+        method: {name: getattr(local, name) for name in fields}
+        | {
+            name: torch.full((), getattr(local, name), dtype=dtype, device=local.start.device)
+            for name, dtype in NUMBERS.items()
+        }
+        for method, local in hooks.locals_.items()
     }
 
 
-def _memory(tensor: Tensor) -> int:
-    """Return the address of the memory of a tensor; tensors at the same address can overlap."""
-    return tensor.untyped_storage().data_ptr()
+def _forms(tensors: Any) -> Any:
+    """Return shape and type of each tensor, in the same dictionaries."""
+    return tree_map(lambda tensor: (tensor.shape, tensor.dtype), tensors)
 
 
-def _copies(states: Mapping[str, State]) -> dict[str, State]:
-    """Return the same tensors, in dictionaries that may change."""
-    return {name: dict(state) for name, state in states.items()}
+def _same(tensor: Tensor) -> Tensor:
+    """Return the tensor; ``tree_map`` puts it into new dictionaries, which may change."""
+    return tensor

@@ -9,14 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fltrain.core.errors import FltrainError
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.data.readers import Images, Labels
 
 
+def at_once(device: torch.device) -> int:
+    """Return the number of images at once in evaluation mode.
+
+    On a CPU, activations should stay in its caches (measured: up to three times faster).
+    """
+    return 64 if device.type == "cpu" else 256
+
+
 @dataclass(frozen=True)
-class Split:
+class ImageSet:
     """Images uint8 ``[n, c, h, w]`` and labels int64 ``[n]`` on the device.
 
     ``scale`` and ``shift`` normalise a byte by one multiplication and one addition; they have a number for
@@ -69,11 +78,11 @@ class FederatedData:
             tensor.
     """
 
-    train: Split
-    test: Split
+    train: ImageSet
+    test: ImageSet
     clients: tuple[Tensor, ...]
     tests: tuple[Tensor, ...] | None
-    extra: Mapping[str, Split]
+    extra: Mapping[str, ImageSet]
     classes: int
     class_counts: Tensor
     validation: tuple[Tensor, ...] | None = None
@@ -92,13 +101,27 @@ class FederatedData:
         """Move a prepared dataset, its partition and further test images to ``device``.
 
         ``feature_skew`` changes the clients' images, with noise that depends on ``seed``.
+
+        Raises:
+            FltrainError: if a client has no images, or further images have another shape.
         """
+        for client, indices in enumerate(partition.clients):
+            if not len(indices):
+                raise FltrainError(
+                    f"partition: client {client} has no images to train on; set min_size to 1 or more"
+                )
+        for name, more in (extra or {}).items():
+            found, expected = ((images.channels, images.side, images.classes) for images in (more, data))
+            if found != expected:
+                raise FltrainError(
+                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {expected}"
+                )
         mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
-        def split(images: Images, labels: Labels) -> Split:
+        def split(images: Images, labels: Labels) -> ImageSet:
             scale, shift = 1 / (255 * std), -mean / std  # of (image / 255 - mean) / std
-            return Split(
+            return ImageSet(
                 torch.as_tensor(images, device=device),
                 torch.as_tensor(labels, device=device),
                 scale.expand(images.shape[1:]).contiguous(),

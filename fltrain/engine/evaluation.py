@@ -11,13 +11,15 @@ from torch.nn import functional
 
 from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.clients import TRAINED, Clients, ClientState, Round
-from fltrain.engine.data import Split
-from fltrain.engine.memory import BATCH, in_batches
-from fltrain.engine.workers import ALONE, Workers
+from fltrain.engine.data import ImageSet, at_once
+from fltrain.engine.workers import ONE_PROCESS, Workers
 from fltrain.models.network import Network, in_mode
 
 BATCHES = 4
-"""Number of batches that a worker tests at once."""
+"""Number of batches that a worker takes at once."""
+
+Predict = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+"""Maps images to their logits and, if requested, their features."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,20 @@ class TestResult:
 
 def test(
     network: Network,
-    split: Split,
+    images: ImageSet,
     indices: Tensor | None = None,
     keep_features: bool = False,
-    workers: Workers = ALONE,
+    workers: Workers = ONE_PROCESS,
 ) -> TestResult:
-    """Test the network, in evaluation mode, on all images of the split or on the given ones."""
+    """Test the network, in evaluation mode, on all images of a set or on the given ones."""
 
-    def predict(images: Tensor) -> tuple[Tensor, Tensor | None]:
-        features = network.features(images)
+    def predict(batch: Tensor) -> tuple[Tensor, Tensor | None]:
+        features = network.features(batch)
         return network.classifier(features), features if keep_features else None
 
-    return _test(network, split, indices, predict, workers)
+    order = torch.arange(len(images), device=images.labels.device) if indices is None else indices
+    parts = order.split(BATCHES * at_once(order.device))
+    return _joined(workers.map(lambda part: _tested(network, images, part, predict), parts))
 
 
 def test_clients(
@@ -73,7 +77,7 @@ def test_clients(
     round: Round,
     client_states: Mapping[int, ClientState],
     tests: Sequence[Tensor],
-    workers: Workers = ALONE,
+    workers: Workers = ONE_PROCESS,
 ) -> TestResult:
     """Test all clients on their own images, each with its own model and predictions.
 
@@ -95,36 +99,27 @@ def test_clients(
             weights = composition.test_weights(views, model.weights.clone())
         model.weights.copy_(weights)
 
-        def predict(images: Tensor) -> tuple[Tensor, None]:
-            return composition.predict(model.network, images, views), None
+        def predict(batch: Tensor) -> tuple[Tensor, None]:
+            return composition.predict(model.network, batch, views), None
 
-        return _test(model.network, clients.data.train, tests[client], predict)
+        return _tested(model.network, clients.data.train, tests[client], predict)
 
     return _joined(workers.map(tested, range(len(tests)), lambda client: len(tests[client])))
 
 
-def _test(
-    network: Network,
-    split: Split,
-    indices: Tensor | None,
-    predict: Callable[[Tensor], tuple[Tensor, Tensor | None]],
-    workers: Workers = ALONE,
-) -> TestResult:
-    """Test with ``predict``, which maps images to their logits and, if requested, their features."""
-    order = torch.arange(len(split), device=split.labels.device) if indices is None else indices
-    if order.device.type == "cpu":
+def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predict) -> TestResult:
+    """Test on some images, in batches that fit into memory."""
+    if indices.device.type == "cpu":
         # Faster for most networks: tests do not need the double precision of training.
-        split = replace(split, channels_last=True)
-
-    def tested(part: Tensor) -> TestResult:
-        images, labels = split.batch(part)
-        logits, features = predict(images)
-        losses = functional.cross_entropy(logits, labels, reduction="none")
-        return TestResult(logits.argmax(1) == labels, losses, features)
-
+        images = replace(images, channels_last=True)
+    results = []
     with torch.no_grad(), in_mode(network, training=False):
-        parts = order.split(BATCHES * BATCH[order.device.type])
-        return _joined(workers.map(lambda part: _joined(in_batches(part, tested)), parts))
+        for part in indices.split(at_once(indices.device)):
+            batch, labels = images.batch(part)
+            logits, features = predict(batch)
+            losses = functional.cross_entropy(logits, labels, reduction="none")
+            results.append(TestResult(logits.argmax(1) == labels, losses, features))
+    return _joined(results)
 
 
 def _joined(results: Sequence[TestResult]) -> TestResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -18,18 +19,20 @@ from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.trajectory import Trajectory
-from fltrain.engine.workers import ALONE
+from fltrain.engine.workers import ONE_PROCESS, Poll, Workers, never
 from fltrain.methods.composition import WATCHED_ROUNDS, WATCHED_STEPS, LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
-from fltrain.methods.types import Local, Loss, Outputs, Phase, Place, Step, Update
+from fltrain.methods.types import Loss, Memory, Outputs, Phase, Step, Update
 from fltrain.models.base import Part
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import in_mode
 from fltrain.runtime.determinism import tf32_products
-from fltrain.runtime.devices import uploaded
+from fltrain.runtime.devices import to_device
 
-TakeStep = Callable[["Sgd", Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes a step, given the optimiser, image indices and augmentation parameters; returns loss and gradient."""
+LossAndGradient = tuple[Tensor, Tensor]
+
+TakeStep = Callable[["Sgd", Tensor, Tensor], LossAndGradient]
+"""Takes a step, given the optimiser, image indices and augmentation parameters."""
 
 
 @dataclass(frozen=True)
@@ -45,31 +48,36 @@ class LocalTraining:
 
     Attributes:
         name: name in the record of a run.
-        poll: called before each client is trained; it may raise to end the round.
+        recordings: memory for recorded steps.
         workers: processes that divide the clients of a round.
+        poll: called before each client is trained; if it raises, the round has no effect.
     """
 
     name: ClassVar[str] = "sequential"
 
-    def __init__(self, clients: Clients, recordings: Place = "device") -> None:
-        """Prepare for the clients of a run; ``recordings`` is the memory for recorded steps."""
-        self.clients = clients
-        self.model = clients.model
-        self.composition = clients.composition
-        self.recordings = recordings
+    def __init__(
+        self,
+        clients: Clients,
+        *,
+        recordings: Memory = "device",
+        workers: Workers = ONE_PROCESS,
+        poll: Poll = never,
+    ) -> None:
+        self.clients, self.model, self.composition = clients, clients.model, clients.composition
+        self.recordings, self.workers, self.poll = recordings, workers, poll
         self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
-        self.poll: Callable[[], None] = lambda: None
-        self.workers = ALONE
 
     def train(
         self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
     ) -> list[Trained]:
         """Train clients, given the state of those that have taken part before; return them in their order."""
+        shape = " x ".join(map(str, self.clients.data.train.images.shape[1:]))
 
         def trained(client: int) -> Trained:
+            images = f"{self.clients.images(client)} images of {shape}"
             # Only dropout is random in a local step; it has its own stream.
             with (
-                noting(self._inputs(round, client)),
+                noting(f"training client {client} with {images} in batches of {round.training.batch_size}"),
                 own_streams("local training"),
                 seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client),
             ):
@@ -83,7 +91,10 @@ class LocalTraining:
         local, client_state = self.clients.receive(round, client, client_state)
         hooks = self.composition.client_init(local, round.payloads, client_state)
         hooks.watch = WATCHED_STEPS if round.number < WATCHED_ROUNDS else 0
-        model, trajectory = self.model, self._trajectory(local)
+        model, recording = self.model, self.composition.needs.recording
+        trajectory = recording and Trajectory(
+            recording, local.steps, recording.recorded(local.start, local.buffers), self.recordings
+        )
         model.network.train()
         for optimiser in self.optimisers:
             optimiser.reset(round)
@@ -92,18 +103,15 @@ class LocalTraining:
             for phase, indices, changes in self.batches(round, client):
                 loss, gradient = take_step(self.optimisers[phase], indices, changes)
                 losses += loss
-                if trajectory:
-                    trajectory.add(gradient, trajectory.recording.recorded(model.weights, model.buffers))
+                if recording and trajectory:
+                    trajectory.add(gradient, recording.recorded(model.weights, model.buffers))
         recorded = trajectory.finished() if trajectory else None
-        update, states = hooks.client_final(
-            self.clients.update(local, local.steps, losses / local.steps, recorded)
-        )
+        update = self.clients.update(local, local.steps, losses / local.steps, recorded)
+        update, states = hooks.client_final(update)
         ownership, layout = self.clients.ownership, model.layout
         return Trained(ownership.sent(update, layout), {**states, **ownership.client_state(update, layout)})
 
-    def step(
-        self, hooks: LocalHooks, optimiser: Sgd, indices: Tensor, changes: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def step(self, hooks: LocalHooks, optimiser: Sgd, indices: Tensor, changes: Tensor) -> LossAndGradient:
         """Take one local step on a batch of images; return its loss and its gradient ``[P]``."""
         images, labels = self.images.batch(indices, changes)
         weights = self.model.weights
@@ -131,10 +139,13 @@ class LocalTraining:
         sizes = round.training.batch_sizes(len(indices), schedule.batches)
         epochs = round.training.epochs * schedule.passes
         drawn = batch_orders(round.task.seed, round.number, client, epochs, len(indices))
-        orders = uploaded(drawn, indices.device)
+        orders = to_device(drawn, indices.device)
         changes = self.images.parameters(round.task.seed, round.number, client, epochs, len(indices))
         places = torch.arange(sum(sizes), device=indices.device).split(sizes)
-        phases, visited = zip(*schedule.visits(places), strict=True)
+        steps = list(itertools.product(range(len(schedule.phases)), places))
+        if schedule.alternate == "batch":
+            steps = [(phase, batch) for batch in places for phase in range(len(schedule.phases))]
+        phases, visited = zip(*steps, strict=True)
         epoch, lengths = torch.cat(visited), [len(batch) for batch in visited] * epochs
         return zip(
             phases * epochs,
@@ -143,25 +154,10 @@ class LocalTraining:
             strict=True,
         )
 
-    # ---------------------------------------------------------------- parts of it
     @cached_property
     def images(self) -> Augmented:
         """The training images with the run's augmentation."""
         return Augmented(self.clients.data.train, self.clients.training.augmentation)
-
-    def _trajectory(self, local: Local) -> Trajectory | None:
-        """Return the recording of a client's steps, if a method needs one."""
-        recording = self.composition.needs.recording
-        if recording is None:
-            return None
-        start = recording.recorded(local.start, local.buffers)
-        return Trajectory(recording, local.steps, start, self.recordings)
-
-    def _inputs(self, round: Round, client: int) -> str:
-        data = self.clients.data
-        shape = " x ".join(map(str, data.train.images.shape[1:]))
-        images = f"{len(data.clients[client])} images of {shape}"
-        return f"training client {client} with {images} in batches of {round.training.batch_size}"
 
     def gradients(
         self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +20,12 @@ from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
-from fltrain.engine.data import FederatedData, Split
+from fltrain.engine.data import FederatedData, ImageSet
 from fltrain.engine.evaluation import TestResult, test, test_clients
-from fltrain.engine.local import LocalTraining, Trained
-from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, measure
-from fltrain.engine.workers import ALONE, Workers
+from fltrain.engine.local import LocalTraining
+from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, statistics_rows
 from fltrain.methods.composition import Composition
-from fltrain.methods.types import Server, State, Task
+from fltrain.methods.types import Server, State, Task, Update
 from fltrain.metrics.separability import separability
 from fltrain.models.base import build
 from fltrain.models.flat import FlatModel, pack
@@ -50,6 +48,7 @@ class Diverged(Exception):
 class Costs:
     """Wall time by phase, in seconds, and the amount of work."""
 
+    device: torch.device
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     round_seconds: list[float] = field(default_factory=list)
     samples: int = 0
@@ -60,11 +59,11 @@ class Costs:
         return self.seconds["train"] + self.seconds["aggregate"]
 
     @contextmanager
-    def phase(self, name: str, device: torch.device) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Add the time of the enclosed work to a phase."""
         started = time.perf_counter()
         yield
-        synchronize(device)
+        synchronize(self.device)
         self.seconds[name] += time.perf_counter() - started
 
 
@@ -73,7 +72,7 @@ class Simulation:
 
     A checkpoint holds all that changes between rounds: ``finished`` (number of finished rounds), ``server``,
     ``clients``, ``last_models`` (models of the last round's clients, if the record keeps them),
-    ``bytes_down``, ``bytes_up`` and the rows so far.
+    ``bytes_down``, ``bytes_up``, ``costs`` and the rows so far.
     """
 
     def __init__(
@@ -85,38 +84,20 @@ class Simulation:
         trainer: Trainer = LocalTraining,
         extra: Mapping[str, PreparedData] | None = None,
         store: ClientStore | None = None,
-        poll: Callable[[], None] | None = None,
-        workers: Workers = ALONE,
     ) -> None:
         """Build network, server and data on ``device``; client state goes into ``store``.
-
-        ``poll`` is called before each client is trained. If it raises, the simulation is as before the round.
-        ``workers`` divide the clients of a round, and the images of a test.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
         """
-        empty = next((client for client, images in enumerate(partition.clients) if not len(images)), None)
-        if empty is not None:
-            raise FltrainError(
-                f"partition: client {empty} has no images to train on; set min_size to 1 or more"
-            )
-        for name, more in (extra or {}).items():
-            found, expected = ((images.channels, images.side, images.classes) for images in (more, data))
-            if found != expected:
-                raise FltrainError(
-                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {expected}"
-                )
-        self.spec = spec
-        self.device = device
-        self.costs = Costs()
-        with self.costs.phase("setup", device):
+        self.spec, self.device, self.composition = spec, device, spec.composition
+        self.costs = Costs(device)
+        with self.costs.phase("setup"):
             # The layout of tensor cores on GPUs.
             channels_last = spec.model.channels_last if device.type == "cpu" else spec.precision != "fp32"
             self.data = FederatedData.of(
                 data, partition, device, extra, channels_last, spec.feature_skew, spec.seed
             )
-            self.composition = spec.composition
             example = torch.zeros(1, data.channels, data.side, data.side, device=device)
             self.model = FlatModel(self._network(), example)
             self.network = self.model.network
@@ -133,34 +114,29 @@ class Simulation:
                 initialise=self._initialise,
                 class_counts=self.data.class_counts,
             )
-            start = self.model.weights.clone()
-            self.server = Server(
-                start,
-                self.model.buffers.clone(),
-                self.model.counters.clone(),
-                self.composition.server_init(self.task, start),
-            )
+            start, buffers = self.model.weights.clone(), self.model.buffers.clone()
+            states = self.composition.server_init(self.task, start)
+            self.server = Server(start, buffers, self.model.counters.clone(), states)
             self.ownership = Ownership(
                 private := self.composition.needs.private,
                 buffers=spec.batchnorm == "local" or private in ("all", "batchnorm"),
                 trained=spec.evaluation.point == "after_local",
             )
-            self.everyone = Clients(self.model, self.data, spec.training, self.composition, self.ownership)
-            self.clients = ClientStore() if store is None else store
-            self.last_models: State = {}
-            self._check_single_images(example)
-            self.trainer = trainer(self.everyone)
-            self.second: LocalTraining | None = None
+            everyone = Clients(self.model, self.data, spec.training, self.composition, self.ownership)
+            self.trainers = [trainer(everyone)]
             if (method := self.composition.needs.second) is not None:
                 ownership = Ownership("all", buffers=True, name=SECOND)
-                self.second = trainer(
-                    replace(self.everyone, composition=Composition((method,)), ownership=ownership)
-                )
-        self.workers = workers
-        for one in filter(None, (self.trainer, self.second)):
-            one.workers = workers
-            one.poll = poll or one.poll
+                second = replace(everyone, composition=Composition((method,)), ownership=ownership)
+                self.trainers.append(trainer(second))
+            self._check_single_images(example)
+        self.clients = ClientStore() if store is None else store
+        self.last_models: State = {}
         self.finished = self.bytes_down = self.bytes_up = 0
+
+    @property
+    def trainer(self) -> LocalTraining:
+        """Local training of the model that clients upload; a method's second model has another one."""
+        return self.trainers[0]
 
     def _network(self, client: int | None = None) -> Network:
         """Return a newly drawn network, adapted by the methods: the run's initial one, or a client's own."""
@@ -174,17 +150,21 @@ class Simulation:
         network.tf32 = spec.precision == "tf32"
         return network
 
-    def _check_single_images(self, example: Tensor) -> None:
-        """Refuse BatchNorm with one value per channel in a step of any client that will take part.
+    def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return weights and buffers of a newly drawn network; see ``Task.initialise``."""
+        network = self._network(client)
+        buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        weights, statistics = (
+            pack(tensors, torch.float32, self.device) for tensors in (network.parameters(), buffers)
+        )
+        return weights, statistics
 
-        Raises:
-            FltrainError: naming the client.
-        """
-        single = [
-            client
-            for client in range(self.task.clients)
-            if 1 in self.everyone.step_sizes(self.everyone.images(client))
-        ]
+    def _check_single_images(self, example: Tensor) -> None:
+        """Refuse BatchNorm with one value per channel in a step of any client that will take part."""
+        clients = self.trainer.clients
+        single = {
+            client for client in range(self.task.clients) if 1 in clients.step_sizes(clients.images(client))
+        }
         if not single:
             return
         try:
@@ -199,29 +179,17 @@ class Simulation:
             if NO_VARIANCE not in str(error):
                 raise
             cohorts = {client for number in range(self.spec.rounds) for client in self.sample(number)}
-            for client in single:
-                if client in cohorts:
-                    raise FltrainError(
-                        f"client {client} has a batch of one image, in which BatchNorm cannot normalise maps "
-                        "of one pixel; set training.batch_size or the smallest client (partition.min_size) "
-                        "to 2 or more, a larger dataset.image_size, or a model without BatchNorm"
-                    ) from None
+            if single & cohorts:
+                raise FltrainError(
+                    f"client {min(single & cohorts)} has a batch of one image, in which BatchNorm cannot "
+                    "normalise maps of one pixel; set training.batch_size or the smallest client "
+                    "(partition.min_size) to 2 or more, a larger dataset.image_size, or a model without "
+                    "BatchNorm"
+                ) from None
 
-    def _initialise(self, client: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return weights and buffers of a newly drawn network; see ``Task.initialise``."""
-        network = self._network(client)
-        buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
-        return (
-            pack(network.parameters(), torch.float32, self.device),
-            pack(buffers, torch.float32, self.device),
-        )
-
+    # ---------------------------------------------------------------- the round loop
     def run(self) -> Iterator[list[Row]]:
-        """Train the remaining rounds and yield the rows of each.
-
-        Raises:
-            Diverged: if a loss or a weight is not finite; the rows of earlier rounds have been yielded.
-        """
+        """Train the remaining rounds and yield the rows of each; ``Diverged`` ends them."""
         for number in range(self.finished, self.spec.rounds):
             yield self.round(number)
 
@@ -234,105 +202,106 @@ class Simulation:
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""
         with noting(f"in round {number + 1}"), own_streams("the server's part of a round, or a test,"):
-            return self._round(number)
+            if number == 0 and (introducing := self.composition.introducing):
+                with self.costs.phase("setup"):
+                    self._introduce(introducing)
+            cohort, before, spent = self.sample(number), self.server, self.costs.of_rounds
+            rounds = self._rounds(number)
+            with self.costs.phase("train"):
+                trained = [
+                    trainer.train(round, cohort, self.clients)
+                    for trainer, round in zip(self.trainers, rounds, strict=True)
+                ]
+            updates = [result.update for result in trained[0]]
+            loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
+            with noting(f"aggregating the uploads of clients {cohort}"), self.costs.phase("aggregate"):
+                server, reports = self._aggregated(before, updates)
+                if len(trained) > 1 or not self.composition.needs.global_model:
+                    largest = [result.update.trained.abs().max() for result in trained[-1]]
+                    _finite(torch.stack(largest).max(), "a client's weight")
+                self.server = server
+            self._account(rounds[0], updates)
+            rows: list[Row] = [{"kind": "train", "clients": cohort, "loss": loss}]
+            with self.costs.phase("statistics"):
+                # The states of clients are still those at the beginning of the round.
+                gradients = partial(self.trainer.gradients, rounds[0], cohort, self.clients)
+                finished = FinishedRound(self.model.layout, updates, self.server, gradients)
+                rows += statistics_rows(self.spec.evaluation.statistics, finished)
+                rows += [{"kind": name, **row} for name, row in reports.items()]
+            with self.costs.phase("aggregate"):
+                for results in zip(*trained, strict=True):
+                    states: dict[str, State] = {}
+                    for result in results:
+                        states |= result.client_state
+                    self.clients[results[0].update.client] = states
+            self.costs.round_seconds.append(self.costs.of_rounds - spent)
+            if self.spec.evaluates(number + 1):
+                with noting("testing"), self.costs.phase("evaluate"):
+                    rows += self._tests(number + 1)
+            self.finished = number + 1
+            return [{"round": number + 1, **row} for row in rows]
 
-    def _round(self, number: int) -> list[Row]:
-        if number == 0 and self.composition.schedule.initial_upload:
-            with self.costs.phase("setup", self.device):
-                self._initial_upload()
-        before, task, sampled = self.server, self._at(number), self.sample(number)
-        spent = self.costs.of_rounds
-        with self.costs.phase("train", self.device):
-            trained, second = self.trainer.train(task, sampled, self.clients), []
-            if self.second:
-                second = self.second.train(self._second(task), sampled, self.clients)
-        updates = [result.update for result in trained]
-        train_loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
+    def at(self, number: int) -> Round:
+        """Return a round (counted from 0) that begins with the current server."""
+        return Round(number, self.task, self.server, self.composition.payload(self.server.states))
 
-        with (
-            noting(f"aggregating the uploads of clients {sampled}"),
-            self.costs.phase("aggregate", self.device),
-        ):
-            weights, buffers, states, reports = self.composition.aggregate(self.task, before, updates)
-            counters = torch.stack([update.counters for update in updates]).amax(0)
-            if self.ownership.private is not None:
-                private = self.model.layout.private(self.ownership.private)
-                weights[private] = before.weights[private]
-            if self.ownership.buffers:
-                buffers, counters = before.buffers, before.counters
-            # A last step can overflow although every loss was finite; such weights are not measured.
-            _finite(weights.abs().max(), "a global weight")
-            if second or not self.composition.needs.global_model:
-                largest = [result.update.trained.abs().max() for result in second or trained]
-                _finite(torch.stack(largest).max(), "a client's weight")
-            self.server = Server(weights, buffers, counters, states)
+    def _rounds(self, number: int) -> list[Round]:
+        """Return a round for each local training; the payload of a second model is the global weights."""
+        round, payload = self.at(number), {"global": self.server.weights}
+        seconds = (second.composition.name for second in self.trainers[1:])
+        return [round, *(replace(round, payloads={name: payload}) for name in seconds)]
+
+    def _aggregated(
+        self, before: Server, updates: Sequence[Update]
+    ) -> tuple[Server, dict[str, dict[str, Any]]]:
+        """Return the server after a round, and the methods' rows for the record."""
+        weights, buffers, states, reports = self.composition.aggregate(self.task, before, updates)
+        counters = torch.stack([update.counters for update in updates]).amax(0)
+        if self.ownership.private is not None:
+            private = self.model.layout.private(self.ownership.private)
+            weights[private] = before.weights[private]
+        if self.ownership.buffers:
+            buffers, counters = before.buffers, before.counters
+        # A last step can overflow although every loss was finite; such weights are not measured.
+        _finite(weights.abs().max(), "a global weight")
+        return Server(weights, buffers, counters, states), reports
+
+    def _introduce(self, composition: Composition) -> None:
+        """Run ``client_final`` of all clients without a local step, and aggregate their uploads."""
+        clients = replace(self.trainer.clients, composition=composition)
+        updates = initial_updates(clients, self.at(0), self.trainer.workers)
+        self.bytes_up += sum(_bytes(update.extras) for update in updates)
+        states = composition.aggregate(self.task, self.server, updates)[2]
+        self.server = replace(self.server, states=states)
+
+    def _account(self, round: Round, updates: Sequence[Update]) -> None:
+        """Count images and traffic, and keep the clients' models if the record will hold them."""
+        for trainer in self.trainers:
+            sizes = [trainer.clients.step_sizes(update.samples) for update in updates]
+            self.costs.samples += sum(map(sum, sizes))
+        weights, buffers = round.server.weights, round.server.buffers
+        model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
+        model -= _bytes(weights[self.model.layout.private(self.ownership.private)])
+        self.bytes_down += (model + _bytes(round.payloads)) * len(updates)
+        self.bytes_up += sum(model + _bytes(update.extras) for update in updates)
         if self.spec.evaluation.keep == "clients":
             self.last_models = {
                 "clients": torch.tensor([update.client for update in updates]),
                 "client_weights": torch.stack([update.trained for update in updates]),
                 "client_buffers": torch.stack([update.buffers for update in updates]),
             }
-        for one in filter(None, (self.trainer, self.second)):
-            sizes = [one.clients.step_sizes(update.samples) for update in updates]
-            self.costs.samples += sum(map(sum, sizes))
-        self._count_traffic(task, trained)
 
-        rows: list[Row] = [{"kind": "train", "clients": sampled, "loss": train_loss}]
-        with self.costs.phase("statistics", self.device):
-            rows += measure(
-                self.spec.evaluation.statistics,
-                FinishedRound(
-                    self.model.layout,
-                    updates,
-                    self.server,
-                    # The states of clients are still those at the beginning of the round.
-                    partial(self.trainer.gradients, task, sampled, self.clients),
-                ),
-            )
-            rows += [{"kind": name, **row} for name, row in reports.items()]
-        # Store client states last: statistics use those at the beginning of the round.
-        with self.costs.phase("aggregate", self.device):
-            for result, other in itertools.zip_longest(trained, second):
-                self.clients[result.update.client] = {
-                    **result.client_state,
-                    **(other.client_state if other else {}),
-                }
-        self.costs.round_seconds.append(self.costs.of_rounds - spent)
-        if self.spec.evaluates(number + 1):
-            with noting("testing"), self.costs.phase("evaluate", self.device):
-                rows += self._evaluate(number + 1)
-        self.finished = number + 1
-        return [{"round": number + 1, **row} for row in rows]
-
-    def _at(self, number: int) -> Round:
-        """Return a round (counted from 0) that begins with the current server."""
-        payloads = self.composition.payload(self.server.states)
-        return Round(number, self.task, self.server, payloads)
-
-    def _second(self, round: Round) -> Round:
-        """Return the round for the training of second models: its payload is the global weights."""
-        assert self.second is not None
-        name = self.second.composition.name
-        return replace(round, payloads={name: {"global": round.server.weights}})
-
-    def _initial_upload(self) -> None:
-        """Collect the initial uploads of all clients, before the first round."""
-        updates = initial_updates(self.everyone, self._at(0), self.workers)
-        self.bytes_up += sum(_bytes(update.extras) for update in updates)
-        states = self.composition.initial_server(self.task, self.server, updates)
-        self.server = replace(self.server, states=states)
-
-    def _evaluate(self, finished: int) -> list[Row]:
+    # ---------------------------------------------------------------- tests
+    def _tests(self, finished: int) -> list[Row]:
         """Test after ``finished`` rounds."""
-        data, rows = self.data, list[Row]()
+        data, workers, rows = self.data, self.trainer.workers, list[Row]()
 
-        def tested(split: Split, indices: Tensor | None = None, keep_features: bool = False) -> TestResult:
+        def tested(images: ImageSet, indices: Tensor | None = None, features: bool = False) -> TestResult:
             self.model.load(self.server.weights, self.server.buffers, self.server.counters)
-            return test(self.network, split, indices, keep_features, self.workers)
+            return test(self.network, images, indices, features, workers)
 
         if data.tests is None:
-            wants_features = "separability" in self.spec.evaluation.statistics
-            result = tested(data.test, keep_features=wants_features)
+            result = tested(data.test, features="separability" in self.spec.evaluation.statistics)
             rows.append(_tested("test", result))
             if result.features is not None:
                 measured = separability(result.features, data.test.labels, data.classes)
@@ -342,23 +311,14 @@ class Simulation:
             if parts is None:
                 continue
             if data.tests is not None and self.spec.personal:
-                owners, round = self.everyone, self._at(finished)
-                if self.second is not None:
-                    owners, round = self.second.clients, self._second(round)
-                result = test_clients(owners, round, self.clients, parts, self.workers)
+                clients, round = self.trainers[-1].clients, self._rounds(finished)[-1]
+                result = test_clients(clients, round, self.clients, parts, workers)
                 rows.append(_tested(split, result, "personal", parts))
             else:
                 result = tested(data.train, torch.cat(parts))
                 rows.append(_tested(split, result, clients=parts if data.tests is not None else ()))
         rows += [_tested(name, tested(more)) for name, more in data.extra.items()]
         return rows
-
-    def _count_traffic(self, round: Round, trained: Sequence[Trained]) -> None:
-        weights, buffers = round.server.weights, round.server.buffers
-        model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
-        model -= _bytes(weights[self.model.layout.private(self.ownership.private)])
-        self.bytes_down += (model + _bytes(round.payloads)) * len(trained)
-        self.bytes_up += sum(model + _bytes(result.update.extras) for result in trained)
 
 
 def _tested(split: str, result: TestResult, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:

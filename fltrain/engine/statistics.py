@@ -98,7 +98,7 @@ STATISTICS: dict[str, Callable[[FinishedRound], Row]] = {
 }
 
 
-def measure(names: Iterable[str], round: FinishedRound) -> list[Row]:
+def statistics_rows(names: Iterable[str], round: FinishedRound) -> list[Row]:
     """Return the rows of the named statistics of a round, one per kind."""
     rows: dict[str, Row] = {}
     for name in names:

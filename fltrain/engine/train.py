@@ -27,7 +27,6 @@ from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load_partition, partition
-from fltrain.engine import memory
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.cuda_graph import CapturedTraining
@@ -35,12 +34,12 @@ from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
-from fltrain.methods.types import Place
+from fltrain.methods.types import Memory
 from fltrain.runs.record import Record, Results, checkpoint_files, exchange, leased, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import outside_files, source_digests
 from fltrain.runtime.determinism import Determinism, Profile, determined
-from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
+from fltrain.runtime.process import compute_as_runs, forget_peaks, out_of_memory, peak_memory
 from fltrain.runtime.provenance import changes, gather, merged
 from fltrain.runtime.signals import Stopping
 
@@ -77,7 +76,7 @@ class Execution:
 
     device: torch.device
     threads: int = 1
-    recordings: Place = "device"
+    recordings: Memory = "device"
     client_memory: float = 4.0
     checkpoints: Interval = field(default_factory=Interval)
     determinism: Profile = "exact"
@@ -113,207 +112,192 @@ def train(
     """
     compute_as_runs(execution.threads)
     Workers(execution.workers).prepare(execution.device, execution.threads)
-    memory.start_anew()
-    stopping = stopping or Stopping()
     results.create()
     place, tf32 = results.place(spec.run_id), spec.precision == "tf32"
     with (
         _logging_to(place / "train.log", quiet),
         determined(execution.determinism, execution.device, tf32) as determinism,
     ):
-        return _trained(spec, results, place, Process(execution, determinism, stopping, quiet), again)
+        return _Training(
+            spec, results, place, execution, determinism, stopping or Stopping(), quiet
+        ).record_of_run(again)
 
 
-@dataclass(frozen=True)
-class Process:
-    """The process that trains a run: settings of the execution, its determinism, signals."""
+@dataclass
+class _Training:
+    """Training of a run by this process; it writes the record in ``place``."""
 
+    spec: RunSpec
+    results: Results
+    place: Path
     execution: Execution
     determinism: Determinism
     stopping: Stopping
     quiet: bool
 
-
-def _trained(spec: RunSpec, results: Results, place: Path, process: Process, again: bool) -> Record:
-    """Train a run in ``place`` and return its record, or the one that another process has written."""
-    record, stopping = results.record(spec.run_id), process.stopping
-    try:
-        with leased(results.lease(spec.run_id), partial(_wait, spec.run_id, stopping)):
-            if record.complete:
-                record.check_settings(spec)
-                again = again and place != record.folder  # otherwise it was trained while this process waited
-                folder = results.checkpoints(spec.run_id)
-                left = checkpoint_files(folder)
-                # With `--again`, later checkpoints are those of a training that was interrupted.
-                if not again or all(path.stat().st_mtime <= record.written for path in left):
-                    shutil.rmtree(folder, ignore_errors=True)
-                if not again:
-                    if place != record.folder:
-                        shutil.rmtree(place)
-                    what = (
-                        "has a record; its checkpoints are deleted"
-                        if left
-                        else "another process has trained it"
-                    )
-                    LOG.info("%s: %s", spec.run_id, what)
-                    return record
-            clear_leftovers(place)
-            if not results.saved_rounds(spec.run_id):
-                (place / "train.log").write_text("")
-            forget_peaks(process.execution.device)
-            _train(spec, results, place, process)
-    except MethodError as error:
-        LOG.error("%s failed", spec.run_id, exc_info=error.__cause__)
-        raise
-    except Stopped as stopped:
-        option, saved = " with --again" * record.complete, results.saved_rounds(spec.run_id)
-        start = f"resumes after round {saved}" if saved else "begins with round 1, because no round is saved"
-        raise type(stopped)(f"{spec.run_id}: {stopped}; the next start{option} {start}") from None
-    return Record(record.folder)
-
-
-def _train(spec: RunSpec, results: Results, place: Path, process: Process) -> None:
-    """Train the remaining rounds, write the record to ``place``, and put it where an older one was."""
-    started, execution, determinism = time.perf_counter(), process.execution, process.determinism
-    with process.stopping.interruptible():
-        simulation, digests, identity = _prepare(spec, results, place, process)
-    layout = simulation.model.layout
-    checkpoints = Checkpoints(results.checkpoints(spec.run_id), identity, execution.checkpoints)
-    cohort = spec.participation.in_words(spec.partition.clients)
-    size = f"{layout.size:,} parameters, {len(layout.layers)} layers, {cohort}"
-    LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
-    progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
-    facts = gather(execution.device, execution.threads, outside_files(spec))
-    facts |= {"sources": source_digests(spec), "after_round": simulation.finished}
-    if simulation.finished:
-        LOG.info("%s: resumed after round %d of %d", spec.run_id, simulation.finished, spec.rounds)
-        if differences := changes(progress.processes[-1], facts):
-            LOG.warning("%s: not bitwise: changed since then: %s", spec.run_id, "; ".join(differences))
-    progress.processes.append(facts)
-    started -= progress.seconds
-
-    def account() -> Progress:
-        """Update the wall time and the determinism of this process."""
-        progress.seconds = time.perf_counter() - started
-        if memory.reduced():
-            determinism.operations.add("tests in smaller batches")
-        facts.update(determinism.facts, executor=simulation.trainer.name, workers=execution.workers)
-        return progress
-
-    with _progress(spec, bar=not process.quiet) as report:
-        log = place / "train.log"
-        diverged = _rounds(simulation, checkpoints, progress.rows, account, report, log)
-    about = {
-        "parameters": layout.size,
-        "layers": [layer.name for layer in layout.layers],
-        "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
-        "digests": digests,
-    }
-    summary = summarise(spec, progress.rows, diverged, about)
-    costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
-    write_record(place, spec, progress.rows, summary, costs, provenance, kept_models(simulation))
-    exchange(place, results.run(spec.run_id))
-    checkpoints.remove()
-    if summary["accuracy"]["final"] is not None:
-        LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
-
-
-def _rounds(
-    simulation: Simulation,
-    checkpoints: Checkpoints,
-    rows: list[Row],
-    account: Callable[[], Progress],
-    report: Callable[[int, list[Row]], None],
-    log: Path,
-) -> Row | None:
-    """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
-    spec, until = simulation.spec, simulation.spec.evaluation.until
-    try:
-        with _described(spec, log):
-            for number in range(simulation.finished, spec.rounds):
-                finished = simulation.round(number)
-                rows += finished
-                report(simulation.finished, rows)
-                tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
-                if until is not None and max(tests, default=0) >= until:
-                    return None
-                if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
-                    checkpoints.save(simulation, account())
-    except Diverged as reason:
-        diverged = {"round": simulation.finished + 1, "what": str(reason)}
-        LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
-        return diverged
-    except Stopped as stopped:
-        if simulation.finished:
-            checkpoints.save(simulation, account())
-        raise type(stopped)(f"{stopped} after round {simulation.finished} of {spec.rounds}") from None
-    return None
-
-
-def _prepare(
-    spec: RunSpec, results: Results, place: Path, process: Process
-) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
-    """Return the run before its first round, digests of data and partition, and the checkpoint's identity."""
-    execution, quiet = process.execution, process.quiet
-    data = ensure_data(spec.dataset, results, quiet)
-    if data.side < spec.model.min_side:  # the size of some datasets is only known now
-        raise FltrainError(
-            f"model {spec.model.name!r} needs images of at least {spec.model.min_side} pixels, "
-            f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
-        )
-    extra = {dataset.name: ensure_data(dataset, results, quiet) for dataset in spec.evaluation.extra}
-    divided = ensure_partition(spec, data, results)
-    trainer = CapturedTraining if execution.cuda_graph else LocalTraining
-    with _described(spec, place / "train.log"), noting("before round 1"):
-        simulation = Simulation(
-            spec,
-            data,
-            divided,
-            execution.device,
-            partial(trainer, recordings=execution.recordings),
-            extra,
-            ClientStore(place, execution.client_memory * 2**30),
-            process.stopping.poll,
-            Workers(execution.workers),
-        )
-    digests = {"data": data.digest, "partition": divided.digest}
-    others = {name: more.digest for name, more in extra.items()}
-    identity = {"settings or revisions": spec.canonical, "data or partition": [digests, others]}
-    return simulation, digests, identity
-
-
-def _wait(run_id: str, stopping: Stopping, lock: FileLock) -> None:
-    """Take the lock of a run; wait while another process holds it."""
-    with stopping.interruptible():
+    def record_of_run(self, again: bool) -> Record:
+        """Train the run and return its record, or the one that another process has written."""
+        run, record = self.spec.run_id, self.results.record(self.spec.run_id)
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            LOG.info("%s: another process is training it; waiting for that one to end", run_id)
-            lock.acquire()
+            with leased(self.results.lease(run), self._wait):
+                if record.complete and not self._trains_again(record, again):
+                    return record
+                clear_leftovers(self.place)
+                if not self.results.saved_rounds(run):
+                    (self.place / "train.log").write_text("")
+                forget_peaks(self.execution.device)
+                self._train()
+        except MethodError as error:
+            LOG.error("%s failed", run, exc_info=error.__cause__)
+            raise
+        except Stopped as stopped:
+            option, saved = " with --again" * record.complete, self.results.saved_rounds(run)
+            start = (
+                f"resumes after round {saved}" if saved else "begins with round 1, because no round is saved"
+            )
+            raise type(stopped)(f"{run}: {stopped}; the next start{option} {start}") from None
+        return Record(record.folder)
 
+    def _trains_again(self, record: Record, again: bool) -> bool:
+        """Return True if a run with a record is to be trained; delete checkpoints that it no longer needs."""
+        record.check_settings(self.spec)
+        again = again and self.place != record.folder  # otherwise it was trained while this process waited
+        folder = self.results.checkpoints(self.spec.run_id)
+        left = checkpoint_files(folder)
+        # With `--again`, later checkpoints are those of a training that was interrupted.
+        if not again or all(path.stat().st_mtime <= record.written for path in left):
+            shutil.rmtree(folder, ignore_errors=True)
+        if not again:
+            if self.place != record.folder:
+                shutil.rmtree(self.place)
+            done = "has a record; its checkpoints are deleted" if left else "another process has trained it"
+            LOG.info("%s: %s", self.spec.run_id, done)
+        return again
 
-@contextmanager
-def _described(spec: RunSpec, log: Path) -> Iterator[None]:
-    """Turn an exception in the enclosed code of a method into one line, see ``_failure``."""
-    try:
-        yield
-    except (FltrainError, Diverged):
-        raise
-    except Exception as error:
-        raise _failure(spec, error, log) from error
+    def _train(self) -> None:
+        """Train the remaining rounds, write the record, and put it where an older one was."""
+        started, spec, execution = time.perf_counter(), self.spec, self.execution
+        with self.stopping.interruptible():
+            simulation, digests, identity = self._prepared()
+        layout = simulation.model.layout
+        checkpoints = Checkpoints(self.results.checkpoints(spec.run_id), identity, execution.checkpoints)
+        cohort = spec.participation.in_words(spec.partition.clients)
+        size = f"{layout.size:,} parameters, {len(layout.layers)} layers, {cohort}"
+        LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
+        progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
+        facts = gather(execution.device, execution.threads, outside_files(spec))
+        facts |= {"sources": source_digests(spec), "after_round": simulation.finished}
+        if simulation.finished:
+            LOG.info("%s: resumed after round %d of %d", spec.run_id, simulation.finished, spec.rounds)
+            if differences := changes(progress.processes[-1], facts):
+                LOG.warning("%s: not bitwise: changed since then: %s", spec.run_id, "; ".join(differences))
+        progress.processes.append(facts)
+        started -= progress.seconds
 
+        def account() -> Progress:
+            """Update the wall time and the determinism of this process."""
+            progress.seconds = time.perf_counter() - started
+            facts.update(self.determinism.facts, executor=simulation.trainer.name, workers=execution.workers)
+            return progress
 
-def _failure(spec: RunSpec, error: Exception, log: Path) -> FltrainError:
-    """Describe an exception of a run: out of memory, or a fault of a method."""
-    where = ", ".join(reversed(getattr(error, "__notes__", [])))
-    message = " ".join(f"{type(error).__name__}: {error}".split())
-    if memory.out_of_memory(error):
-        return FltrainError(
-            f"{spec.run_id}: out of memory {where} ({message}); let fewer runs share the device, keep "
-            "client state and recordings on the host (--client-memory 0 --recordings host, or "
-            "FLTRAIN_CLIENT_MEMORY=0 FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger device"
+        diverged = self._rounds(simulation, checkpoints, progress.rows, account)
+        about = {
+            "parameters": layout.size,
+            "layers": [layer.name for layer in layout.layers],
+            "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
+            "digests": digests,
+        }
+        summary = summarise(spec, progress.rows, diverged, about)
+        costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
+        models = kept_models(simulation)
+        write_record(self.place, spec, progress.rows, summary, costs, provenance, models)
+        exchange(self.place, self.results.run(spec.run_id))
+        checkpoints.remove()
+        if summary["accuracy"]["final"] is not None:
+            LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
+
+    def _rounds(
+        self,
+        simulation: Simulation,
+        checkpoints: Checkpoints,
+        rows: list[Row],
+        account: Callable[[], Progress],
+    ) -> Row | None:
+        """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
+        spec, until = self.spec, self.spec.evaluation.until
+        try:
+            with _progress(spec, bar=not self.quiet) as report, self._described():
+                for finished in simulation.run():
+                    rows += finished
+                    report(simulation.finished, rows)
+                    tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
+                    if until is not None and max(tests, default=0) >= until:
+                        return None
+                    if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
+                        checkpoints.save(simulation, account())
+        except Diverged as reason:
+            diverged = {"round": simulation.finished + 1, "what": str(reason)}
+            LOG.warning("%s: diverged in round %d: %s is not finite", spec.run_id, diverged["round"], reason)
+            return diverged
+        except Stopped as stopped:
+            if simulation.finished:
+                checkpoints.save(simulation, account())
+            raise type(stopped)(f"{stopped} after round {simulation.finished} of {spec.rounds}") from None
+        return None
+
+    def _prepared(self) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
+        """Return the run before its first round, digests of its data, and the checkpoint's identity."""
+        spec, results, execution = self.spec, self.results, self.execution
+        data = ensure_data(spec.dataset, results, self.quiet)
+        if data.side < spec.model.min_side:  # the size of some datasets is only known now
+            raise FltrainError(
+                f"model {spec.model.name!r} needs images of at least {spec.model.min_side} pixels, "
+                f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
+            )
+        extra = {dataset.name: ensure_data(dataset, results, self.quiet) for dataset in spec.evaluation.extra}
+        divided = ensure_partition(spec, data, results)
+        trainer = partial(
+            CapturedTraining if execution.cuda_graph else LocalTraining,
+            recordings=execution.recordings,
+            workers=Workers(execution.workers),
+            poll=self.stopping.poll,
         )
-    return MethodError(f"{spec.run_id}: {message} ({where}); {log} has the traceback")
+        store = ClientStore(self.place, execution.client_memory * 2**30, execution.device)
+        with self._described(), noting("before round 1"):
+            simulation = Simulation(spec, data, divided, execution.device, trainer, extra, store)
+        digests = {"data": data.digest, "partition": divided.digest}
+        others = {name: more.digest for name, more in extra.items()}
+        identity = {"settings or revisions": spec.canonical, "data or partition": [digests, others]}
+        return simulation, digests, identity
+
+    def _wait(self, lock: FileLock) -> None:
+        """Take the lock of the run; wait while another process holds it."""
+        with self.stopping.interruptible():
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                LOG.info("%s: another process is training it; waiting for that one to end", self.spec.run_id)
+                lock.acquire()
+
+    @contextmanager
+    def _described(self) -> Iterator[None]:
+        """Turn an exception of the enclosed code into one line: out of memory, or a fault of a method."""
+        try:
+            yield
+        except (FltrainError, Diverged):
+            raise
+        except Exception as error:
+            where, run = ", ".join(reversed(getattr(error, "__notes__", []))), self.spec.run_id
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            if out_of_memory(error):
+                raise FltrainError(
+                    f"{run}: out of memory {where} ({message}); let fewer runs share the device, keep client "
+                    "state and recordings on the host (--client-memory 0 --recordings host, or "
+                    "FLTRAIN_CLIENT_MEMORY=0 FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger "
+                    "device"
+                ) from error
+            log = self.place / "train.log"
+            raise MethodError(f"{run}: {message} ({where}); {log} has the traceback") from error
 
 
 def _costs(simulation: Simulation, total: float) -> dict[str, Any]:

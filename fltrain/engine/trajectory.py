@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fltrain.methods.types import Place, Recording
+from fltrain.methods.types import Memory, Recording
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -16,11 +16,11 @@ class Trajectory:
     A matrix on the host is in pinned memory, so that the device need not wait for the copies.
     """
 
-    def __init__(self, recording: Recording, steps: int, start: Tensor, place: Place) -> None:
+    def __init__(self, recording: Recording, steps: int, start: Tensor, memory: Memory) -> None:
         self.recording = recording
         self.device = start.device
         dtype = DTYPES[recording.storage]
-        host = start.is_cuda and place == "host"
+        host = start.is_cuda and memory == "host"
         self.rows = torch.empty(
             (steps, len(start)), dtype=dtype, device="cpu" if host else start.device, pin_memory=host
         )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fltrain.engine.synthetic import synthetic_run
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
-from fltrain.methods.types import Workload
+from fltrain.methods.workload import Workload
 from fltrain.models.network import Network, in_mode
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs

@@ -64,8 +64,8 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
-    Workload,
 )
+from fltrain.methods.workload import Workload
 from fltrain.models.base import Private
 
 

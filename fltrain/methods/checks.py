@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from fltrain import models
 from fltrain.core.errors import FltrainError
-from fltrain.core.lazy import torch
-from fltrain.methods.types import Aggregate, Outputs, Update
+from fltrain.core.lazy import Tensor, torch
+from fltrain.methods.types import Aggregate, Local, Outputs, Server, Update
 
 VECTORS = frozenset({"start_weights", "correct", "post_step", "test_weights"})
 """Hooks that return a vector like their first argument."""
@@ -19,7 +20,54 @@ STATES = frozenset({"server_init", "payload", "client_init", "next_state"})
 """Hooks that return a state."""
 
 
-def check_result(method: str, hook: str, result: Any, arguments: Sequence[Any]) -> None:
+def tensors_in(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among a hook's arguments, also those in states, clients, updates and servers."""
+    for item in arguments:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, list | tuple):
+            yield from tensors_in(item)
+        elif isinstance(item, dict):
+            yield from tensors_in(item.values())
+        elif isinstance(item, Local | Server | Update):
+            yield from tensors_in(vars(item).values())
+
+
+def _versions(tensors: Sequence[Tensor]) -> Any:
+    """Return a number that every write into one of the tensors increases."""
+    return sum([tensor._version for tensor in tensors])
+
+
+def recorded(value: Any) -> Any:
+    """Return a row with None for infinity and NaN, which JSON lacks and which a diverging run can have."""
+    if isinstance(value, dict):
+        return {key: recorded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [recorded(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def guarded(method: Any, hook: str, *arguments: Any, tensors: Sequence[Tensor] | None = None) -> Any:
+    """Return the result of a hook, which must be of the right kind and must not write into its arguments.
+
+    ``tensors`` are those of the arguments, if the caller has them.
+
+    Raises:
+        FltrainError: otherwise; the message names method and hook.
+    """
+    tensors = list(tensors_in(arguments)) if tensors is None else tensors
+    before = _versions(tensors)
+    result = getattr(method, hook)(*arguments)
+    if _versions(tensors) != before:
+        raise FltrainError(
+            f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
+            "too; return a new tensor, or clone it first"
+        )
+    _check_result(method.name, hook, result, arguments)
+    return result
+
+
+def _check_result(method: str, hook: str, result: Any, arguments: Sequence[Any]) -> None:
     """Refuse a result of the wrong kind.
 
     Args:

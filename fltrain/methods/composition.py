@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.lazy import Tensor, functional, torch
+from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.checks import check_result, watched
+from fltrain.methods.checks import guarded, recorded, tensors_in, watched
 from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.types import (
     Aggregate,
@@ -37,53 +36,6 @@ WATCHED_STEPS, WATCHED_ROUNDS = 2, 2
 """First steps of each client, in the first rounds of a run, whose hooks are watched: see ``watched``."""
 
 STEP_HOOKS = ("route", "forward", "loss", "gradient", "correct", "post_step", "next_state")
-
-
-def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among a hook's arguments, also those in states, clients, updates and servers."""
-    for item in arguments:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, list | tuple):
-            yield from _tensors(item)
-        elif isinstance(item, dict):
-            yield from _tensors(item.values())
-        elif isinstance(item, Local | Server | Update):
-            yield from _tensors(vars(item).values())
-
-
-def _versions(tensors: Sequence[Tensor]) -> Any:
-    """Return a number that every write into one of the tensors increases."""
-    return sum([tensor._version for tensor in tensors])
-
-
-def _recorded(value: Any) -> Any:
-    """Return a row with None for infinity and NaN, which JSON lacks and which a diverging run can have."""
-    if isinstance(value, dict):
-        return {key: _recorded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_recorded(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _guarded(method: Method, hook: str, *arguments: Any, tensors: Sequence[Tensor] | None = None) -> Any:
-    """Return the result of a hook, which must be of the right kind and must not write into its arguments.
-
-    ``tensors`` are those of the arguments, if the caller has them.
-
-    Raises:
-        FltrainError: otherwise; the message names method and hook.
-    """
-    tensors = list(_tensors(arguments)) if tensors is None else tensors
-    before = _versions(tensors)
-    result = getattr(method, hook)(*arguments)
-    if _versions(tensors) != before:
-        raise FltrainError(
-            f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
-            "too; return a new tensor, or clone it first"
-        )
-    check_result(method.name, hook, result, arguments)
-    return result
 
 
 @dataclass(frozen=True)
@@ -150,6 +102,12 @@ class Composition:
         return self.needs.schedule or Schedule()
 
     @property
+    def introducing(self) -> Composition | None:
+        """The methods for which clients upload before the first round, if there are any."""
+        methods = [one for one in self.methods if (one.needs.schedule or Schedule()).initial_upload]
+        return Composition(tuple(methods)) if methods else None
+
+    @property
     def personal(self) -> bool:
         """True if clients have custom models or predictions, to be tested on their own images."""
         own = self.needs.private is not None or self.needs.second is not None
@@ -159,16 +117,16 @@ class Composition:
     def adapt(self, network: Network, classes: int) -> Network:
         """Return the network to train."""
         for method in self.defining("adapt"):
-            network = _guarded(method, "adapt", network, classes)
+            network = guarded(method, "adapt", network, classes)
         return network
 
     def server_init(self, task: Task, start: Tensor) -> dict[str, State]:
         """Return the server state of every method, by name."""
-        return {method.name: _guarded(method, "server_init", task, start) for method in self.methods}
+        return {method.name: guarded(method, "server_init", task, start) for method in self.methods}
 
     def payload(self, states: Mapping[str, State]) -> dict[str, State]:
         """Return the payload of every method, by name."""
-        return {method.name: _guarded(method, "payload", states[method.name]) for method in self.methods}
+        return {method.name: guarded(method, "payload", states[method.name]) for method in self.methods}
 
     def aggregate(
         self, task: Task, before: Server, updates: Sequence[Update]
@@ -181,11 +139,11 @@ class Composition:
         states, rows, returned = dict(before.states), dict[str, dict[str, Any]](), dict[str, Aggregate]()
         for method in self.defining("aggregate"):
             name = method.name
-            result: Aggregate = _guarded(method, "aggregate", task, states[name], before, updates)
+            result: Aggregate = guarded(method, "aggregate", task, states[name], before, updates)
             returned[name] = result
             states[name] = states[name] if result.state is None else result.state
             if result.row is not None:
-                rows[name] = _recorded(result.row)
+                rows[name] = recorded(result.row)
 
         def merged(part: str) -> Tensor:
             """Return the weights or buffers of the method that returns some, or the clients' mean."""
@@ -200,26 +158,6 @@ class Composition:
             return data_weighted_mean(updates, [getattr(update, part) for update in updates])
 
         return merged("weights"), merged("buffers"), states, rows
-
-    # ---------------------------------------------------------------- initial uploads
-    def initial_client(self, update: Update, views: Mapping[str, Local]) -> Update:
-        """Return a client's upload before the first round, for methods whose schedule has one."""
-        for method in self._introduced():
-            view = views[method.name]
-            step_state = _guarded(method, "client_init", view)
-            update, _ = _guarded(method, "client_final", update, view, step_state)
-        return update
-
-    def initial_server(self, task: Task, server: Server, updates: Sequence[Update]) -> dict[str, State]:
-        """Return the state of every method after the initial uploads."""
-        states = dict(server.states)
-        for method in self._introduced():
-            state = _guarded(method, "aggregate", task, states[method.name], server, updates).state
-            states[method.name] = states[method.name] if state is None else state
-        return states
-
-    def _introduced(self) -> list[Method]:
-        return [one for one in self.methods if one.needs.schedule and one.needs.schedule.initial_upload]
 
     # ---------------------------------------------------------------- client
     def views(
@@ -237,7 +175,7 @@ class Composition:
         """Return the client with the weights that its local training or its test starts from."""
         for method in self.defining("start_weights"):
             view, state = self.views(local, payloads, states)[method.name], server.states[method.name]
-            local = replace(local, start=_guarded(method, "start_weights", local.start, state, view))
+            local = replace(local, start=guarded(method, "start_weights", local.start, state, view))
         return local
 
     def client_init(
@@ -246,7 +184,7 @@ class Composition:
         """Return the hooks of one client's local training, which starts from ``local.start``."""
         locals_ = self.views(local, payloads, states)
         step_states = {
-            method.name: _guarded(method, "client_init", locals_[method.name]) for method in self.methods
+            method.name: guarded(method, "client_init", locals_[method.name]) for method in self.methods
         }
         return LocalHooks(self, locals_, step_states)
 
@@ -254,18 +192,15 @@ class Composition:
     def test_weights(self, views: Mapping[str, Local], weights: Tensor) -> Tensor:
         """Return the weights that a client is tested with, given those of its model."""
         for method in self.defining("test_weights"):
-            weights = _guarded(method, "test_weights", weights, views[method.name])
+            weights = guarded(method, "test_weights", weights, views[method.name])
         return weights
 
     def predict(self, network: Network, images: Tensor, views: Mapping[str, Local]) -> Tensor:
         """Return the logits of a client's test images."""
-        owners = self.defining("predict")
-        logits: Tensor = (
-            _guarded(owners[0], "predict", network, images, views[owners[0].name])
-            if owners
-            else network(images)
-        )
-        return logits
+        logits: Tensor | None = None
+        for method in self.defining("predict"):
+            logits = guarded(method, "predict", network, images, views[method.name])
+        return network(images) if logits is None else logits
 
 
 @dataclass
@@ -284,7 +219,7 @@ class LocalHooks:
     def __post_init__(self) -> None:
         # Steps look up hooks and the client's tensors: both are collected once.
         self._methods = {hook: self.composition.defining(hook) for hook in STEP_HOOKS}
-        self._tensors = {name: list(_tensors([local])) for name, local in self.locals_.items()}
+        self._tensors = {name: list(tensors_in([local])) for name, local in self.locals_.items()}
 
     def defines(self, hook: str) -> bool:
         """Return True if a method defines a hook of the local step."""
@@ -293,9 +228,9 @@ class LocalHooks:
     def _call(self, method: Method, hook: str, *arguments: Any) -> Any:
         """Return the result of a hook, with the client and the step state as last arguments."""
         local, state = self.locals_[method.name], self.step_states[method.name]
-        tensors = [*self._tensors[method.name], *_tensors(arguments), *state.values()]
+        tensors = [*self._tensors[method.name], *tensors_in(arguments), *state.values()]
         with watched(method.name, hook) if self.watch and hook in STEP_HOOKS else nullcontext():
-            return _guarded(method, hook, *arguments, local, state, tensors=tensors)
+            return guarded(method, hook, *arguments, local, state, tensors=tensors)
 
     def _chained(self, hook: str, value: Tensor, *arguments: Any) -> Tensor:
         """Return a value after it has passed through the hook of all methods."""

@@ -24,8 +24,8 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
-    Workload,
 )
+from fltrain.methods.workload import Workload
 
 
 class FedFcd(Method):

@@ -10,7 +10,8 @@ from pydantic import Field
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ops import classifier_head, prototypes
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update, Workload
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
+from fltrain.methods.workload import Workload
 
 
 class FedGh(Method):

@@ -23,9 +23,9 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
-    Workload,
 )
-from fltrain.runtime.devices import uploaded
+from fltrain.methods.workload import Workload
+from fltrain.runtime.devices import to_device
 
 ESTIMATES = ("mean", "spread", "seen", "spread_seen")
 """Per class: ``mean`` and ``spread`` ``[C, *shape]``, and flags ``[C]`` for those that are known.
@@ -120,7 +120,7 @@ class FedImpro(Method):
             random = self.random(local.task, round=local.round, client=local.client)
             step_state["key"] = step_state["step"] + int(random.integers(2**63))
             drawn = self._draw_labels(seen, local, random)
-            step_state["labels"] = uploaded(drawn, local.start.device)
+            step_state["labels"] = to_device(drawn, local.start.device)
             for name, weight in zip(("real", "sampled"), self._weights(local), strict=True):
                 step_state[name] = local.start.new_full((), weight)
         return step_state

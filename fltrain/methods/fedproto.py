@@ -21,8 +21,8 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
-    Workload,
 )
+from fltrain.methods.workload import Workload
 
 
 class FedProto(Method):

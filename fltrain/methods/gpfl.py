@@ -9,7 +9,8 @@ from pydantic import Field
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update, Workload
+from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
+from fltrain.methods.workload import Workload
 
 VALVE, EMBEDDINGS = "valve.", "embeddings."
 """Prefixes of the additional parameters' names."""

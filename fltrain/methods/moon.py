@@ -9,7 +9,8 @@ from pydantic import Field
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional, nn, torch
 from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update, Workload
+from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
+from fltrain.methods.workload import Workload
 
 PROJECTED = 256
 """Width of the projection head's output."""

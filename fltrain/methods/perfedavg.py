@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Local, Schedule, State, Step, Workload
+from fltrain.methods.types import Local, Schedule, State, Step
+from fltrain.methods.workload import Workload
 
 
 class PerFedAvg(Method):
@@ -42,7 +44,7 @@ class PerFedAvg(Method):
         return 2 if self.version == "fo" else 3
 
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
-        adapting, judging, *curving = step.split(self._batches)
+        adapting, judging, *curving = _parts(step, self._batches)
         adapted = weights - self._inner_lr(local) * adapting.differentiate(track=False, observe=False)[0]
         found, loss = judging.differentiate(at=adapted)
         if not curving:
@@ -80,3 +82,11 @@ class PerFedAvg(Method):
     def testing_work(self, size: Workload) -> float:
         """Return that of the adaptation."""
         return self.eval_steps * min(size.batch_size, size.images) * size.gradient()
+
+
+def _parts(step: Step, count: int) -> list[Step]:
+    """Return steps on ``count`` parts of the batch; each on the whole batch if it is too small."""
+    if len(step.labels) < 2 * count:  # BatchNorm could not train on the parts
+        return [step] * count
+    parts = zip(step.images.tensor_split(count), step.labels.tensor_split(count), strict=True)
+    return [replace(step, images=images, labels=labels) for images, labels in parts]

@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validat
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.base import Method
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update, Workload
+from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
+from fltrain.methods.workload import Workload
 
 VARIANTS: dict[str, dict[str, str]] = {
     "paper": {},

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,8 +163,6 @@ class Outputs:
 Loss = Callable[[Outputs], Tensor]
 """A loss as a function of the network's outputs."""
 
-AnyBatch = TypeVar("AnyBatch")
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -197,13 +194,6 @@ class Schedule:
     all_clients: bool = False
     initial_upload: bool = False
 
-    def visits(self, batches: Sequence[AnyBatch]) -> Iterator[tuple[int, AnyBatch]]:
-        """Yield number of the phase and batch of every step of an epoch."""
-        phases = range(len(self.phases))
-        if self.alternate == "epoch":
-            return itertools.product(phases, batches)
-        return ((phase, batch) for batch in batches for phase in phases)
-
 
 @dataclass(frozen=True)
 class Step(ABC):
@@ -218,13 +208,6 @@ class Step(ABC):
     images: Tensor
     labels: Tensor
     part: Part
-
-    def split(self, count: int) -> list[Self]:
-        """Return steps on ``count`` parts of the batch; each on the whole batch if it is too small."""
-        if len(self.labels) < 2 * count:  # BatchNorm could not train on the parts
-            return [self] * count
-        parts = zip(self.images.tensor_split(count), self.labels.tensor_split(count), strict=True)
-        return [replace(self, images=images, labels=labels) for images, labels in parts]
 
     @abstractmethod
     def differentiate(
@@ -317,7 +300,7 @@ class Recording:
         return torch.cat([weights, buffers]) if self.buffers else weights
 
 
-Place = Literal["device", "host"]
+Memory = Literal["device", "host"]
 """Memory of recordings."""
 
 
@@ -337,55 +320,3 @@ class Footprint:
     up: int | None = 0
     client: int | None = 0
     server: int | None = 0
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Sizes of a run, and the multiply-adds of its network, from which methods count their further passes.
-
-    Attributes:
-        features, head: multiply-adds of a forward pass on one image, below the classifier and in it.
-        first: those of layers that read the images; no error travels back through them.
-        above: returns those above a cut of the network (None: the middle one), with the classifier.
-        width: number of features d.
-        classes: number of classes C.
-        images: training images of a client.
-        sizes: images of each local step in a pass over the client's images.
-        passes: passes in a round.
-        batch_size: images of a full batch.
-        tests: test images of a client.
-        clients, cohort: number of all clients, and of those in a round.
-        rounds: number of rounds.
-    """
-
-    features: int
-    head: int
-    first: int
-    above: Callable[[int | None], int]
-    width: int
-    classes: int
-    images: int = 0
-    sizes: tuple[int, ...] = ()
-    passes: int = 1
-    batch_size: int = 1
-    tests: float = 0.0
-    clients: int = 1
-    cohort: int = 1
-    rounds: int = 1
-
-    @property
-    def trained(self) -> int:
-        """Images of a client's local steps in a round."""
-        return self.passes * sum(self.sizes)
-
-    @property
-    def forward(self) -> int:
-        """Multiply-adds of a forward pass on one image."""
-        return self.features + self.head
-
-    def gradient(self, part: Part = "all") -> int:
-        """Multiply-adds of a forward and a backward pass on one image, for the gradient of a part."""
-        if part == "head":
-            return self.forward + self.head
-        errors = self.forward - self.first
-        return self.forward + errors + (self.forward if part == "all" else self.features)

@@ -64,13 +64,10 @@ class _Rerouted(torch.autograd.Function):
     """Joins an input to an output that was computed without it: its error passes through ``weight``."""
 
     @staticmethod
-    def forward(input: Tensor, output: Tensor, weight: Tensor, module: nn.Module) -> Tensor:
-        return output.view_as(output)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        input, _, weight, ctx.module = inputs
+    def forward(ctx: Any, input: Tensor, output: Tensor, weight: Tensor, module: nn.Module) -> Tensor:
+        ctx.module = module
         ctx.save_for_backward(input, weight)
+        return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, ...]:
@@ -86,12 +83,9 @@ class _Shortcut(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(input: Tensor, projection: Tensor) -> Tensor:
+    def forward(ctx: Any, input: Tensor, projection: Tensor) -> Tensor:
+        ctx.save_for_backward(input, projection)
         return projection.new_zeros(len(input), projection.shape[1])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor, None]:

@@ -1,8 +1,8 @@
 """Choice of the device; on a machine with several GPUs, each process gets a free one.
 
-A process takes a slot of the GPU with the fewest processes: it locks a file in a folder that all processes of
-the user on this machine share. It holds the slot until it ends, because it uses memory of the GPU until then.
-The system releases the locks of a process that was killed. This module imports torch only when needed.
+A process takes a slot of a GPU: it locks a file in a folder that all processes of the user on this machine
+share. It holds the slot until it ends, because it uses memory of the GPU until then. The system releases the
+locks of a process that was killed. This module imports torch only when needed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import logging
 import os
 import stat
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from filelock import BaseFileLock, FileLock, Timeout
 
@@ -32,7 +31,6 @@ LOG = logging.getLogger("fltrain")
 LOCKS = "FLTRAIN_GPU_LOCKS"
 RUNS = "FLTRAIN_RUNS_PER_DEVICE"
 POLL_SECONDS = 0.5
-LOG_EVERY_SECONDS = 600.0
 
 
 def pick_device(name: str, runs: int | None = None) -> torch.device:
@@ -86,9 +84,9 @@ class Slots:
     """Slots of devices, held by processes of one user on one machine.
 
     Attributes:
-        folder: folder of the lock files, created when needed. A file without a lock is a leftover.
-        devices: names of the devices, without dots and usable in file names; the same in all processes.
-        runs: maximum number of processes that hold a slot of the same device.
+        folder: folder of the lock files, created when needed. A file without a lock means nothing.
+        devices: names of the devices, usable in file names; the same in all processes.
+        runs: number of slots of a device.
     """
 
     folder: Path
@@ -97,90 +95,63 @@ class Slots:
 
     def wait(self) -> DeviceShare:
         """Take a slot as soon as a device is free."""
-        began, due = time.monotonic(), 0.0
-        while (slot := self.take()) is None:
-            waited = time.monotonic() - began
-            if waited >= due:
-                # A warning, so that it is shown even before logging is configured.
-                LOG.warning(
-                    "waiting for a GPU since %.0f s: %d GPUs, for %d processes each, none free (locks: %s)",
-                    *(waited, len(self.devices), self.runs, self.folder),
-                )
-                due += LOG_EVERY_SECONDS
+        slot = self.take()
+        if slot is None:
+            # A warning, so that it is shown even before logging is configured.
+            LOG.warning(
+                "waiting for a GPU: %d GPUs, for %d processes each, none free (locks: %s)",
+                *(len(self.devices), self.runs, self.folder),
+            )
+        while slot is None:
             time.sleep(POLL_SECONDS)
+            slot = self.take()
         return slot
 
     def take(self) -> DeviceShare | None:
-        """Take a slot of the device with the fewest processes; return None if all devices are full.
+        """Take a slot: the first one of all devices, then the second ones; None if all are taken.
 
         Raises:
             FltrainError: if the folder cannot be used, or if other users can use it.
         """
+        folder = self.folder
         try:
-            _make_private(self.folder)
-            with _lock(self.folder / "choosing.lock"):  # one process at a time counts and chooses
-                slots = [path for path in self.folder.glob("*.slot") if not _cleared(path)]
-                held = Counter(path.name.partition(".")[0] for path in slots)
-                device = min(self.devices, key=held.__getitem__)
-                if held[device] >= self.runs:
-                    return None
-                lock = _lock(self.folder / f"{device}.{uuid4().hex}.slot")
-                lock.acquire(timeout=0)
-                return DeviceShare(self.devices.index(device), lock)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise FltrainError(
+                    f"{folder}: cannot keep the locks of GPUs: not a folder of this user alone; `chmod 700` "
+                    f"it if it is yours, or name another folder in {LOCKS}"
+                )
+            for number in range(self.runs):
+                for device, name in enumerate(self.devices):
+                    # A lock of the system, which ends with its process; never another kind.
+                    lock = FileLock(folder / f"{name}.{number}.slot", fallback_to_soft=False)
+                    with suppress(Timeout):
+                        lock.acquire(timeout=0)
+                        return DeviceShare(device, lock)
         except OSError as error:
             raise FltrainError(
-                f"{self.folder}: cannot keep the locks of GPUs ({error.strerror or error}); "
+                f"{folder}: cannot keep the locks of GPUs ({error.strerror or error}); "
                 f"name a folder on this machine in {LOCKS}"
             ) from None
-
-
-def _lock(path: Path) -> BaseFileLock:
-    """Return a lock of the system; it ends with its process. Never fall back to another kind of lock."""
-    return FileLock(path, fallback_to_soft=False)
-
-
-def _cleared(path: Path) -> bool:
-    """Remove a lock file that no process holds; return True if it was removed."""
-    lock = _lock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
-    path.unlink(missing_ok=True)
-    lock.release()
-    return True
-
-
-def _make_private(folder: Path) -> None:
-    """Create a folder that only this user can use; refuse an existing folder that others can use."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise FltrainError(
-            f"{folder}: cannot keep the locks of GPUs, because it is not a folder of this user alone; "
-            f"`chmod 700` it if it is yours, or name another folder in {LOCKS}"
-        )
+        return None
 
 
 @cache
 def _held(runs: int) -> DeviceShare:
-    """Return the slot that this process holds until it ends."""
-    # Not the temporary folder that the environment names: it can differ between processes.
-    folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"
-    return Slots(Path(folder), list(_cards()), runs).wait()
+    """Return the slot that this process holds until it ends.
 
-
-def _cards() -> Iterator[str]:
-    """Yield the names of the visible GPUs, which do not depend on the numbering of a process.
-
-    If SLURM gave the GPUs to a job, the names include the job: SLURM decides if jobs share a GPU.
+    Names of GPUs do not depend on the numbering of a process. If SLURM gave them to a job, the names include
+    the job: SLURM decides if jobs share a GPU.
     """
     import torch
 
     given = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
     job = f"job{os.environ.get('SLURM_JOB_ID', '')}-" if given else ""
-    for card in map(torch.cuda.get_device_properties, range(torch.cuda.device_count())):
-        yield f"{job}{card.uuid}"
+    cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    # Not the temporary folder that the environment names: it can differ between processes.
+    folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"
+    return Slots(Path(folder), [f"{job}{card.uuid}" for card in cards], runs).wait()
 
 
 def _runs() -> int:
@@ -190,7 +161,7 @@ def _runs() -> int:
     return int(text)
 
 
-def uploaded(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Return an array on the device; a GPU need not finish its work before the copy."""
     import torch
 

@@ -19,6 +19,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
 _NEVER = 2**31 - 1
 _PR_SET_PDEATHSIG = 1  # as prctl.h has it
 
+_OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""PyTorch's texts in plain RuntimeErrors: of the CPU, and of NVIDIA's libraries."""
+
 
 def compute_as_runs(threads: int = 1) -> None:
     """Set this process up to train: number of CPU threads, and freed memory.
@@ -32,6 +35,13 @@ def compute_as_runs(threads: int = 1) -> None:
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True if the error means that a device, or the machine, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
 
 
 def end_with_parent(parent: int) -> None:

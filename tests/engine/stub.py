@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from fltrain.engine import memory
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.models.network import Network
@@ -127,7 +125,6 @@ def on_stub_device() -> Iterator[Transfers]:
     ]
     created = without_content(torch.tensor)
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(memory.BATCH, {NAME: 64}))
         for change in changes:
             stack.enter_context(replaced(*change))
         stack.enter_context(mode)

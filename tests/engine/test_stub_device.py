@@ -57,8 +57,8 @@ UPLOADING = {
 }
 """Functions that copy to the device outside of local steps: for a run, or for a group of clients."""
 
-UPLOADS_PER_CLIENT = {"runtime.devices.uploaded": 4, "methods.fed2.client_final": 1}
-"""Functions that do so for every client, and how often; ``uploaded`` does not wait for the device."""
+UPLOADS_PER_CLIENT = {"runtime.devices.to_device": 4, "methods.fed2.client_final": 1}
+"""Functions that do so for every client, and how often; ``to_device`` does not wait for the device."""
 
 
 def run(trainer: str, *methods: Method) -> Transfers:
@@ -138,4 +138,4 @@ def test_a_transfer_in_a_local_step_is_found(fault: str, trainer: str) -> None:
         with pytest.raises(FltrainError, match="cannot be captured"):
             run(trainer, Faulty(fault=fault))
     else:
-        assert run(trainer, Faulty(fault=fault)).in_steps == {"methods.composition._guarded"}
+        assert run(trainer, Faulty(fault=fault)).in_steps == {"methods.checks.guarded"}

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar, Literal
 from unittest.mock import patch
 
@@ -20,7 +20,7 @@ from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import Workers
-from fltrain.methods import METHODS, composition
+from fltrain.methods import METHODS, checks
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Constant, Training
@@ -202,7 +202,7 @@ def simulation(
     )
     if partition is None:
         partition = with_tests(skewed(data)) if spec.personal else skewed(data)
-    return Simulation(spec, data, partition, device, trainer, workers=Workers(workers))
+    return Simulation(spec, data, partition, device, partial(trainer, workers=Workers(workers)))
 
 
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:
@@ -232,7 +232,7 @@ def strict_about_writes() -> Iterator[None]:
         storages = [tensor.untyped_storage() for tensor in tensors]
         return [ctypes.string_at(one.data_ptr(), one.nbytes()) for one in storages]
 
-    with patch.object(composition, "_versions", contents):
+    with patch.object(checks, "_versions", contents):
         yield
 
 
@@ -295,8 +295,8 @@ class Step:
 class Tracing(LocalTraining):
     """Stores every local step, and the updates of the last round."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: object, **settings: object) -> None:
+        super().__init__(*args, **settings)
         self.steps: list[Step] = []
         self.updates: list[Update] = []
 

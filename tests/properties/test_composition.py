@@ -162,7 +162,7 @@ def test_feedback_is_the_weight_that_the_client_received(base: Method) -> None:
     federation = simulation(base, flfa, epochs=2, trainer=Tracing)
     for number in range(2):
         server = federation.server
-        received = federation.everyone.receive(federation._at(number), 0, None)[0].start.clone()
+        received = federation.trainer.clients.receive(federation.at(number), 0, None)[0].start.clone()
         federation.round(number)
         for update in federation.trainer.updates:
             assert torch.equal(update.start, received)

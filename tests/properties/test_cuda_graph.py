@@ -45,8 +45,8 @@ SETTINGS = {"epochs": 2, "batch_size": 8, "clip_norm": 1.0, "momentum": 0.5}
 class Counting(CapturedTraining):
     """Counts captures and replays."""
 
-    def __init__(self, clients: Clients, recordings: str = "device") -> None:
-        super().__init__(clients, recordings)
+    def __init__(self, clients: Clients, **settings: object) -> None:
+        super().__init__(clients, **settings)
         self.captures = self.replays = 0
 
     def recorded(self, work: Work) -> Work:
@@ -66,8 +66,8 @@ class Counting(CapturedTraining):
 class Replaying(Counting):
     """The same on the CPU, with tapes instead of CUDA graphs, and learning rates in tensors as on CUDA."""
 
-    def __init__(self, clients: Clients, recordings: str = "device") -> None:
-        super().__init__(clients, recordings)
+    def __init__(self, clients: Clients, **settings: object) -> None:
+        super().__init__(clients, **settings)
         for optimiser in self.optimisers:
             optimiser.rate = torch.zeros_like(self.model.weights[0])
 

@@ -84,7 +84,7 @@ def test_every_client_holds_the_servers_classifier_sampled_or_not() -> None:
         heads.append(head_of(federation, method))
         for client, to_train in itertools.product(range(6), (False, True)):
             kept = federation.clients.get(client)
-            federation.everyone.receive(federation._at(number + 1), client, kept, to_train=to_train)
+            federation.trainer.clients.receive(federation.at(number + 1), client, kept, to_train=to_train)
             held = flat(federation.network.parameters())
             assert torch.equal(held[layout.head :], heads[-1])
             assert torch.equal(held[: layout.head], models[client][0][: layout.head])

@@ -190,7 +190,7 @@ def test_the_nearest_known_mean_decides() -> None:
                     distances = {known: (feature - mean).norm() for known, mean in means.items()}
                     correct.append(min(distances, key=distances.get) == label)
         decided = decisions_of_all(
-            federation.everyone, federation._at(number + 1), federation.clients, federation.data.tests
+            federation.trainer.clients, federation.at(number + 1), federation.clients, federation.data.tests
         )
         assert decided.correct.tolist() == correct
         assert row["accuracy"] == pytest.approx(sum(correct) / len(correct))
@@ -228,7 +228,7 @@ def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
     """For all settings of inference."""
     method = FedProto(inference=inference)
     federation = taking_part(method)
-    result = decisions_of_all(federation.everyone, federation._at(0), {}, federation.data.tests)
+    result = decisions_of_all(federation.trainer.clients, federation.at(0), {}, federation.data.tests)
     tests = federation.data.train.batch(torch.cat(federation.data.tests))
     network = copy.deepcopy(federation.network).eval()
     with torch.no_grad():

@@ -113,7 +113,7 @@ def test_the_weights_are_tested_not_the_lookahead() -> None:
     losses = []
     for weights in (
         mean_of_weights(federation, False).float(),
-        federation.everyone.receive(federation._at(1), 0, None)[0].start,
+        federation.trainer.clients.receive(federation.at(1), 0, None)[0].start,
     ):
         federation.model.load(weights, server.buffers, server.counters)
         losses.append(evaluate(network, federation.data.test).loss)

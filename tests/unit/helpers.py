@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def federation(
     if spec.local_test:
         clients, tests = spec.local_test.split(clients, pool.train_labels, spec.partition_seed)
     divided = Partition(clients, "", tests)
-    return Simulation(spec, data, divided, CPU, trainer, extra, workers=Workers(workers))
+    return Simulation(spec, data, divided, CPU, partial(trainer, workers=Workers(workers)), extra)
 
 
 def as_another_user(work: Callable[[], None], folder: Path) -> None:

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as transforms
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.augment import Augmented
-from fltrain.engine.data import Split
+from fltrain.engine.data import ImageSet
 from fltrain.runtime.guard import no_host_sync
 
 EVERYTHING = Augmentation(crop_padding=2, flip=True, cutout=4)
@@ -26,17 +26,19 @@ COMBINATIONS = [
 ]
 
 
-def random_split(samples: int = 40, channels: int = 3, side: int = 8) -> Split:
+def random_split(samples: int = 40, channels: int = 3, side: int = 8) -> ImageSet:
     """Random images, normalised per channel; without black pixels, so that padding shows."""
     random = torch.Generator().manual_seed(samples + 10 * channels + 100 * side)
     images = torch.randint(1, 256, (samples, channels, side, side), dtype=torch.uint8, generator=random)
     labels = torch.randint(0, 10, (samples,), generator=random)
     mean = torch.tensor([0.49, 0.48, 0.45])[:channels].view(-1, 1, 1)
     std = torch.tensor([0.25, 0.24, 0.26])[:channels].view(-1, 1, 1)
-    return Split(images, labels, 1 / (255 * std), -mean / std)
+    return ImageSet(images, labels, 1 / (255 * std), -mean / std)
 
 
-def by_torchvision(split: Split, indices: Tensor, parameters: Tensor, augmentation: Augmentation) -> Tensor:
+def by_torchvision(
+    split: ImageSet, indices: Tensor, parameters: Tensor, augmentation: Augmentation
+) -> Tensor:
     """Image by image, in the order of the original code: pad, crop, flip, normalise, cut out."""
     padding, side = augmentation.crop_padding, split.images.shape[-1]
     mode = {"zeros": "constant", "reflect": "reflect"}[augmentation.padding_mode]
@@ -47,7 +49,7 @@ def by_torchvision(split: Split, indices: Tensor, parameters: Tensor, augmentati
             image = transforms.pad(image, [padding] * 4, fill=0, padding_mode=mode)
         image = transforms.crop(image, top, left, side, side)
         moved.append(transforms.horizontal_flip(image) if flip else image)
-    changed = Split(torch.stack(moved), split.labels[indices], split.scale, split.shift)
+    changed = ImageSet(torch.stack(moved), split.labels[indices], split.scale, split.shift)
     images = list(changed.batch(torch.arange(len(indices)))[0])
     if augmentation.cutout:
         for position, (_, _, _, row, column) in enumerate(parameters.tolist()):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.bench import TRAINERS, Bare, Bench, measure, model_of
+from benchmarks.bench import TRAINERS, Bare, Bench, model_of, timed
 from fltrain.core.errors import MethodError
 from fltrain.engine.local import LocalTraining
 
@@ -57,7 +57,7 @@ class Careless(LocalTraining):
 def test_an_engine_with_different_results_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRAINERS, "sequential", Careless)
     with pytest.raises(MethodError, match=r"^sequential: after a round .* its weights differ by "):
-        measure(small())
+        timed(small())
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_measurements_of_a_gpu_can_be_rehearsed(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "bench-mlp-fp32-exact.json").read_text())["rows"]
-    assert len(rows) == 2 and all(0 < row["share"] < 1 for row in rows)
-    assert "of peak" in (tmp_path / "bench-mlp-fp32-exact.txt").read_text()
+    assert len(rows) == 2 and all(row["ratio"] > 0 for row in rows)
+    assert "of bare" in (tmp_path / "bench-mlp-fp32-exact.txt").read_text()
     cases = (tmp_path / "accuracy-digits.txt").read_text()
     assert all(case in cases for case in ("reference", "fast", "bf16"))

@@ -4,19 +4,16 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, write_arrays
 from fltrain.data.prepared import PreparedData
 from fltrain.engine import checkpoint
 from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.client_store import Spilled
 from fltrain.engine.simulation import Simulation
 
 from .helpers import federation, flip, labels, pixels, tiny
@@ -77,20 +74,6 @@ def test_costs_include_all_processes(saved: Checkpoints) -> None:
     saved.restore(simulation)
     assert costs.samples == about["samples"] > 0
     assert all(costs.seconds[phase] >= seconds for phase, seconds in about["phases"].items())
-
-
-def test_client_state_in_a_file_belongs_to_its_device(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, IDENTITY, Interval())
-    simulation = new()
-    simulation.clients.limit = 0
-    rows = simulation.round(0)
-    client = next(iter(simulation.clients))
-    states = simulation.clients.stored(client)["scaffold"]
-    (name,) = (name for name, tensor in states.items() if isinstance(tensor, Spilled))
-    states[name] = replace(states[name], device=torch.device("meta"))  # any device but the run's
-    assert checkpoints.save(simulation, Progress(rows, 0.0, []))
-    _, about = read_arrays(*tmp_path.glob("*.safetensors"), "checkpoint")
-    assert about["host"] == [f"{client}/scaffold/{name}"]
 
 
 def cut(path: Path) -> None:

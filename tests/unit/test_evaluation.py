@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.data import FederatedData, Split
+from fltrain.engine.data import FederatedData, ImageSet
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import ensure_data
@@ -25,24 +25,24 @@ from .helpers import CPU, federation, labels, pixels, tiny, trained, write_npz
 
 
 @pytest.fixture(scope="module")
-def split(digits: PreparedData) -> Split:
+def split(digits: PreparedData) -> ImageSet:
     partition = Partition(Iid(clients=1).split(digits.train_labels, 10, seed=0), digest="")
     return FederatedData.of(digits, partition, CPU).test
 
 
-def every(split: Split) -> tuple[Tensor, Tensor]:
+def every(split: ImageSet) -> tuple[Tensor, Tensor]:
     return split.batch(torch.arange(len(split)))
 
 
 @pytest.fixture
-def network(split: Split) -> Network:
+def network(split: ImageSet) -> Network:
     """A network whose running statistics differ from those of a new one."""
     network = build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
     network.train()(split.batch(torch.arange(64))[0])
     return network
 
 
-def test_accuracy_and_loss_equal_a_direct_computation(split: Split, network: Network) -> None:
+def test_accuracy_and_loss_equal_a_direct_computation(split: ImageSet, network: Network) -> None:
     result = evaluate(network, split)
     with torch.no_grad():
         images, labels = every(split)
@@ -55,7 +55,7 @@ def test_accuracy_and_loss_equal_a_direct_computation(split: Split, network: Net
     assert result.loss == pytest.approx(float(functional.cross_entropy(logits, labels)), rel=1e-6)
 
 
-def test_features_are_the_inputs_of_the_classifier(split: Split, network: Network) -> None:
+def test_features_are_the_inputs_of_the_classifier(split: ImageSet, network: Network) -> None:
     assert evaluate(network, split, keep_features=False).features is None
     features = evaluate(network, split, keep_features=True).features
     with torch.no_grad():

@@ -16,22 +16,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from fltrain.cli import main
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
 from fltrain.core.job_log import LOG, job
-from fltrain.data.partition.plain import Iid
-from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine import memory
-from fltrain.engine.data import FederatedData, Split
-from fltrain.engine.evaluation import test as evaluate
-from fltrain.models.network import Network
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
+from fltrain.runtime.process import out_of_memory
 
-from .helpers import CPU, TINY, trained
+from .helpers import TINY, trained
 
 RUN = {**TINY, "rounds": 1, "model": "mlp"}
 UNLIMITED = resource.RLIM_INFINITY
@@ -188,56 +182,11 @@ def test_paths_that_cannot_be_written_give_one_clear_line(tmp_path: Path) -> Non
     assert files(tmp_path) == {"file": b"old"}
 
 
-class Narrow(Network):
-    """A linear network on a device with memory for ``room`` images."""
-
-    def __init__(self, room: int, error: BaseException) -> None:
-        super().__init__(classifier=nn.Linear(64, 10))
-        self.room, self.error = room, error
-        self.asked: list[int] = []
-        with torch.no_grad():
-            self.classifier.weight.copy_(torch.linspace(-9, 9, 640).sin().view(10, 64))
-            self.classifier.bias.zero_()
-
-    def features(self, images: Tensor) -> Tensor:
-        self.asked.append(len(images))
-        if len(images) > self.room:
-            raise self.error
-        return images.flatten(1)
-
-
-def allocation_failure() -> RuntimeError:
-    """The error of the CPU's allocator for an exbibyte."""
+def test_a_failed_allocation_is_known() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    return caught.value
-
-
-@pytest.fixture
-def split(digits: PreparedData, monkeypatch: pytest.MonkeyPatch) -> Split:
-    monkeypatch.setitem(memory.BATCH, "cpu", 64)
-    everyone = Partition(Iid(clients=1).split(digits.train_labels, 10, seed=0), digest="")
-    return FederatedData.of(digits, everyone, CPU).test
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), allocation_failure()])
-def test_evaluation_uses_smaller_batches_when_memory_runs_out(
-    split: Split, error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected = evaluate(Narrow(64, error), split, keep_features=True)
-    network = Narrow(20, error).train()
-    with caplog.at_level(logging.WARNING, "fltrain"):
-        result = evaluate(network, split, keep_features=True)
-    assert network.training
-    assert torch.equal(result.correct, expected.correct) and torch.equal(result.features, expected.features)
-    assert torch.allclose(result.losses, expected.losses, rtol=1e-6)
-    assert network.asked[:3] == [64, 32, 16] and set(network.asked[3:-1]) == {16}
-    assert ["64 images" in caplog.messages[0], "32 images" in caplog.messages[1]] == [True, True]
-    again = Narrow(20, error)
-    evaluate(again, split)
-    assert max(again.asked) == 16, "a batch size that failed is not tried again"
-    with pytest.raises(type(error)):
-        evaluate(Narrow(0, error), split)
+    assert out_of_memory(caught.value) and out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
 @pytest.mark.parametrize("kind", ["data", "partitions"])

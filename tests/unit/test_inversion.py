@@ -25,7 +25,7 @@ from fltrain.analysis.feature_inversion import (
 from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.files import write_json
 from fltrain.data.partition import class_counts
-from fltrain.engine.data import FederatedData, Split
+from fltrain.engine.data import FederatedData, ImageSet
 from fltrain.experiments.layout import Attack, Inversion, Sheet
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures.inversion import attack, draw
@@ -174,7 +174,7 @@ def test_recovered_pixels_equal_a_loop_with_adam_and_total_variation(victim: nn.
 def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
     """Empty images, divided over clients."""
     count, classes = len(labels), max(labels) + 1
-    empty = Split(
+    empty = ImageSet(
         torch.zeros(count, 1, 8, 8, dtype=torch.uint8), torch.tensor(labels), *[torch.ones(1, 8, 8)] * 2
     )
     owned = [np.array(own) for own in clients]

@@ -84,50 +84,14 @@ def test_moments_are_those_of_the_normal_distribution(key: int) -> None:
     assert abs(stats.kurtosis(values)) < 4 * math.sqrt(24 / n)
 
 
-@every_key
-def test_distribution_is_normal(key: int) -> None:
-    """Kolmogorov-Smirnov test of a stream, and of each of its halves."""
-    values = drawn(100_000, key=key).double().numpy()
-    for part in (values, values[:50_000], values[50_000:]):
-        assert stats.kstest(part, "norm").pvalue > 0.01
-
-
-def test_one_position_is_normal_over_the_counters() -> None:
-    values = np.array([drawn(3, counter=counter).numpy() for counter in range(1000)])
-    for position in values.T:
-        assert stats.kstest(position, "norm").pvalue > 0.01
-
-
-def assert_uncorrelated(first: Tensor, second: Tensor) -> None:
-    """Check that neither numbers nor absolute values correlate, within four standard errors."""
-    for one, other in ((first, second), (first.abs(), second.abs()), (first, second.square())):
-        assert abs(np.corrcoef(one.numpy(), other.numpy())[0, 1]) < 4 / math.sqrt(len(first))
-
-
-def assert_unrelated(first: Tensor, second: Tensor) -> None:
-    """Check that they are uncorrelated, and share almost no numbers at any positions."""
-    assert_uncorrelated(first, second)
-    assert torch.isin(first, second).float().mean() < 0.02
-
-
-def test_counters_are_unrelated() -> None:
+def test_streams_of_counters_and_keys_are_unrelated() -> None:
+    """Neither numbers nor absolute values correlate, within four standard errors; almost none is shared."""
     streams = [drawn(50_001, counter=counter) for counter in (0, 1, 2, 1000, 10**9)]
+    streams += [drawn(50_001, key=key) for key in (0, 1, 2, 2**32, 2**62, -1)]
     for first, second in pairwise(streams):
-        assert_unrelated(first, second)
-
-
-def test_keys_are_unrelated() -> None:
-    streams = [drawn(50_000, key=key) for key in (0, 1, 2, 2**32, 2**62, -1)]
-    for first, second in pairwise(streams):
-        assert_unrelated(first, second)
-
-
-def test_halves_and_neighbours_are_unrelated() -> None:
-    """Cosine and sine share their radius, but are independent."""
-    values = drawn(100_000)
-    assert_unrelated(values[:50_000], values[50_000:])
-    for lag in (1, 2, 16, 1024):
-        assert_uncorrelated(values[:-lag], values[lag:])
+        for one, other in ((first, second), (first.abs(), second.abs()), (first, second.square())):
+            assert abs(np.corrcoef(one.numpy(), other.numpy())[0, 1]) < 4 / math.sqrt(len(first))
+        assert torch.isin(first, second).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (7,), (3, 5), (4, 1, 3, 3), (0,), (3, 0)])

@@ -18,7 +18,7 @@ from fltrain.analysis.class_preference import (
 from fltrain.core.errors import FltrainError
 from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.data import FederatedData, Split
+from fltrain.engine.data import FederatedData, ImageSet
 from fltrain.methods.fed2 import Fed2
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup
 from fltrain.models.network import Network
@@ -43,7 +43,7 @@ def fed2(network: Network, **settings: Any) -> Network:
 
 
 @pytest.fixture(scope="module")
-def split() -> Split:
+def split() -> ImageSet:
     """Noise of 16 x 16 pixels; the classes have 5, 4, 2 and 1 images."""
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (IMAGES, 1, 16, 16), dtype=torch.uint8, generator=random).numpy()
@@ -77,7 +77,7 @@ def cuts(network: Network) -> dict[str, int]:
     return found
 
 
-def directly(network: Network, split: Split) -> dict[str, Tensor]:
+def directly(network: Network, split: ImageSet) -> dict[str, Tensor]:
     """Image by image: run the chain up to the layer, then differentiate the rest with respect to its maps."""
     network = network.eval()
     order = leaves(network)
@@ -120,7 +120,7 @@ LARGE = ("vgg9 with dropout", "ecgr_cnn with BatchNorm", "fed2 uneven")
 @pytest.mark.parametrize(
     "chain", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in CHAINS]
 )
-def test_preferences_equal_a_direct_computation(chain: str, split: Split) -> None:
+def test_preferences_equal_a_direct_computation(chain: str, split: ImageSet) -> None:
     network = CHAINS[chain]()
     measured = class_preference(network, split, CLASSES, batch=7)
     expected = directly(network, split)
@@ -132,7 +132,7 @@ def test_preferences_equal_a_direct_computation(chain: str, split: Split) -> Non
         torch.testing.assert_close(measured[name], wanted, rtol=1e-3, atol=1e-4 * scale, msg=name)
 
 
-def test_preferences_in_projections_and_residual_blocks(split: Split) -> None:
+def test_preferences_in_projections_and_residual_blocks(split: ImageSet) -> None:
     """A layer without ReLU is measured after its norm, before its block adds the shortcut."""
     network = network_of("mobilenet_tiny").train()
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_preferences_in_projections_and_residual_blocks(split: Split) -> None:
         torch.testing.assert_close(measured[name], expected.detach(), rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_a_class_without_images_is_an_error(split: Split) -> None:
+def test_a_class_without_images_is_an_error(split: ImageSet) -> None:
     with pytest.raises(FltrainError, match="there are none of 4"):
         class_preference(network_of("mlp"), split, CLASSES + 1)
     with pytest.raises(FltrainError, match="there are none of 0"):
@@ -176,7 +176,7 @@ def test_a_class_without_images_is_an_error(split: Split) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_measuring_preferences_does_not_change_the_network(split: Split, training: bool) -> None:
+def test_measuring_preferences_does_not_change_the_network(split: ImageSet, training: bool) -> None:
     network = network_of("ecgr_cnn").train(training)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     generator = torch.get_rng_state()
@@ -189,7 +189,7 @@ def test_measuring_preferences_does_not_change_the_network(split: Split, trainin
     assert not any(module._forward_hooks for module in network.modules())
 
 
-def test_decoupled_neurons_have_preferences_within_their_group_only(split: Split) -> None:
+def test_decoupled_neurons_have_preferences_within_their_group_only(split: ImageSet) -> None:
     network = fed2(network_of("lenet5"))
     assert isinstance(network, Decoupled) and network.class_groups == (0, 0, 1, 1)
     measured = class_preference(network, split, CLASSES)
@@ -247,7 +247,7 @@ def test_shared_depth_of_variances(variances: list[float], depth: int) -> None:
     assert shared_depth(variances) == depth
 
 
-def test_identical_clients_are_aligned_and_others_are_not(split: Split) -> None:
+def test_identical_clients_are_aligned_and_others_are_not(split: ImageSet) -> None:
     one = class_preference(network_of("lenet5"), split, CLASSES)
     other = class_preference(network_of("lenet5", seed=1), split, CLASSES)
     assert set(alignment([one, one, one]).values()) == {1.0}

@@ -63,10 +63,17 @@ def test_the_file_has_every_large_tensor_once_and_no_name(tmp_path: Path) -> Non
         for client in range(4):
             store[client] = client_state(client)
     assert not list(tmp_path.iterdir())
-    assert store._file is not None and 4 * SIZE <= len(store._file.content) < 4 * SIZE + 1000
+    assert 4 * SIZE <= store._free.storage_offset() < 4 * SIZE + 1000
     store[1] = client_state(9, size=2 * P)  # larger than its old place in the file
     assert_same(dict(store[1]), client_state(9, size=2 * P))
     assert_same(dict(store[2]), client_state(2))
+
+
+def test_client_state_in_a_file_belongs_to_the_device_of_the_run(tmp_path: Path) -> None:
+    store = ClientStore(tmp_path, 0, "meta")
+    store[0] = client_state(0)
+    assert store.stored(0)["method"]["weights"].device.type == "cpu"
+    assert store[0]["method"]["weights"].device.type == "meta"
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

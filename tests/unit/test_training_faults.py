@@ -20,7 +20,6 @@ from fltrain.core.errors import FltrainError, MethodError, Stopped
 from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
-from fltrain.models.network import Network
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
@@ -242,27 +241,6 @@ def test_a_signal_ends_the_round_between_clients(monkeypatch: pytest.MonkeyPatch
     with stopping.heeded(), pytest.raises(Stopped, match="stopped by SIGTERM after round 1 of 4"):
         train(SPEC, Results(tmp_path), Execution(CPU), stopping=stopping)
     assert events == ["signal", "went on"]
-
-
-def test_smaller_test_batches_are_not_bitwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = train(MLP, Results(tmp_path / "full"), Execution(CPU))
-    features = Network.features
-
-    def narrow(self: Network, images: torch.Tensor) -> torch.Tensor:
-        if not self.training and len(images) > 40:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return features(self, images)
-
-    monkeypatch.setattr(Network, "features", narrow)
-    less = train(MLP, Results(tmp_path / "less"), Execution(CPU))
-    monkeypatch.undo()
-    more = train(MLP, Results(tmp_path / "more"), Execution(CPU))
-    assert [run.provenance["determinism"] for run in (full, less, more)] == [
-        "bitwise",
-        "statistical",
-        "bitwise",
-    ]
-    assert less.provenance["nondeterministic_operations"] == ["tests in smaller batches"]
 
 
 def test_an_import_does_not_replace_a_run_in_training(tmp_path: Path) -> None:

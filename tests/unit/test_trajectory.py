@@ -21,7 +21,7 @@ from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.types import Local, Place, Recording, State, Update
+from fltrain.methods.types import Local, Memory, Recording, State, Update
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
@@ -35,7 +35,7 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def recorded(what: str, device: torch.device, storage: str = "float32", place: Place = "auto") -> Tensor:
+def recorded(what: str, device: torch.device, storage: str = "float32", place: Memory = "auto") -> Tensor:
     """A recording of gradients and weights."""
     gradients, weights = drawn(STEPS, SIZE).to(device), drawn(STEPS + 1, SIZE).cumsum(0).to(device)
     live, gradient = weights[0].clone(), torch.empty(SIZE, device=device)
@@ -162,9 +162,9 @@ ECGR = {**TINY, "rounds": 2, "plugins": [{"name": "ecgr", "storage": "bfloat16"}
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
+def places(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
     """The places of recordings in the runs of the command line."""
-    chosen: list[Place] = []
+    chosen: list[Memory] = []
 
     class PlaceRecorder(LocalTraining):
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -176,7 +176,7 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
 
 
 def test_the_place_is_chosen_on_the_command_line(
-    tmp_path: Path, places: list[Place], device: torch.device
+    tmp_path: Path, places: list[Memory], device: torch.device
 ) -> None:
     """It does not affect results: the records agree."""
     files: list[dict[str, bytes]] = []

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from fltrain.core.errors import FltrainError
-from fltrain.engine import memory
 from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
-from fltrain.engine.workers import MOST_TICKETS, Workers
+from fltrain.engine.workers import Workers
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.record import Results
 
@@ -33,7 +32,7 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
-    items = list(range(2 * MOST_TICKETS + 1))
+    items = list(range(20_000))
     results = Workers(3).map(lambda item: (item, os.getpid()), items, size=lambda item: item % 7)
     assert [item for item, _ in results] == items
     assert Workers(3).map(lambda item: os.getpid(), [0]) == [os.getpid()], "one item needs no other process"
@@ -58,7 +57,6 @@ def in_the_child(work: Callable[[], Any]) -> Callable[[int], int]:
 
 def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> None:
     def fail() -> None:
-        memory.BATCH["cpu"] = 7
         error = KeyError("lost")
         error.add_note("in the child")
         raise error
@@ -66,24 +64,7 @@ def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> Non
     with pytest.raises(KeyError, match="lost") as raised:
         Workers(2).map(in_the_child(fail), range(9))
     assert raised.value.__notes__ == ["in the child"] and "in fail" in str(raised.value.__cause__)
-    assert memory.reduced(), "batches that the child had to make smaller"
-    memory.start_anew()
     assert not multiprocessing.active_children()
-
-
-def test_a_child_does_not_enlarge_batches_again() -> None:
-    parent = os.getpid()
-
-    def work(item: int) -> int:
-        if os.getpid() == parent:
-            memory.BATCH["cpu"] = 7
-        else:
-            time.sleep(0.05)  # leave items to the parent
-        return item
-
-    Workers(2).map(work, range(9))
-    assert memory.BATCH["cpu"] == 7
-    memory.start_anew()
 
 
 def test_a_killed_worker_ends_the_run_with_one_message(

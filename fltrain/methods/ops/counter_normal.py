@@ -1,7 +1,7 @@
 """Normal random numbers as plain tensor operations, for local steps.
 
 A local step must not use a generator: its state would tie results to the order of the steps and could not be
-captured or stacked. Here number i of a stream is a hash of the stream's key and i (SplitMix64, Steele et al.
+captured. Here number i of a stream is a hash of the stream's key and i (SplitMix64, Steele et al.
 2014), made normal by Box and Muller's transform. The same key and counter give the same numbers on every
 device, up to rounding.
 """

@@ -21,7 +21,7 @@ from fltrain.analysis.class_preference import (
 )
 from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.errors import FltrainError
-from fltrain.engine.data import Split
+from fltrain.engine.data import ImageSet
 from fltrain.experiments.layout import Preference, Sheet, Variance
 from fltrain.reporting.figures import style
 from fltrain.reporting.frame import NothingToShow, diverged, first_of_each
@@ -43,7 +43,7 @@ def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedR
     return found
 
 
-def _some_of_each_class(split: Split, classes: int, count: int) -> torch.Tensor:
+def _some_of_each_class(split: ImageSet, classes: int, count: int) -> torch.Tensor:
     """Return the indices of the first ``count`` images of every class."""
     places = [(split.labels == label).nonzero().flatten()[:count] for label in range(classes)]
     return torch.cat(places)
