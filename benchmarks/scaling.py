@@ -2,35 +2,27 @@
 
 For FedAvg, and for SCAFFOLD, whose clients each keep a vector as long as the weights. All clients have taken
 part; their state lies in a file beyond a limit. Images are random bytes, 20 per client, in batches of 10.
-The points of a curve take turns round by round. Times are CPU seconds on one thread, or wall time on a GPU.
-Memory is the peak of a separate process in three rounds, beyond its size after all imports; on a GPU,
-PyTorch's peak.
+Each point runs in a process of its own. Times are CPU seconds on one thread, or wall time on a GPU. Memory is
+the peak of the process beyond its size after all imports; on a GPU, PyTorch's peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from bench import seconds
-from common import quartiles, write_csv
+from common import write_csv
 
 from fltrain.core.errors import FltrainError
 from fltrain.engine.client_store import ClientStore
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining
-from fltrain.engine.simulation import Simulation
 from fltrain.engine.synthetic import synthetic_run
 from fltrain.reporting.tables.render import markdown_table
 from fltrain.runtime.determinism import determined
@@ -39,137 +31,55 @@ from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
 
 METHODS = ("fedavg", "scaffold")
 IMAGES, BATCH = 20, 10
-ROUNDS_FOR_MEMORY = 3
 LIMIT_MB = 128
 """Megabytes of client state in memory; in runs the default is 4 GiB."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Clients and their rounds."""
-
-    model: str = "lenet5"
-    dataset: str = "mnist"
-    clients: int = 100
-    per_round: int = 10
-    epochs: int = 5
-
-    @property
-    def steps(self) -> int:
-        """Local steps of all clients in a round."""
-        return self.per_round * self.epochs * IMAGES // BATCH
-
-    def simulation(self, method: str, where: Where) -> Simulation:
-        """Return a run after its initial rounds: all clients have taken part, and nothing is tested."""
-        settings = {
-            "dataset": self.dataset,
-            "partition": {"name": "iid", "clients": self.clients},
-            "model": self.model,
-            "method": method,
-            "training": {"epochs": self.epochs, "batch_size": BATCH, "lr": 0.001},
-            "participation": {"fraction": self.per_round / self.clients},
-        }
-        trainer = CapturedTraining if where.cuda_graph else LocalTraining
-        run = synthetic_run(settings, IMAGES, 1, where.device, trainer)
-        run.clients = ClientStore(where.folder, LIMIT_MB * 10**6)
-        control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
-        for client in range(self.clients):
-            run.clients[client] = {method: control}
-        return run
-
-
-@dataclass(frozen=True)
-class Where:
-    """Device, capture of steps, and the folder of client state."""
-
-    device: torch.device
-    cuda_graph: bool
-    folder: Path
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Compute there, on one thread, as runs do."""
-        compute_as_runs()
-        with determined("exact", self.device):
-            yield
-
-
-CURVES: dict[str, tuple[Sequence[int | str], Setting]] = {
-    "per_round": ((5, 10, 20, 50, 100), Setting()),
-    "epochs": ((1, 2, 5, 10, 25), Setting()),
+SETTING = {"model": "lenet5", "dataset": "mnist", "clients": 100, "per_round": 10, "epochs": 5}
+CURVES: dict[str, tuple[tuple[int | str, ...], dict[str, Any]]] = {
+    "per_round": ((5, 10, 20, 50, 100), SETTING),
+    "epochs": ((1, 2, 5, 10, 25), SETTING),
     "model": (
         ("mlp", "lenet5", "fedavg_cnn", "mobilenetv2", "ecgr_cnn", "resnet18"),
-        Setting(dataset="cifar10", clients=10, per_round=2, epochs=2),
+        {**SETTING, "dataset": "cifar10", "clients": 10, "per_round": 2, "epochs": 2},
     ),
-    "clients": ((100, 1_000, 10_000), Setting()),
+    "clients": ((100, 1_000, 10_000), SETTING),
 }
-"""Values of the attribute of a setting that grows, and the other attributes."""
+"""Values of the entry of a setting that grows, and the other entries."""
 
 
-def rows_of(name: str, where: Where, repeats: int) -> list[dict[str, Any]]:
-    """Measure a curve: memory of one point after the other, then the times of all in turns.
+def point(
+    setting: dict[str, Any], method: str, device: torch.device, cuda_graph: bool, folder: Path, repeats: int
+) -> list[dict[str, Any]]:
+    """Return a row for each timed round of a run: ``seconds``, and facts about the run.
 
-    Return a row for each method, value and timed round: the setting, number of ``parameters``, ``memory``
-    (peak in MB), ``kept`` (client state in MB; ``in_file`` if it lies in a file) and ``seconds``.
+    ``memory`` is the peak in MB, ``kept`` client state in MB, ``in_file`` true if it lies in a file.
     """
-    values, base = CURVES[name]
-    points: list[tuple[dict[str, Any], Simulation]] = []
-    for method in METHODS:
-        for value in values:
-            change: dict[str, Any] = {name: value}
-            setting = replace(base, **change)
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                memory = pool.submit(memory_of, setting, method, where).result()
-            run = setting.simulation(method, where)
-            facts = {"curve": name, "method": method, **asdict(setting), "steps": setting.steps}
-            facts |= {"parameters": run.model.layout.size, "memory": memory}
-            points.append(({**facts, "kept": run.clients.bytes / 1e6, "in_file": run.clients.spilled}, run))
-    rows = []
-    for number in range(1 + repeats):
-        first = number % len(points)
-        for facts, run in points[first:] + points[:first]:
-            taken = seconds(partial(run.round, number), where.device)
-            if number:  # the first one warms up
-                rows.append({**facts, "repeat": number - 1, "seconds": taken})
-    return rows
 
+    def peak() -> float:
+        return (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()) / 1e6
 
-def memory_of(setting: Setting, method: str, where: Where) -> float:
-    """Return the peak memory in MB of a few rounds in this process, in addition to its memory before."""
-    forget_peaks(where.device)
-    before = peak(where.device)
-    with where.used():
-        run = setting.simulation(method, where)
-        for number in range(ROUNDS_FOR_MEMORY):
-            run.round(number)
-    return peak(where.device) - before
-
-
-def peak(device: torch.device) -> float:
-    """Return the peak memory in MB of this process, or of PyTorch on a GPU."""
-    return (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()) / 1e6
-
-
-def table(name: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a Markdown table of medians; times also relative to the method's first point, with quartiles."""
-    lines = [[name, "method", "parameters", "s/round", "ms/step", "of the first", "memory, MB", "state, MB"]]
-    growth = []
-    for method, curve in pd.DataFrame(rows).groupby("method", sort=False):
-        points = curve.sort_values("repeat").groupby(name, sort=False)
-        medians = points["seconds"].median().loc[list(CURVES[name][0])]
-        first = points.get_group(medians.index[0])
-        for value, median in medians.items():
-            point = points.get_group(value)
-            fact = point.iloc[0]
-            ratios = (point["seconds"] / point["steps"]).to_numpy() / (first["seconds"] / first["steps"])
-            times = (f"{median:.3f}", f"{1e3 * median / fact['steps']:.2f}", quartiles(ratios))
-            memory = (f"{fact['memory']:,.0f}", f"{fact['kept']:,.0f}{' (file)' if fact['in_file'] else ''}")
-            lines.append([str(value), str(method), f"{fact['parameters']:,}", *times, *memory])
-        if name != "model":
-            exponent = np.polyfit(np.log(medians.index), np.log(medians), 1)[0]
-            growth.append(f"{method}: the time of a round grows as {name} ** {exponent:.2f}")
-    yield markdown_table(lines)
-    yield from growth
+    clients, per_round, epochs = (setting[name] for name in ("clients", "per_round", "epochs"))
+    settings = {
+        "dataset": setting["dataset"],
+        "partition": {"name": "iid", "clients": clients},
+        "model": setting["model"],
+        "method": method,
+        "training": {"epochs": epochs, "batch_size": BATCH, "lr": 0.001},
+        "participation": {"fraction": per_round / clients},
+    }
+    compute_as_runs()
+    forget_peaks(device)
+    before = peak()
+    with determined("exact", device):
+        run = synthetic_run(settings, IMAGES, 1, device, CapturedTraining if cuda_graph else LocalTraining)
+        run.clients = ClientStore(folder, LIMIT_MB * 10**6, device)
+        control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
+        for client in range(clients):
+            run.clients[client] = {method: control}
+        times = [seconds(lambda number=number: run.round(number), device) for number in range(2 + repeats)]
+    facts = {**setting, "method": method, "parameters": run.model.layout.size, "memory": peak() - before}
+    facts |= {"steps": per_round * epochs * IMAGES // BATCH}
+    facts |= {"kept": run.clients.bytes / 1e6, "in_file": run.clients.spilled}
+    return [{**facts, "repeat": repeat, "seconds": time} for repeat, time in enumerate(times[2:])]
 
 
 def main() -> None:
@@ -182,16 +92,25 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write every timed round to this file")
     options = parser.parse_args()
     try:
-        where = Where(pick_device(options.device), options.cuda_graph, options.folder)
+        device = pick_device(options.device)
     except FltrainError as error:
         sys.exit(f"error: {error}")
     rows: list[dict[str, Any]] = []
-    with where.used():
-        for name in options.curves:
-            curve = rows_of(name, where, options.repeats)
-            print(f"\n{name}\n", *table(name, curve), sep="\n", flush=True)
-            rows += curve
-            write_csv(options.csv, rows)
+    for name in options.curves:
+        values, setting = CURVES[name]
+        lines = [[name, "method", "parameters", "s/round", "ms/step", "memory, MB", "state, MB"]]
+        for method in METHODS:
+            for value in values:
+                task = ({**setting, name: value}, method, device, options.cuda_graph, options.folder)
+                with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                    points = pool.submit(point, *task, options.repeats).result()
+                fact, least = points[0], min(one["seconds"] for one in points)
+                time = f"{least:.3f}", f"{1e3 * least / fact['steps']:.2f}", f"{fact['memory']:,.0f}"
+                state = f"{fact['kept']:,.0f}{' (file)' if fact['in_file'] else ''}"
+                lines.append([str(value), method, f"{fact['parameters']:,}", *time, state])
+                rows += [{"curve": name, **one} for one in points]
+        print(f"\n{name} (least of {options.repeats} rounds)\n", markdown_table(lines), sep="\n", flush=True)
+        write_csv(options.csv, rows)
 
 
 if __name__ == "__main__":
