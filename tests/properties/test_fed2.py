@@ -15,7 +15,6 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fed2 import Fed2
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Outputs, Update
 from fltrain.models.base import Model, build
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup, decouple
@@ -28,7 +27,7 @@ from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.networks.mobilenetv1 import MobileNetV1
 from fltrain.models.networks.vgg import Vgg9
 
-from .helpers import Tracing, assert_same_model, digits, drawn, local_of, simulation, trained, update_of
+from .helpers import Tracing, digits, drawn, local_of, simulation, trained, update_of
 
 FEW = {"groups": 4, "decoupled": 3}
 """Four groups (of 3, 3, 2 and 2 of the ten classes) in the last three layers."""
@@ -112,13 +111,6 @@ def test_shared_layers_have_the_original_initial_weights() -> None:
 def test_one_group_leaves_the_network_unchanged(settings: dict[str, Any]) -> None:
     network = MobileNetTiny().network(1, 32, 10)
     assert Fed2(norm="keep", **settings).adapt(network, 10) is network
-
-
-@pytest.mark.parametrize("weighting", ["size", "uniform"])
-def test_with_one_group_it_is_federated_averaging_bit_for_bit(weighting: Any) -> None:
-    settings = {**two_clients(20), "rounds": 2}
-    fed2 = trained(Fed2(groups=1, norm="gn", weighting=weighting), model=Vgg9(), **settings)
-    assert_same_model(fed2, trained(FedAvg(), model=Vgg9(norm="gn"), **settings))
 
 
 def groups_of_channels(channels: int, groups: int) -> np.ndarray:

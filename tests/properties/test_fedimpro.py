@@ -744,17 +744,6 @@ def payload_of(method: FedImpro, task: Task, start: Tensor) -> dict[str, Tensor]
     return method.payload(method.server_init(task, start))
 
 
-@pytest.mark.parametrize(
-    ("split", "numbers", "megabytes"), [(5, 65536, 5.2), (9, 32768, 2.6), (13, 16384, 1.3), (17, 512, 0.04)]
-)
-def test_sizes_of_uploads_at_the_cuts_of_resnet18(split: int, numbers: int, megabytes: float) -> None:
-    """D per class at each cut, and 2 C D floats of traffic for ten classes."""
-    payload = payload_of(FedImpro(split=split), *described(ResNet18(), 3, 32, 10))
-    assert payload["mean"].shape == payload["spread"].shape
-    assert payload["mean"].flatten(1).shape == (10, numbers)
-    assert 4 * 2 * payload["mean"].numel() / 1e6 == pytest.approx(megabytes, rel=0.03)
-
-
 def test_the_default_cut_is_the_middle_one() -> None:
     """ResNet-18: after convolution 9; ResNet-50: after 22; Federated EMNIST's images have 28 pixels."""
     shapes = {

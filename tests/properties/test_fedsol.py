@@ -175,13 +175,6 @@ def test_a_step_equals_a_naive_step_on_copies_of_the_network(settings: dict, nor
 
 
 @pytest.mark.parametrize(
-    "settings", [{"perturbation": "fixed", "teacher": "train"}, {"part": "head", "proximal": "l2"}], ids=str
-)
-def test_without_a_move_it_is_federated_averaging_bit_for_bit(settings: dict) -> None:
-    assert_same_model(trained(FedSOL(rho=0.0, **settings), rounds=2), trained(FedAvg(), rounds=2))
-
-
-@pytest.mark.parametrize(
     ("model", "settings"), [(MobileNetTiny(), {}), (LeNet5(), {"teacher": "train"})], ids=str
 )
 def test_one_adaptive_step_is_federated_averaging_bit_for_bit(model: Model, settings: dict) -> None:

@@ -96,13 +96,6 @@ def test_size_of_the_calibration() -> None:
         assert offset.tolist() == pytest.approx([1, 0.56234, 0.31623, 0.17783, last], rel=1e-4)
 
 
-def test_without_calibration_it_is_federated_averaging_bit_for_bit() -> None:
-    """All classes stay in the softmax: plain cross entropy for all other settings."""
-    assert_same_model(
-        trained(FedLC(tau=0.0, missing="eps", denominator="exclusive"), rounds=2), trained(FedAvg(), rounds=2)
-    )
-
-
 def test_with_equal_counts_it_is_federated_averaging() -> None:
     """All logits lose the same constant: federated averaging up to rounding, in one step of every client."""
     method = FedLC()
