@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fltrain.models.base import Part, Private
@@ -35,12 +35,8 @@ class Slot:
         return self.start + math.prod(self.shape)
 
     def of(self, vector: Tensor) -> Tensor:
-        """Return a view of this tensor's part of ``vector`` (``[..., P]``), in the tensor's own shape."""
-        return (
-            vector[..., self.start : self.stop].unflatten(-1, self.shape)
-            if self.shape
-            else vector[..., self.start]
-        )
+        """Return a view of this tensor's part of a vector ``[P]``, in the tensor's own shape."""
+        return vector[self.start : self.stop].view(self.shape)
 
 
 def slots(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
@@ -113,14 +109,6 @@ class Layout:
         return torch.cat([torch.arange(slot.start, slot.stop, device=self.device) for slot in self.batchnorm])
 
 
-def _tensors(network: Network) -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, Tensor]]:
-    """Return parameters, floating-point buffers and integer buffers of a network, by name."""
-    buffers = dict(network.named_buffers())
-    floats = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
-    integers = {name: buffer for name, buffer in buffers.items() if not buffer.is_floating_point()}
-    return dict(network.named_parameters()), floats, integers
-
-
 class FlatModel:
     """A network bound to flat vectors: it computes with the current values of the vectors.
 
@@ -133,31 +121,27 @@ class FlatModel:
 
     def __init__(self, network: Network, example: Tensor) -> None:
         """Bind ``network`` (moved to the device of ``example``, a batch of images that it accepts)."""
-        network = network.to(example.device)
-        wired = layers(network, example)
-        parameters, floats, integers = _tensors(network)
+        self.network = network = network.to(example.device)
+        wired, device = layers(network, example), example.device
+        parameters, buffers = dict(network.named_parameters()), list(network.named_buffers())
+        floats = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
+        integers = [(name, buffer) for name, buffer in buffers if not buffer.is_floating_point()]
+        norms = {name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm)}
         by_name = {slot.name: slot for slot in slots(parameters.items())}
-        norms = {name for name, module in network.named_modules() if isinstance(module, _BatchNorm)}
         self.layout = Layout(
             parameters=tuple(by_name.values()),
-            buffers=slots(floats.items()),
-            counters=slots(integers.items()),
+            buffers=slots(floats),
+            counters=slots(integers),
             layers=wired,
             weights=tuple(by_name[f"{layer.name}.weight"] for layer in wired),
             batchnorm=tuple(slot for name, slot in by_name.items() if name.rpartition(".")[0] in norms),
-            device=example.device,
+            device=device,
         )
-        self._bind(network)
-
-    def _bind(self, network: Network) -> None:
-        self.network = network
-        self._tracking = [module for module in network.modules() if isinstance(module, _BatchNorm)]
-        parameters, floats, integers = _tensors(network)
-        device = next(iter(parameters.values())).device
+        self._tracking = list(norms.values())
         self.weights = pack(parameters.values(), torch.float32, device)
         self.gradient = torch.zeros_like(self.weights)
-        self.buffers = pack(floats.values(), torch.float32, device)
-        self.counters = pack(integers.values(), torch.int64, device)
+        self.buffers = pack((buffer for _, buffer in floats), torch.float32, device)
+        self.counters = pack((buffer for _, buffer in integers), torch.int64, device)
         for slot in self.layout.parameters:
             parameter = parameters[slot.name]
             parameter.data = slot.of(self.weights)

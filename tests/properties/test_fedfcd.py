@@ -63,8 +63,8 @@ class Seen:
 class Watching(LocalTraining):
     """The reference loop; stores the server's messages, and every step and upload by round and client."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: object, **settings: object) -> None:
+        super().__init__(*args, **settings)
         self.messages: list[State] = []
         self.messages_after: list[State] = []
         self.results: dict[tuple[int, int], Trained] = {}

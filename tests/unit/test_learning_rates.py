@@ -59,8 +59,8 @@ def test_cosine_falls_from_one_to_zero() -> None:
 class RateRecorder(LocalTraining):
     """Records the learning rates of clients, by round."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.rates_by_step: list[tuple[int, float]] = []
 
     def train(self, round: Round, clients: Any, kept: Any) -> Any:
