@@ -21,7 +21,7 @@ LARGE = 4096
 """Minimum size in bytes of a tensor that is moved to the file; smaller ones always stay in memory."""
 
 PART = 4 * 2**30
-"""Bytes that one file can hold; it takes up only what is written."""
+"""Bytes that one file can hold; it takes up only the written ones."""
 
 ALIGNMENT = 64
 
