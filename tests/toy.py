@@ -9,12 +9,13 @@ from typing import Any
 
 from PIL import Image
 
+from fltrain.core.files import write_text
 from fltrain.experiments.layout import Sheet
-from fltrain.reporting import curves
-from fltrain.reporting.overview import page as overview
-from fltrain.reporting.overview.listing import Listing
+from fltrain.reporting import curves, overview, paper
+from fltrain.reporting.listing import Listing
 from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables import write as tables
+from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, write_record
 from fltrain.runs.spec import RunSpec
 
@@ -117,31 +118,28 @@ class Toy:
         )
 
     @property
+    def figure(self) -> Sheet:
+        layout = {"kind": "histogram", "curve": "updates.drift"}
+        changes = {"id": "paper/figure1", "title": "A square", "table": None, "figure": layout}
+        return Sheet.parse({**self.sheet.model_dump(mode="json"), **changes}, "sheet")
+
+    @property
     def listing(self) -> Listing:
         runs = list(dict.fromkeys(cell.run for cell in self.sheet.cells))
-        common = {
-            "caption": "Caption of the item.",
-            "assumptions": ["A-1: Which rate: 0.1."],
-            "covers": ["table 1"],
-        }
-        table = {**common, "name": "table1", "title": "Accuracy & gain", "kind": "table"}
-        figure = {**common, "name": "figure1", "title": "A square", "kind": "figure"}
-        lost = {**common, "name": "table10", "title": "Not made", "kind": "table"}
-        items = [{**table, "runs": runs}, {**figure, "runs": runs[:3]}, {**lost, "runs": runs[-3:]}]
+        items = {"table1": runs, "figure1": runs[:3], "table10": runs[-3:]}
         paper = {
             "name": "paper",
             "title": "A paper on <toys>",
-            "citation": "Toy et al., 2025",
             "items": items,
+            "tables": ["table1", "table10"],
         }
-        other = {"name": "other", "title": "Another paper", "citation": "Other et al.", "items": []}
-        untrained = {"figure 9": "a sketch; no training"}
+        other = {"name": "other", "title": "Another paper", "items": {}, "tables": []}
         return Listing.parse(
             {
                 "scale": "toy",
                 "title": "on toy data",
                 "reduced": self.reduced,
-                "papers": [{**paper, "untrained": untrained}, {**other, "untrained": {}}],
+                "papers": [paper, other],
             },
             "listing",
         )
@@ -170,8 +168,12 @@ class Toy:
         curves.write(self.sheet, self.results.record, script, self.curves)
         for form in ("png", "pdf"):
             Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")
-        (self.folder / "paper" / "summary.json").write_text(json.dumps(SUMMARY))
-        (self.folder / overview.REPORT).write_text("Snakemake's")
+        folder = self.folder / "paper"
+        summary = {**SUMMARY, "reduced": self.reduced, "scale_note": self.sheet.scale_note}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        cells = {self.sheet.id: read_csv(folder / "table1.csv")}
+        page = paper.page(summary, ABOUT, [self.sheet, self.figure], cells, folder)
+        write_text(folder / "index.html", page)
         overview.write(self.listing, self.results, self.folder / "index.html", self.folder / "runs.html")
 
     def _record(self, run: str, seed: int, accuracy: float, diverged: bool) -> None:
@@ -200,8 +202,17 @@ def claim(
     return {**fields, "item": item, "listed": table, "exploratory": not table}
 
 
+ABOUT: dict[str, Any] = {
+    "citation": "Toy et al., 2025",
+    "covers": {"table1": ["table 1"], "figure1": []},
+    "untrained": {"figure 9": "a sketch; no training"},
+}
 SUMMARY: dict[str, Any] = {
     "paper": "paper",
+    "title": "A paper on <toys>",
+    "kind": "paper",
+    "finding": "Accuracy changes by +1.25 points <here>.",
+    "picture": "figure1",
     "items": [
         {
             "name": "table1",
@@ -212,7 +223,8 @@ SUMMARY: dict[str, Any] = {
             "differences": {"equivalent": 5, "inconclusive": 6},
             "exploratory": {"cells": 7},
             "rank_correlation": {"spearman": 0.75, "kendall": 0.5, "n": 1},
-        }
+        },
+        {"name": "figure1", "exploratory": {}, "rank_correlation": None},
     ],
     "aggregates": {
         "gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4},
@@ -225,5 +237,6 @@ SUMMARY: dict[str, Any] = {
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
         claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),
         *(claim(f"sec. {n}", f"Number {n} is lucky", "not judged", "no test") for n in range(6, 10)),
+        claim("sec. 10", "Toys last", "not run", ""),
     ],
 }

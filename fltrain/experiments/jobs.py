@@ -303,16 +303,22 @@ class Jobs:
         return [f"{self._place(paper)}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
 
     def paper_runs(self, paper: str) -> str:
-        """Return name, title and scale of a paper, the sheets of its items, and its claims, as JSON."""
+        """Return a paper's title, scale, texts of its page, sheets of its items, and claims, as JSON."""
         scale, items, declared = self.plan.scale, self.items_of(paper), self.papers[paper]
         titles = dict.fromkeys(item.scale_title for item in items)
         return json.dumps(
             {
                 "paper": paper,
                 "title": declared.title,
+                "kind": declared.kind,
                 "scale": scale.scale,
                 "reduced": scale.reduced,
                 "scale_note": scale_sentence("; ".join(titles), scale.reduced),
+                "about": {
+                    "citation": declared.citation,
+                    "covers": {item.name: item.item.covers for item in items},
+                    "untrained": declared.untrained,
+                },
                 "sheets": [item.sheet.model_dump(mode="json") for item in items],
                 "claims": [claim.model_dump(mode="json") for claim in declared.claims],
             }

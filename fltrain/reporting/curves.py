@@ -13,10 +13,9 @@ import pandas as pd
 from markupsafe import Markup
 
 from fltrain.core.files import write_text
-from fltrain.experiments.layout import CURVES_FORM, Curves, Sheet, curves_of
+from fltrain.experiments.layout import Curves, Sheet, curves_of
 from fltrain.reporting.frame import Runs, curve, curve_place, finished
 from fltrain.reporting.pictures import TEMPLATES
-from fltrain.reporting.tables.html import Run
 from fltrain.runs import curves as records
 from fltrain.runs.record import Record
 
@@ -46,13 +45,9 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
     shown, step = thinned(points(sheet, runs))
     metrics = [name for name in shown.columns if name not in PLACE]
     with_first = shown.dropna(subset=metrics[:1])
-    listed = [
-        (*curve_place(sheet, cell), Run.of(runs(cell.run), cell.seed, path.parent, cell.stale))
-        for cell in sheet.cells
-    ]
     page = TEMPLATES.get_template("curves.html").render(
         sheet=sheet,
-        listed=listed,
+        name=Path(sheet.id).name,
         step=step,
         csv=Markup(shown.to_csv(index=False).replace("<", "\\u003c")),
         metrics=metrics,
@@ -60,7 +55,6 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
         panel=with_first["panel"].iloc[0] if metrics else "",
         labels={name: [*shown[name].drop_duplicates().map(str)] for name in ("panel", "series", "seed")},
         library=Markup(script.read_text(encoding="utf-8")) if metrics else "",
-        table=path.name.replace(CURVES_FORM, ".html") if sheet.table else "",
     )
     write_text(path, page)
 

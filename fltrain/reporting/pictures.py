@@ -1,4 +1,4 @@
-"""Intervals against margins as SVG: of one cell, and of all cells of a paper (forest plot)."""
+"""Templates of pages, and intervals against margins as SVG: of one cell, or of all cells (forest plot)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
 from statistics import median
@@ -17,16 +17,6 @@ from markupsafe import Markup
 
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.version import reporting_version
-
-TEMPLATES = Environment(
-    loader=PackageLoader("fltrain.reporting"),
-    autoescape=select_autoescape(("html", "svg")),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.globals["version"] = version("fltrain")
-TEMPLATES.globals["reporting"] = reporting_version()
 
 
 def script(name: str) -> Markup:
@@ -48,22 +38,36 @@ def policy(*scripts: str, evaluates: bool = False) -> str:
     )
 
 
-TEMPLATES.globals |= {"script": script, "policy": policy}
-
-COLOURS = {
-    "reproduced": "#2a7d4f",
-    "size reproduced": "#2a7d4f",
-    "direction reproduced": "#0b62a4",
-    "not reproduced": "#b3261e",
-    "opposite": "#b3261e",
-    "better": "#2a7d4f",
-    "equivalent": "#0b62a4",
-    "worse": "#b3261e",
+TONES = {
+    **dict.fromkeys(("reproduced", "size reproduced", "better", "supported"), "good"),
+    **dict.fromkeys(("direction reproduced", "equivalent"), "partly"),
+    **dict.fromkeys(("not reproduced", "opposite", "worse", "contradicted"), "bad"),
 }
-GREY = "#777777"
-WIDTH, ROW, TOP, BOTTOM = 360, 16, 8, 34
+"""Class of colour of each verdict; the others have none."""
+
+
+def tone(verdict: str) -> str:
+    """Return the class of colour of a verdict, which a side or a note can follow."""
+    return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("fltrain.reporting"),
+    autoescape=select_autoescape(("html", "svg")),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
+TEMPLATES.globals |= {"script": script, "policy": policy}
+TEMPLATES.filters["tone"] = tone
+
+WIDTH, ROW, AXIS = 360, 16, 34
+"""Width of the axis, height of a line, and height of the axis with its numbers and name, in pixels."""
 LONG = 30
 """Lines of a forest plot from which on its axis stands above, too."""
+LIMIT = 6.0
+"""Largest difference that the forest plot of a paper shows, in margins."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +85,6 @@ class Bar:
     mark: float | None = None
     verdict: str = ""
 
-    @property
-    def colour(self) -> str:
-        """Colour of the verdict."""
-        return COLOURS.get(self.verdict, GREY)
-
-    @property
-    def title(self) -> str:
-        """Label, numbers and verdict, shown when the pointer rests on the bar."""
-        numbers = f"{self.point:+.3g} [{self.low:+.3g}, {self.high:+.3g}]"
-        return f"{self.label} {numbers} {self.verdict}".strip()
-
 
 def difference_bar(cell: TableCell, in_margins: bool = False, label: str = "") -> Bar | None:
     """Return the difference to the published value, or None without an interval; in margins if asked."""
@@ -108,12 +101,11 @@ def gain_bar(cell: TableCell, label: str = "") -> Bar | None:
     """Return our gain with its interval, against its margin (around the published gain), if there is one."""
     if cell.gain is None or not cell.gain_interval:
         return None
-    bar = Bar(label, cell.gain, *cell.gain_interval, verdict=cell.gain_verdict or "")
-    published, margin = cell.published_gain, cell.gain_margin
-    if margin is None:
-        return bar
+    published, half = cell.published_gain, cell.gain_margin
     center = published or 0.0
-    return replace(bar, margin=(center - margin, center + margin), mark=published)
+    margin = None if half is None else (center - half, center + half)
+    mark = None if half is None else published
+    return Bar(label, cell.gain, *cell.gain_interval, margin, mark, cell.gain_verdict or "")
 
 
 def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:
@@ -131,18 +123,17 @@ def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:
     pad = 0.05 * (high - low) or 1.0
     low, high = low - pad, high + pad
     left = 12 + round(6.2 * max(len(bar.label) for bar in bars))
-    top = TOP if len(bars) <= LONG else BOTTOM  # a long plot has its axis above, too
+    top = 8 if len(bars) <= LONG else AXIS
     end = top + ROW * len(bars)
 
-    def x(value: float) -> str:
-        return f"{left + WIDTH * (min(max(value, low), high) - low) / (high - low):.1f}"
+    def x(value: float) -> float:
+        return round(left + WIDTH * (min(max(value, low), high) - low) / (high - low), 1)
 
     # For each drawn axis: its height, the length of its ticks, and the heights of its numbers and its name.
-    axes = [(end, 4, end + 15, end + 29), (top, -4, top - 7, top - 21)][: 1 + (top > TOP)]
+    axes = [(end, 4, end + 15, end + 29), (top, -4, top - 7, top - 21)][: 1 + (len(bars) > LONG)]
     picture = TEMPLATES.get_template("forest.svg").render(
         **{"bars": bars, "name": axis, "axes": axes, "ticks": _ticks(low, high), "x": x, "limit": limit},
-        **{"left": left, "right": left + WIDTH, "top": top, "end": end, "row": ROW, "grey": GREY},
-        height=end + BOTTOM,
+        **{"left": left, "right": left + WIDTH, "top": top, "end": end, "row": ROW, "height": end + AXIS},
     )
     return picture.replace("\n", "")
 
@@ -155,27 +146,21 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(number * step, 10) for number in range(first, math.floor(high / step) + 1)]
 
 
-LIMIT = 6.0
-"""Largest difference that the forest plot of a paper shows, in margins."""
-
-
-def _typical(bars: Sequence[Bar]) -> float:
-    """Return four times the usual reach of the bars, so that few large ones do not flatten the others."""
-    return max(1.0, 4 * median(max(abs(bar.low), abs(bar.high)) for bar in bars)) if bars else 1.0
-
-
 def paper_forest(cells: Iterable[TableCell]) -> tuple[str, str]:
     """Return the forest plots of a paper: differences in units of their margins, and gains in points."""
-    cells = list(cells)
+    cells = [cell for cell in cells if cell.runs]
     labels = {(cell.item, cell.label) for cell in cells}
-    several = {item for item, count in Counter(item for item, _ in labels).items() if count > 1}
+    items = Counter(item for item, _ in labels)
 
     def name(cell: TableCell) -> str:
-        return f"{cell.item}: {cell.place}" + (f" ({cell.label})" if cell.item in several else "")
+        item = f"{cell.item}: " if len(items) > 1 else ""
+        return item + cell.place + (f" ({cell.label})" if items[cell.item] > 1 else "")
 
-    differences = [difference_bar(cell, True, name(cell)) for cell in cells]
+    differences = [bar for cell in cells if (bar := difference_bar(cell, True, name(cell)))]
     gains = [bar for cell in cells if (bar := gain_bar(cell, name(cell)))]
+    # Four times the usual reach, so that few large gains do not flatten the others.
+    limit = 4 * median(max(abs(bar.low), abs(bar.high)) for bar in gains) if gains else 1.0
     return (
-        forest([bar for bar in differences if bar], "difference to the published value, in margins", LIMIT),
-        forest(gains, "gain over the base method, points", _typical(gains)),
+        forest(differences, "difference to the published value, in margins", LIMIT),
+        forest(gains, "gain over the base method, points", max(1.0, limit)),
     )

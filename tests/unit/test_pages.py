@@ -4,8 +4,8 @@ import base64
 import hashlib
 import html
 import io
-import itertools
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,20 +17,19 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from fltrain.reporting import curves
-from fltrain.reporting.overview import page as overview
-from fltrain.reporting.overview.listing import Listing
-from fltrain.reporting.overview.page import write
+from fltrain.experiments.layout import Sheet
+from fltrain.reporting import curves, overview, paper
+from fltrain.reporting.listing import Listing
 from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables.html import verdict_sentence
-from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
-from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
+from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, SUMMARY, Toy
 from .helpers import DIVERGED, Cells, accuracies
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("index.html", "runs.html", "paper/table1.html", "paper/table1.curves.html")
+PAGES = ("index.html", "runs.html", "paper/index.html", "paper/table1.html", "paper/table1.curves.html")
 
 
 class Page(HTMLParser):
@@ -87,8 +86,8 @@ def test_texts_are_escaped(toy: Toy, name: str) -> None:
 
 def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
-    assert page.of("h1") == ["paper/table1 — Accuracy & gain"]
-    assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in page.of("li")
+    assert page.of("h1") == ["Accuracy & gain"]
+    assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in read(toy, "paper/index.html").of("li")
     assert any("over 3 seeds." in text for text in page.of("p"))
     assert "not reproduced (worse)" in page.of("span") and "not comparable" not in page.text
 
@@ -225,7 +224,7 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
     assert not any("runs/digits-moon" in link for link in page.links)
     row = page.text[page.text.index(f"<code>{Toy.run('MOON', 'BP', 0)}") :].partition("</tr>")[0]
     assert re.findall(r'<td class="text">([^<]*)', row) == ["not run", "", "", ""]
-    assert Page((toy.folder / "index.html").read_text()).of("small")[0] == "of 30"
+    assert "24 of 30 runs are done" in text_of(read(toy, "index.html"))
 
 
 MIXED: dict[str, tuple[dict[str, Any], str]] = {
@@ -242,105 +241,124 @@ def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Pat
     for file in ("index.html", "runs.html", "paper/table1.html"):
         text = read(toy, file).text
         assert ('role="note"' in text) == bool(remark), file
-        assert remark in text.partition("<table")[0], "before any number"
-
-
-def test_the_overview_counts_runs_time_verdicts_and_claims(toy: Toy) -> None:
-    page = read(toy, "index.html")
-    numbers = dict(zip(page.of("dt"), page.of("dd"), strict=False))
-    assert numbers["runs done"] == "30"
-    assert numbers["of them diverged"] == "4"
-    assert numbers["time they took"] == "50 min"  # 30 runs of 100 seconds
-    counts = [
-        ("3", "reproduced"),
-        ("1", "not reproduced"),
-        ("0", "inconclusive"),
-        ("2", "direction reproduced"),
-    ]
-    verdicts = [(text, badge) for text, badge in itertools.pairwise(page.of("span")) if text.isdigit()]
-    assert [one for one in verdicts if one in counts][:3] == counts[:3], "an expected number is shown"
-    assert "expected 2.5" in page.of("small") and "expected 1.5" in page.of("small")
-    assert "(expected: if every published value were true)" in page.of("small")
-    assert "<svg" in page.text and "contradicted†" in page.of("span")
-    assert "FLFA <always> helps" in page.of("td")
-    assert re.search(r">table1</a>, <a [^>]*>figure1</a></td>", page.text), "a claim about both"
+        assert remark in text.partition("<table")[0], "before any table"
 
 
 def text_of(page: Page) -> str:
     return re.sub(r"\s+", " ", " ".join(text for _, text in page.texts))
 
 
-def cards(page: Page) -> dict[str, str]:
-    """The text of each box at the top of the overview, by its title."""
-    parts = re.findall(r"<div><dt>(.*?)</dt><dd[^>]*>(.*?)</dd></div>", page.text)
-    return {re.sub(" <small>.*", "", title): re.sub("<[^>]+>", "", text) for title, text in parts}
+def front(toy: Toy, **changes: Any) -> Page:
+    """The front page of a listing with changes."""
+    listing = Listing.parse({**toy.listing.model_dump(mode="json"), **changes}, "x")
+    overview.write(listing, toy.results, toy.folder / "index.html", toy.folder / "runs.html")
+    return read(toy, "index.html")
 
 
-def test_gains_and_differences_among_our_own_runs_are_counted_apart(toy: Toy) -> None:
-    boxes = cards(read(toy, "index.html"))
-    assert boxes["published gains"] == "0 size reproduced expected 2.0 2 direction reproduced"
-    assert boxes["differences among our own runs"] == "5 equivalent 6 inconclusive"
-
-
-def test_only_exploratory_verdicts_are_called_so(toy: Toy) -> None:
-    """Of two judged claims, that on the figure is exploratory."""
-    text = text_of(read(toy, "index.html"))
-    assert "Exploratory are the verdicts on 1 of 2 judged claims and 7 table cells:" in text
-    assert "Exploratory:" not in text, "no word about all results"
-
-
-@pytest.mark.parametrize("kind", ["paper", "comparison", "control"])
-def test_totals_and_pooled_gains_are_those_of_papers(kind: str, toy: Toy) -> None:
-    """The published values of controls are our own; comparisons pool different things."""
-    listing = toy.listing.model_dump(mode="json")
-    listing["papers"][0]["kind"] = kind
-    page = Page(overview.index_page(Listing.parse(listing, "x"), toy.results, toy.folder, "runs.html"))
+def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) -> None:
+    page = read(toy, "index.html")
     text = text_of(page)
-    gain = (
-        "The gain of flfa over its base method, in accuracy, is +1.25 points (90 % interval 0.50 to 2.00): "
-        "the interquartile mean over 4 cells of table1, table2. In these cells, a run beats one of its base "
-        "method with a probability of 0.75 (0.50 to 1.00)."
+    assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
+    assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
+    assert "+1.25 points <here>." in text and "2 tables, 1 figure" in text
+    assert "claims 1 supported 1 contradicted 4 not judged 1 not run" in text
+    assert "differences among our own runs 5 equivalent 6 inconclusive" in text
+    # Each of the 30 runs took 100 seconds.
+    assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
+    assert text.index("supported") < text.index("30 of 30 runs")
+
+
+def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
+    page = read(toy, "index.html")
+    assert [one for one in page.loaded if not one.startswith("data:,")] == ["paper/figure1.png"]
+    assert len(page.text) < 40_000 and not any("report" in link for link in page.links)
+    (toy.folder / "paper" / "figure1.svg").write_text("<svg/>")
+    try:
+        assert "paper/figure1.svg" in front(toy).loaded, "sharp at any size"
+    finally:
+        (toy.folder / "paper" / "figure1.svg").unlink()
+        front(toy)
+
+
+def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
+    page = read(toy, "paper/index.html")
+    text = text_of(page)
+    assert page.ids.index("table1") < page.ids.index("figure1") < page.ids.index("claim-table")
+    table = read(toy, "paper/table1.html")
+    assert [link for link in page.links if "#cell-" in link] == [
+        f"table1.html{link}" for link in table.links if link.startswith("#cell-")
+    ]
+    assert "figure1.png" in page.loaded and "<svg" in page.text
+    assert "0 inconclusive" in text and "expected 1.5" in page.of("small")
+    assert "0.75, Kendall's " in text and "0.50 (mean over 1 group)" in text
+    assert "FLFA <always> helps" in page.of("td") and "contradicted†" in page.of("span")
+    assert re.search(r">figure1</a>, <a [^>]*>table1</a></td>", page.text), "a claim about both"
+    assert "Exploratory: 1 of 2 judged claims and 7 table cells." in text, "only these"
+    assert "Not run: 1 claims, 1 tables and figures" in text and "sec. 10: Toys last" in page.of("li")
+    assert text.count("on toy data") == 1, "the scale stands once, at the top"
+
+
+def test_a_paper_without_claims_has_no_table_of_them(toy: Toy) -> None:
+    summary = {**SUMMARY, "reduced": False, "scale_note": "On toys.", "claims": []}
+    folder = toy.folder / "paper"
+    cells = {toy.sheet.id: read_csv(folder / "table1.csv")}
+    page = Page(paper.page(summary, {**ABOUT, "untrained": {}}, [toy.sheet, toy.figure], cells, folder))
+    assert "claim-table" not in page.ids and "Not run" not in text_of(page)
+
+
+GAIN = {"gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4}}
+FLFA = {"measure": "accuracy", "plugin": "flfa", "items": ["table1", "table2"]}
+
+
+def numbers(row: str, **columns: Any) -> TableCell:
+    return TableCell(**{"item": "table1", "row": row, "label": "accuracy, %", "decimals": 2, **columns})
+
+
+def test_a_finding_has_numbers_and_intervals() -> None:
+    """Comparisons and controls pool different things, so their sentence names the extremes."""
+    cells = [
+        numbers("a", gain=1.0, gain_low=0.5, gain_high=1.5),
+        numbers("b", gain=-2.0, gain_low=-3.0, gain_high=-1.0),
+        numbers("c", gain=0.001, gain_low=-1.0, gain_high=1.0),
+        numbers("d", gain=9.0, gain_low=-math.inf, gain_high=math.inf),
+    ]
+    summary = {"kind": "paper", "aggregates": GAIN, "pooled": FLFA}
+    assert paper.finding(summary, {"x": cells}) == (
+        "With flfa, accuracy changes by +1.25 points (90 % interval +0.50 to +2.00; interquartile mean "
+        "over 4 cells of 2 tables)."
     )
-    assert (gain in text) == (kind == "paper")
-    assert ("published values" in cards(page)) == ("claims" in cards(page)) == (kind != "control")
-    assert ("leave out the controls, as their" in text) == (kind == "control")
-    assert "21.44" not in text and "3 reproduced" in text
+    assert paper.finding({**summary, "kind": "comparison"}, {"x": cells}) == (
+        "Differences from the base method, accuracy, %: from -2.00 [-3.00, -1.00] (b) to "
+        "+1.00 [+0.50, +1.50] (a), median +0.00, in 3 cells (with 90 % intervals)."
+    )
+    one = [numbers("a", mean=60.5, low=60.0, high=61.0)]
+    bare = {**summary, "aggregates": {}}
+    assert paper.finding(bare, {"x": one}) == (
+        "Our values, accuracy, %: 60.50 [60.00, 61.00] (a), with its 90 % interval."
+    )
+    assert paper.finding(bare, {"x": [numbers("a", mean=60.5)]}) == "", "one seed has no interval"
 
 
-@pytest.mark.parametrize("title", ["on toy data", ""])
-def test_the_title_of_a_scale_stands_over_items_that_share_it(title: str, toy: Toy) -> None:
-    listing = toy.listing.model_dump(mode="json")
-    listing["title"] = title
-    listing["papers"][0]["items"][0]["scale"] = "five seeds"
-    shown = Listing.parse(listing, "x")
-    text = text_of(Page(overview.index_page(shown, toy.results, toy.folder, "runs.html")))
-    runs = text_of(Page(overview.runs_page(shown, toy.results, toy.folder, "index.html")))
-    assert ("on toy data" in text) == ("on toy data" in runs) == bool(title)
-    assert ("different scales" in text) == ("Accuracy & gain five seeds" in text) == (not title)
+def test_the_main_figure_shows_results(toy: Toy) -> None:
+    partition = Sheet.parse(
+        {**toy.figure.model_dump(mode="json"), "figure": {"kind": "bubbles", "columns": "method"}}, "sheet"
+    )
+    assert paper.main_figure([toy.sheet, partition]) == ""
+    assert paper.main_figure([partition, toy.sheet, toy.figure]) == "figure1"
 
 
-def test_pictures_are_embedded_in_the_overview_unless_they_are_large(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The overview can be passed on as a single file."""
-    picture = (toy.folder / "paper" / "figure1.png").read_bytes()
-    (found,) = (address for address in read(toy, "index.html").loaded if address.startswith("data:image/png"))
-    assert base64.b64decode(found.partition("base64,")[2]) == picture
-    monkeypatch.setattr(overview, "PICTURE_BYTES", len(picture) - 1)
-    large = Page(overview.index_page(toy.listing, toy.results, toy.folder, "runs.html"))
-    assert [one for one in large.loaded if not one.startswith("data:")] == ["paper/figure1.png"]
+def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
+    assert "different scales" not in text_of(front(toy)) and "on toy data" in text_of(front(toy))
+    assert "states its own scale" in text_of(front(toy, title="")), "as there is none for all"
+    front(toy)
 
 
-def test_an_overview_before_any_run_is_trained(tmp_path: Path) -> None:
+def test_a_front_page_before_any_run_is_trained(tmp_path: Path) -> None:
     toy = Toy(tmp_path)
     toy.folder.mkdir(parents=True)
-    write(toy.listing, toy.results, toy.folder / "index.html", toy.folder / "runs.html")
-    page = read(toy, "index.html")
-    assert dict(zip(page.of("dt"), page.of("dd"), strict=False))["runs done"] == "0"
-    assert {link for link in page.links if not link.startswith("#")} == {
-        *("runs.html", "report.html", "verdicts.csv"),
-        *(link for link in page.links if link.startswith("runs.html?")),
-    }
+    page = front(toy)
+    assert "0 of 30 runs are done" in text_of(page)
+    assert {link.partition("?")[0] for link in page.links} == {"runs.html", "verdicts.csv"}
 
 
 def test_the_page_of_curves_has_the_numbers_of_the_records(toy: Toy) -> None:

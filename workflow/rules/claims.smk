@@ -1,5 +1,5 @@
 rule claims:
-    """Judge a paper's claims on its runs, and summarise its comparisons with published values."""
+    """Judge a paper's claims on its runs, summarise its comparisons with published values, and write its page."""
     input:
         made=by(JOBS.outputs, "paper"),
         published=by(JOBS.paper_published, "paper"),
@@ -9,6 +9,7 @@ rule claims:
         csv=f"{OUT}/{{paper}}/claims.csv",
         md=f"{OUT}/{{paper}}/claims.md",
         summary=f"{OUT}/{{paper}}/summary.json",
+        page=f"{OUT}/{{paper}}/index.html",
     log:
         f"results/logs/{SCALE}/claims/{{paper}}.log",
     benchmark:

@@ -1,8 +1,8 @@
-from fltrain.reporting.overview.listing import Listing
+from fltrain.reporting.listing import Listing
 
 
 rule index:
-    """Write the overview of the scale: papers, tables, figures, verdicts, claims, costs, and a page of all runs.
+    """Write the front page of the scale, with a card for each paper, and a page of all runs.
 
     It does not depend on the export to MLflow, which may fail.
     """

@@ -1,4 +1,4 @@
-"""Judge a paper's claims and sum up how its tables compare with the published ones."""
+"""Judge a paper's claims, sum up how its tables compare with the published ones, and write its page."""
 
 import json
 from functools import cache
@@ -10,6 +10,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_claims
 from fltrain.reporting import claims as judgement
+from fltrain.reporting import paper as pages
 from fltrain.reporting.summary import summarise
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results
@@ -17,6 +18,7 @@ from fltrain.runs.record import Results
 with job(snakemake.log[0]):
     paper = json.loads(snakemake.params.paper)
     sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
+    about = paper.pop("about")
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
     anomalies = Path(snakemake.input.anomalies)
@@ -37,4 +39,7 @@ with job(snakemake.log[0]):
     )
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
-    write_json(Path(outputs.summary), summarise(paper, sheets, judged, cells))
+    summary = summarise(paper, sheets, judged, cells)
+    summary |= {"finding": pages.finding(summary, cells), "picture": pages.main_figure(sheets)}
+    write_json(Path(outputs.summary), summary)
+    write_text(Path(outputs.page), pages.page(summary, about, sheets, cells, tables))

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from fltrain.core.job_log import job
-from fltrain.reporting.overview import page as overview
-from fltrain.reporting.overview.listing import Listing
+from fltrain.reporting import overview
+from fltrain.reporting.listing import Listing
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fltrain.experiments.layout import CURVES_FORM, Sheet
+from fltrain.experiments.layout import Sheet
 from fltrain.reporting.frame import curve_place
 from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
 from fltrain.reporting.tables.render import Grid, GridEntry, Notes, value_text
@@ -168,8 +168,14 @@ class CellSection:
         return runs[0] if len(runs) == 1 else None
 
 
+def anchors(shown: Iterable[TableCell]) -> dict[tuple[str, str, str], str]:
+    """Return the anchor of the section of each place of a table, by panel, row and column."""
+    places = dict.fromkeys((cell.panel, cell.row, cell.column) for cell in shown)
+    return {place: f"cell-{number}" for number, place in enumerate(places, start=1)}
+
+
 def cell_sections(
-    sheet: Sheet, shown: Iterable[TableCell], runs: Callable[[str], Record], folder: Path
+    sheet: Sheet, shown: Sequence[TableCell], runs: Callable[[str], Record], folder: Path
 ) -> list[CellSection]:
     """Return a section for each place of a table."""
     planned = {cell.run: cell for cell in sheet.cells}
@@ -179,13 +185,13 @@ def cell_sections(
         places.setdefault((cell.panel, cell.row, cell.column), []).append(cell)
     return [
         CellSection(
-            anchor=f"cell-{number}",
+            anchor=anchor,
             name=cells[0].place,
             panel=_panel(sheet, cells[0]),
             cells=cells,
             runs=[listed[run] for run in dict.fromkeys(run for cell in cells for run in cell.runs)],
         )
-        for number, cells in enumerate(places.values(), start=1)
+        for anchor, cells in zip(anchors(shown).values(), places.values(), strict=True)
     ]
 
 
@@ -218,21 +224,19 @@ def table_page(
         runs: returns the record of a run ID, complete or not.
         folder: of the page; links are relative to it.
     """
-    sections = cell_sections(sheet, shown, runs, folder)
-    anchors = {id(cell): section.anchor for section in sections for cell in section.cells}
     return TEMPLATES.get_template("table.html").render(
         sheet=sheet,
         grid=grid,
-        anchor=lambda entry: anchors.get(id(entry.cell), "") if entry.kind == "own" else "",
+        anchors=anchors(shown),
         notes=notes,
         published=PublishedNotes.on(shown),
-        sections=sections,
+        sections=cell_sections(sheet, shown, runs, folder),
         sentences=lambda cell: [*filter(None, (verdict_sentence(cell), gain_sentence(cell)))],
         pictures=pictures,
         by_seed=by_seed,
-        curves=Path(sheet.id).name + CURVES_FORM,
+        name=Path(sheet.id).name,
         exploratory=any(cell.exploratory for cell in shown),
-        marks_of=_marks,
+        explained=explained(grid),
     )
 
 
@@ -243,9 +247,9 @@ BEST = (
 TONES = "A gain is coloured if its 90 % interval excludes zero: blue for the better, red for the worse."
 
 
-def _marks(grid: Grid) -> str:
-    """Explain bold numbers and colours, if the table has any."""
-    entries = [entry for row in grid.rows.values() for entry in row]
+def explained(*grids: Grid) -> str:
+    """Explain bold numbers and colours, if the tables have any."""
+    entries = [entry for grid in grids for row in grid.rows.values() for entry in row]
     parts = [BEST] if any(entry.best for entry in entries) else []
     parts += [TONES] if any(entry.tone for entry in entries) else []
     return " ".join(parts)

@@ -34,7 +34,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   }
   const tools = document.querySelector(`.tools[data-for="${table.id}"]`);
-  if (!tools || rows.length < 4) continue;
+  if (!tools || rows.length < 5) continue;
   tools.hidden = false;
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
   const texts = rows.map((row) =>
@@ -55,15 +55,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
   show();
 }
 
-// A table that is wider than its frame has a note, and fades out at the right until its end is in sight.
-for (const frame of document.querySelectorAll(".frame")) {
-  const show = () => {
-    frame.classList.toggle("wide", frame.scrollWidth > frame.clientWidth + 1);
-    frame.classList.toggle("more", frame.scrollWidth > frame.scrollLeft + frame.clientWidth + 1);
-  };
-  frame.addEventListener("scroll", show, { passive: true });
-  new ResizeObserver(show).observe(frame);
-}
+// A table that is wider than its frame has a note.
+const frames = new ResizeObserver((changes) => {
+  for (const { target } of changes) target.classList.toggle("wide", target.scrollWidth > target.clientWidth + 1);
+});
+document.querySelectorAll(".frame").forEach((frame) => frames.observe(frame));
 
 // A link to something inside of closed details opens them.
 const reveal = () => {

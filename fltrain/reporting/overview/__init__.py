@@ -1,1 +1,0 @@
-"""Overview pages of a scale."""

@@ -1,0 +1,165 @@
+"""Page of a paper: its main finding, verdicts, claims, tables and figures, as HTML. No torch."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fltrain.core.errors import count
+from fltrain.experiments.layout import CURVES_FORM, Bubbles, Sheet
+from fltrain.reporting.claims import JUDGED
+from fltrain.reporting.pictures import TEMPLATES
+from fltrain.reporting.tables.html import PublishedNotes, anchors, explained
+from fltrain.reporting.tables.render import Grid, Notes
+from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import number_text
+from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
+
+FORMS = {"seeds, verdicts, runs": ".html", "interactive curves": CURVES_FORM}
+FORMS |= {ending: f".{ending}" for ending in ("pdf", "svg", "png", "csv", "md", "tex")}
+"""Endings of the files of an item, by their names on the page."""
+
+
+def page(
+    summary: Mapping[str, Any],
+    about: Mapping[str, Any],
+    sheets: Sequence[Sheet],
+    cells: Mapping[str, Sequence[TableCell]],
+    folder: Path,
+) -> str:
+    """Render the page of a paper.
+
+    Args:
+        summary: the paper's ``summary.json``.
+        about: its citation, the published tables and figures that each item covers (``covers``), and why
+            others have no runs (``untrained``).
+        sheets: its items.
+        cells: cells of each table by ID of its sheet.
+        folder: of the page and of the items' files.
+    """
+    shown = {key: [cell for cell in group if cell.runs] for key, group in cells.items()}
+    notes = {sheet.id: Notes.of(sheet, shown[sheet.id], []) for sheet in sheets if sheet.table}
+    grids = {
+        sheet.id: Grid.of(sheet, shown[sheet.id], notes[sheet.id].marks) for sheet in sheets if sheet.table
+    }
+    claims = summary["claims"]
+    assumptions: dict[str, list[str]] = {}
+    for sheet in sheets:
+        for text in sheet.assumptions:
+            assumptions.setdefault(text, []).append(_name(sheet))
+    return TEMPLATES.get_template("paper.html").render(
+        summary=summary,
+        about=about,
+        sheets={_name(sheet): sheet for sheet in sheets},
+        files={_name(sheet): _files(folder, _name(sheet)) for sheet in sheets},
+        grids=grids,
+        notes=notes,
+        published={key: PublishedNotes.on(group) for key, group in shown.items()},
+        anchors={key: anchors(group) for key, group in shown.items()},
+        explained=explained(*grids.values()),
+        counts=counted(summary),
+        meanings={**VERDICTS, **GAIN_VERDICTS},
+        exploratory=_exploratory(summary),
+        judged=[claim for claim in claims if claim["verdict"] != "not run"],
+        not_run=[claim for claim in claims if claim["verdict"] == "not run"],
+        ranked={item["name"]: item.get("rank_correlation") for item in summary["items"]},
+        one_scale=len({sheet.scale_note for sheet in sheets}) == 1,
+        assumptions=assumptions,
+    )
+
+
+def _name(sheet: Sheet) -> str:
+    return sheet.id.partition("/")[2]
+
+
+def _files(folder: Path, name: str) -> dict[str, str]:
+    """Return the addresses of the files of an item that exist, by their names on the page."""
+    return {form: file for form, ending in FORMS.items() if (folder / (file := name + ending)).exists()}
+
+
+def _exploratory(summary: Mapping[str, Any]) -> str:
+    """Return the number of exploratory verdicts in words; empty without any."""
+    claims = sum(bool(claim["exploratory"]) for claim in summary["claims"])
+    judged = sum(claim["verdict"] in JUDGED for claim in summary["claims"])
+    cells = sum(item["exploratory"].get("cells", 0) for item in summary["items"])
+    parts = [f"{claims} of {count(judged, 'judged claim')}"] if claims else []
+    return " and ".join([*parts, *([count(cells, "table cell")] if cells else [])])
+
+
+# ---------------------------------------------------------------- what was found
+HEADINGS = {
+    "published values": ("verdicts", "expected"),
+    "published gains": ("gains", "expected_gains"),
+    "differences among our own runs": ("differences", ""),
+}
+
+
+def counted(summary: Mapping[str, Any]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:
+    """Add up verdicts over a paper's items, by heading, with the numbers expected if all values were true."""
+    found: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+    for heading, (verdicts, expected) in HEADINGS.items():
+        totals: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        for item in summary.get("items", ()):
+            totals[0].update(item.get(verdicts, {}))
+            totals[1].update(item.get(expected, {}))
+        found[heading] = (dict(totals[0]), dict(totals[1]))
+    found["claims"] = (dict(Counter(claim["verdict"] for claim in summary.get("claims", ()))), {})
+    return {heading: counts for heading, counts in found.items() if counts[0]}
+
+
+def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]) -> str:
+    """Return one sentence with the main number of a paper and its interval; empty without any number.
+
+    It is the gain of the paper's plug-in over all cells; else the range of the differences to published
+    values, of the gains over a base, or of our values.
+    """
+    gain, pooled = summary["aggregates"].get("gain"), summary["pooled"]
+    if gain and summary["kind"] == "paper":
+        ends = f"{gain['low']:+.2f} to {gain['high']:+.2f}"
+        over = f"{count(gain['cells'], 'cell')} of {count(len(pooled['items']), 'table')}"
+        return (
+            f"With {pooled['plugin']}, {pooled['measure']} changes by {gain['estimate']:+.2f} points "
+            f"(90 % interval {ends}; interquartile mean over {over})."
+        )
+    every = [cell for group in cells.values() for cell in group]
+    whose = "published" if summary["kind"] == "paper" else "reference"
+    for what, column, ends in (
+        (f"Ours minus {whose}", "difference", "difference_interval"),
+        ("Differences from the base method", "gain", "gain_interval"),
+        ("Our values", "mean", "interval"),
+    ):
+        finite = [cell for cell in every if all(map(math.isfinite, getattr(cell, ends) or [math.nan]))]
+        if finite:
+            return _range(what, finite, column, ends)
+    return ""
+
+
+def _range(what: str, cells: Sequence[TableCell], column: str, ends: str) -> str:
+    """Return a sentence on the smallest, the largest and the median number of the most common measure."""
+    label = Counter(cell.label for cell in cells).most_common(1)[0][0]
+    ranked = sorted((cell for cell in cells if cell.label == label), key=operator.attrgetter(column))
+    first, last, items = ranked[0], ranked[-1], {cell.item for cell in ranked}
+    sign = "" if column == "mean" else "+"
+
+    def text(cell: TableCell) -> str:
+        value = number_text(getattr(cell, column), cell.decimals, sign, None, getattr(cell, ends))
+        return f"{value} ({f'{cell.item}: ' if len(items) > 1 else ''}{cell.place})"
+
+    if len(ranked) == 1:
+        return f"{what}, {label}: {text(first)}, with its 90 % interval."
+    middle = round(median(getattr(cell, column) for cell in ranked), first.decimals) + 0.0
+    return (
+        f"{what}, {label}: from {text(first)} to {text(last)}, median "
+        f"{number_text(middle, first.decimals, sign)}, in {len(ranked)} cells (with 90 % intervals)."
+    )
+
+
+def main_figure(sheets: Sequence[Sheet]) -> str:
+    """Return the name of the first figure of results; empty without any."""
+    figures = [sheet for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
+    return _name(figures[0]) if figures else ""
