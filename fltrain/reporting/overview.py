@@ -20,7 +20,7 @@ from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import Run
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.runs.record import Record, Results
-from fltrain.runs.today import remarks
+from fltrain.runs.today import notes_on
 
 TEMPLATES.filters["duration"] = duration
 
@@ -65,7 +65,7 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
     write_text(folder / VERDICT_FILE, to_csv(cells))
     ids = (run for paper in listing.papers for runs in paper.items.values() for run in runs)
     records = {run: results.record(run) for run in dict.fromkeys(ids)}
-    common = {"listing": listing, "remarks": remarks(records.values())}
+    common = {"listing": listing, "remarks": notes_on(records.values())}
     common["progress"] = RunCounts.of(records, records)
     front = TEMPLATES.get_template("index.html").render(
         **common,

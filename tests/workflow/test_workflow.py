@@ -106,7 +106,7 @@ OUTPUTS = [
     "index.html",
     "runs.html",
     "verdicts.csv",
-    *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json")),
+    *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json", "index.html")),
     *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "curves.html")),
     *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in FORMS),
 ]

@@ -13,6 +13,7 @@ vegaEmbed("#chart", spec, {
   actions: { export: true, source: false, compiled: false, editor: false },
   downloadFileName: document.getElementById("csv").download.replace(/\.csv$/, ""),
 }).then(() => {
+  document.querySelector("#chart summary").setAttribute("aria-label", "Save the chart");
   // Vega-Embed makes the picture when the mouse goes down; do the same for the keyboard.
   for (const link of document.querySelectorAll("#chart .vega-actions a"))
     link.addEventListener("focus", () => link.dispatchEvent(new MouseEvent("mousedown")));
