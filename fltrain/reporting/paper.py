@@ -91,7 +91,7 @@ def _exploratory(summary: Mapping[str, Any]) -> str:
     return " and ".join([*parts, *([count(cells, "table cell")] if cells else [])])
 
 
-# ---------------------------------------------------------------- what was found
+# ---------------------------------------------------------------- findings
 HEADINGS = {
     "published values": ("verdicts", "expected"),
     "published gains": ("gains", "expected_gains"),

@@ -127,7 +127,8 @@ def forest(bars: Sequence[Bar], axis: str, limit: float = math.inf) -> str:
     end = top + ROW * len(bars)
 
     def x(value: float) -> float:
-        return round(left + WIDTH * (min(max(value, low), high) - low) / (high - low), 1)
+        share: float = (min(max(value, low), high) - low) / (high - low)
+        return round(left + WIDTH * share, 1)
 
     # For each drawn axis: its height, the length of its ticks, and the heights of its numbers and its name.
     axes = [(end, 4, end + 15, end + 29), (top, -4, top - 7, top - 21)][: 1 + (len(bars) > LONG)]
