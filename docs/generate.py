@@ -724,7 +724,11 @@ WRITTEN = {
     "configuration": configuration,
     "results": results,
     "artifact": artifact,
-    **{f"methods/{name}": partial(method_page, name) for name in METHODS},
+    **{
+        f"methods/{page.stem}": partial(method_page, page.stem)
+        for page in sorted((PAGES / "methods").glob("*.md"))
+        if page.stem in METHODS
+    },
     **{
         f"papers/{page.stem}": partial(paper_page, page.stem)
         for page in sorted((PAGES / "papers").glob("*.md"))
