@@ -13,7 +13,6 @@ from typing import Any
 from fltrain.core.errors import count
 from fltrain.core.files import read_json, write_text
 from fltrain.experiments.layout import CURVES_FORM
-from fltrain.experiments.progress import duration
 from fltrain.reporting.listing import ListedPaper, Listing
 from fltrain.reporting.paper import counted
 from fltrain.reporting.pictures import TEMPLATES
@@ -21,8 +20,6 @@ from fltrain.reporting.tables.html import Run
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.runs.record import Record, Results
 from fltrain.runs.today import notes_on
-
-TEMPLATES.filters["duration"] = duration
 
 VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""

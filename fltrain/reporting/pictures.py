@@ -15,6 +15,7 @@ from statistics import median
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from fltrain.experiments.progress import duration
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.version import reporting_version
 
@@ -58,6 +59,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["duration"] = duration
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
 TEMPLATES.globals |= {"script": script, "policy": policy}
 TEMPLATES.filters["tone"] = tone

@@ -37,6 +37,14 @@ def test_no_heavy_package_is_loaded() -> None:
     assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "")
 
 
+def test_templates_need_no_module_of_another_page() -> None:
+    """A job that makes a table imports nothing of the overview."""
+    code = "from fltrain.reporting.tables.html import TEMPLATES as all; "
+    code += "[all.get_template(name) for name in all.list_templates()]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_importing_the_package_imports_almost_nothing() -> None:
     """Names for notebooks are imported on first use."""
     code = "import sys, fltrain; print(any(name in sys.modules for name in ('numpy', 'pandas', 'pydantic')))"
