@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
-from fltrain.methods.ops.neuron_matching import Pool, align, grow, match, row_weights
+from fltrain.methods.ops.neuron_matching import Pool, align, grow, match
 from fltrain.models.base import Model, build
 from fltrain.models.chain import Chain, chained, widened
 from fltrain.models.flat import FlatModel
@@ -64,25 +64,6 @@ def started(model: FlatModel) -> Tensor:
     return 2 * model.weights.clone()
 
 
-def shuffled(model: FlatModel, weights: Tensor, seed: int) -> Tensor:
-    """The same function with its hidden neurons in a random order, neuron by neuron."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = {slot.name: slot.of(weights).clone() for slot in model.layout.parameters}
-    names = [layer.name for layer in model.layout.layers]
-    for name, following in pairwise(names):
-        old, ahead = parts[f"{name}.weight"].clone(), parts[f"{following}.weight"].clone()
-        bias = parts[f"{name}.bias"].clone() if f"{name}.bias" in parts else None
-        width = len(old)
-        each = ahead.shape[1] // width
-        for new, source in enumerate(torch.randperm(width, generator=generator).tolist()):
-            parts[f"{name}.weight"][new] = old[source]
-            if bias is not None:
-                parts[f"{name}.bias"][new] = bias[source]
-            for pixel in range(each):
-                parts[f"{following}.weight"][:, new * each + pixel] = ahead[:, source * each + pixel]
-    return torch.cat([part.flatten() for part in parts.values()])
-
-
 @pytest.mark.parametrize(
     ("model", "layers"),
     [(LeNet5(), 5), (Mlp(), 2), (FedAvgCnn(), 4), (Vgg9(), 9), (Vgg11(), 11), (Vgg16(fc_layers=1), 14)],
@@ -132,22 +113,6 @@ def test_another_order_of_neurons_gives_the_same_function(model: Model) -> None:
     torch.testing.assert_close(logits(flat_model, other), expected, rtol=1e-5, atol=1e-5)
 
 
-@MODELS
-def test_copies_in_other_orders_are_matched(model: Model) -> None:
-    flat_model = flat(model)
-    chain, weights = Chain.of(flat_model.network, flat_model.layout), started(flat_model)
-    copies = [shuffled(flat_model, weights, seed) for seed in range(2)]
-    expected = logits(flat_model, weights)
-    for copied in copies:
-        torch.testing.assert_close(logits(flat_model, copied), expected, rtol=1e-5, atol=1e-5)
-        assert not torch.equal(copied, weights)
-    for aligned in align(chain, copies, weights, [0.3, 0.7], sweeps=5):
-        assert torch.equal(aligned, weights)
-    first, second = align(chain, copies, 0, [0.3, 0.7], sweeps=5)
-    assert torch.equal(first, second)
-    torch.testing.assert_close(logits(flat_model, first), expected, rtol=1e-5, atol=1e-5)
-
-
 def test_matching_keeps_the_function_of_every_network() -> None:
     """Unrelated networks, with and without a separate reference."""
     model = flat(LeNet5())
@@ -191,28 +156,6 @@ def test_every_sweep_brings_neurons_closer_together() -> None:
         assert all(later <= earlier + 1e-12 for earlier, later in pairwise(costs)), costs
         shrank += costs[-1] < costs[0]
     assert shrank >= 3
-
-
-def test_shares_of_clients_by_class() -> None:
-    counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 5.0, 0.0]])
-    rows = row_weights(counts, [0.25, 0.75])
-    assert rows.tolist() == [[0.75, 0.0, 0.25], [0.25, 1.0, 0.75]]
-
-
-def test_rows_of_the_last_layer_are_averaged_by_class() -> None:
-    model = flat(Mlp(hidden=3), side=2)
-    chain = Chain.of(model.network, model.layout)
-    vectors = [random(model.layout.size, seed=seed) for seed in range(2)]
-    rows = torch.linspace(0, 1, 10).double()
-    merged = torch.zeros(model.layout.size)
-    chain.set_rows(merged, vectors, torch.stack([rows, 1 - rows]))
-    *hidden, weight, bias = (slot.of(merged) for slot in model.layout.parameters)
-    assert not any(values.any() for values in hidden)
-    for label in range(10):
-        first, second = ([slot.of(v)[label] for slot in model.layout.parameters[-2:]] for v in vectors)
-        share = label / 9
-        torch.testing.assert_close(weight[label], share * first[0] + (1 - share) * second[0])
-        torch.testing.assert_close(bias[label], share * first[1] + (1 - share) * second[1])
 
 
 @pytest.mark.parametrize("model", [LeNet5(), Vgg9(), Unbiased()], ids=lambda model: model.name)

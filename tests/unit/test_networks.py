@@ -167,6 +167,23 @@ def test_images_that_are_too_small_are_refused() -> None:
     assert tiny(model={"name": "fedavg_cnn", "padding": 2}).model.min_side == 4
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("channels", "larger"), [(1, 0), pytest.param(3, 5, marks=pytest.mark.slow)])
+def test_networks_accept_images_from_their_minimum_size(name: str, channels: int, larger: int) -> None:
+    model = MODELS[name]()
+    side = model.min_side + larger
+    network = build(model, channels, side, 7, seed=0)
+    assert isinstance(network, Network)
+    batch = images(channels, side, count=3)
+    features = network.eval().features(batch)
+    assert (features.dim(), len(features)) == (2, 3)
+    assert network(batch).shape == (3, 7)
+    assert torch.equal(network.classifier(features), network(batch))
+    layout = FlatModel(network, batch[:1]).layout
+    assert layout.size == sum(parameter.numel() for parameter in network.parameters())
+    assert layout.size - layout.head == sum(tensor.numel() for tensor in network.classifier.parameters())
+
+
 @every
 def test_composition_of_the_parts_at_a_cut_is_the_network(case: Case) -> None:
     _, _, channels, side, _ = case
