@@ -84,8 +84,10 @@ class Way:
         """Train a round."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write("\n")
-        wall, cpu = self.process.stdout.readline().split()
-        self.times.append((float(wall), float(cpu)))
+        times = self.process.stdout.readline().split()
+        if not times:
+            raise SystemExit(f"{self.text}: the process ended")
+        self.times.append((float(times[0]), float(times[1])))
 
 
 def main() -> None:
