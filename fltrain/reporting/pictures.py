@@ -62,7 +62,7 @@ TEMPLATES = Environment(
 TEMPLATES.filters["duration"] = duration
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
 TEMPLATES.globals |= {"script": script, "policy": policy}
-TEMPLATES.filters["tone"] = tone
+TEMPLATES.filters |= {"tone": tone, "duration": duration}
 
 WIDTH, ROW, AXIS = 360, 16, 34
 """Width of the axis, height of a line, and height of the axis with its numbers and name, in pixels."""

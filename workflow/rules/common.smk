@@ -2,6 +2,7 @@
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -62,11 +63,21 @@ onstart:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     JOBS.redate()
+    workflow.fltrain_start = time.time()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
     limit = workflow.scheduler.job_rate_limiter
     if limit and (limit.max_jobs, limit.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None
+
+
+onsuccess:
+    pages = sorted(Path(OUT).rglob("*.html"))
+    made = [page for page in pages if page.stat().st_mtime >= workflow.fltrain_start]
+    # The front page and those of papers lead to all others.
+    shown = [page for page in made if page.name == "index.html"] or made
+    if shown:
+        print("Pages:", *sorted(shown, key=lambda page: len(page.parts)), sep="\n  ", file=sys.stderr)
 
 
 wildcard_constraints:
