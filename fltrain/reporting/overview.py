@@ -21,6 +21,9 @@ from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.runs.record import Record, Results
 from fltrain.runs.today import notes_on
 
+OPEN = ("not judged", "reduced scale", "not run")
+"""Verdicts that say nothing about results: the front page counts those of claims at its end."""
+
 VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""
 
@@ -64,9 +67,11 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
     records = {run: results.record(run) for run in dict.fromkeys(ids)}
     common = {"listing": listing, "remarks": notes_on(records.values())}
     common["progress"] = RunCounts.of(records, records)
+    cards = [_card(paper, folder) for paper in listing.papers]
     front = TEMPLATES.get_template("index.html").render(
         **common,
-        cards=[_card(paper, folder) for paper in listing.papers],
+        cards=cards,
+        open_claims={verdict: sum(card["open"].get(verdict, 0) for card in cards) for verdict in OPEN},
         items=[
             (f"{paper.name}/{name}", RunCounts.of(ids, records))
             for paper in listing.papers
@@ -109,6 +114,11 @@ def _card(listed: ListedPaper, folder: Path) -> dict[str, Any]:
         "finding": summary.get("finding", ""),
         "picture": next((file for file in files if (folder / file).exists()), ""),
         "forest": next(filter(None, summary.get("forest", ())), ""),
-        "counts": counted(summary),
+        "counts": {
+            heading: judged
+            for heading, (verdicts, _) in counted(summary).items()
+            if (judged := {verdict: number for verdict, number in verdicts.items() if verdict not in OPEN})
+        },
+        "open": counted(summary).get("claims", ({}, {}))[0],
         "contents": ", ".join(count(len(names), what) for what, names in contents.items() if names),
     }

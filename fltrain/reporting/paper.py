@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from fltrain.core.errors import count
+from fltrain.core.statistics import Interval
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, Sheet
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.pictures import TEMPLATES
@@ -48,6 +49,7 @@ def page(
         sheet.id: Grid.of(sheet, shown[sheet.id], notes[sheet.id].marks) for sheet in sheets if sheet.table
     }
     claims = summary["claims"]
+    scale_notes = {sheet.scale_note for sheet in sheets}
     assumptions: dict[str, list[str]] = {}
     for sheet in sheets:
         for text in sheet.assumptions:
@@ -68,7 +70,7 @@ def page(
         judged=[claim for claim in claims if claim["verdict"] != "not run"],
         not_run=[claim for claim in claims if claim["verdict"] == "not run"],
         ranked={item["name"]: item.get("rank_correlation") for item in summary["items"]},
-        one_scale=len({sheet.scale_note for sheet in sheets}) == 1,
+        scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
         assumptions=assumptions,
     )
 
@@ -116,7 +118,7 @@ def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]
     """Return one sentence with the main number of a paper and its interval; empty without any number.
 
     It is the gain of the paper's plug-in over all cells; else the range of the differences to published
-    values, of the gains over a base, or of our values.
+    values, of the gains over a base, or of our values, with intervals if there are any.
     """
     gain, pooled = summary["aggregates"].get("gain"), summary["pooled"]
     if gain and summary["kind"] == "paper":
@@ -132,11 +134,19 @@ def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]
         (f"Ours minus {whose}", "difference", "difference_interval"),
         ("Differences from the base method", "gain", "gain_interval"),
         ("Our values", "mean", "interval"),
+        ("Our values, without intervals", "mean", ""),
     ):
-        finite = [cell for cell in every if all(map(math.isfinite, getattr(cell, ends) or [math.nan]))]
+        finite = [cell for cell in every if all(map(math.isfinite, _numbers(cell, column, ends)))]
         if finite:
             return _range(what, finite, column, ends)
     return ""
+
+
+def _numbers(cell: TableCell, column: str, ends: str) -> list[float]:
+    """Return a number of a cell with the ends of its interval; NaN stands for none."""
+    value: float | None = getattr(cell, column)
+    interval: Interval | None = getattr(cell, ends) if ends else (0.0, 0.0)
+    return [math.nan if value is None else value, *(interval or [math.nan])]
 
 
 def _range(what: str, cells: Sequence[TableCell], column: str, ends: str) -> str:
@@ -147,15 +157,18 @@ def _range(what: str, cells: Sequence[TableCell], column: str, ends: str) -> str
     sign = "" if column == "mean" else "+"
 
     def text(cell: TableCell) -> str:
-        value = number_text(getattr(cell, column), cell.decimals, sign, None, getattr(cell, ends))
+        value = number_text(
+            getattr(cell, column), cell.decimals, sign, None, getattr(cell, ends) if ends else None
+        )
         return f"{value} ({f'{cell.item}: ' if len(items) > 1 else ''}{cell.place})"
 
     if len(ranked) == 1:
-        return f"{what}, {label}: {text(first)}, with its 90 % interval."
+        return f"{what}, {label}: {text(first)}{', with its 90 % interval' if ends else ''}."
     middle = round(median(getattr(cell, column) for cell in ranked), first.decimals) + 0.0
     return (
         f"{what}, {label}: from {text(first)} to {text(last)}, median "
-        f"{number_text(middle, first.decimals, sign)}, in {len(ranked)} cells (with 90 % intervals)."
+        f"{number_text(middle, first.decimals, sign)}, in {len(ranked)} cells"
+        f"{' (with 90 % intervals)' if ends else ''}."
     )
 
 

@@ -59,7 +59,6 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters["duration"] = duration
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
 TEMPLATES.globals |= {"script": script, "policy": policy}
 TEMPLATES.filters |= {"tone": tone, "duration": duration}

@@ -261,7 +261,8 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert "+1.25 points <here>." in text and "2 tables, 1 figure" in text
-    assert "claims 1 supported 1 contradicted 4 not judged 1 not run" in text
+    assert "claims 1 supported 1 contradicted 2 tables" in text
+    assert "Claims without a verdict: 4 not judged, 1 not run" in text
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
@@ -336,7 +337,10 @@ def test_a_finding_has_numbers_and_intervals() -> None:
     assert paper.finding(bare, {"x": one}) == (
         "Our values, accuracy, %: 60.50 [60.00, 61.00] (a), with its 90 % interval."
     )
-    assert paper.finding(bare, {"x": [numbers("a", mean=60.5)]}) == "", "one seed has no interval"
+    assert paper.finding(bare, {"x": [numbers("a", mean=60.5), numbers("b", mean=61.0)]}) == (
+        "Our values, without intervals, accuracy, %: from 60.50 (a) to 61.00 (b), median 60.75, in 2 cells."
+    )
+    assert paper.finding(bare, {"x": [numbers("a")]}) == ""
 
 
 def test_the_main_figure_shows_results(toy: Toy) -> None:
