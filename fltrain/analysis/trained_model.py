@@ -33,14 +33,7 @@ class TrainedRun:
         if self.spec.evaluation.keep == "nothing":
             raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
-        divided = load_partition(
-            self.spec.partition,
-            self.spec.local_test,
-            data,
-            self.spec.partition_seed,
-            results.partition(self.spec.partition_id),
-            self.spec.evaluation.validation,
-        )
+        divided = load_partition(self.spec.division, data, results.partition(self.spec.partition_id))
         simulation = Simulation(self.spec, data, divided, device)
         arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models")
         self.arrays: dict[str, Tensor] = {

@@ -29,7 +29,7 @@ from fltrain.core.errors import FltrainError, problems
 LARGEST = 3e38
 """Largest number that single precision holds, rounded down."""
 
-Place = tuple[str, int]
+FileLine = tuple[str, int]
 """A file and a line in it."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -97,7 +97,7 @@ def added(default: Any, **constraints: Any) -> Any:
     return Field(default=default, exclude_if=unused, **constraints)
 
 
-class Names(tuple[str, ...]):
+class KnownNames(tuple[str, ...]):
     """Names of the components that a field accepts, in its annotation."""
 
 
@@ -137,7 +137,7 @@ class Settings(BaseModel):
             for key, field in cls.model_fields.items()
             if key not in value and field.is_required()
             for names in field.metadata
-            if isinstance(names, Names)
+            if isinstance(names, KnownNames)
         }
 
     @classmethod
@@ -162,7 +162,7 @@ class Settings(BaseModel):
         cls,
         data: Any,
         where: str,
-        place_of: Callable[[Sequence[str]], Place] | None = None,
+        place_of: Callable[[Sequence[str]], FileLine] | None = None,
         context: Any = None,
     ) -> Self:
         """Validate plain data (as read from YAML or JSON).

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
 
-from fltrain.core.config import Names, Settings, check_known, file_name
+from fltrain.core.config import KnownNames, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
 from fltrain.core.own import import_own
 
@@ -96,4 +96,4 @@ def choice(
     members = tuple(known.values())
     union = Annotated[Union[members], Field(discriminator="name")] if len(members) > 1 else members[0]  # noqa: UP007
     written = Literal[tuple(known)] | union
-    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written), Names(known)]
+    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written), KnownNames(known)]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from yaml.constructor import ConstructorError
 
-from fltrain.core.config import Place, Settings, suggest
+from fltrain.core.config import FileLine, Settings, suggest
 from fltrain.core.errors import FltrainError, as_mistake
 
 _TAG = "tag:yaml.org,2002:"
@@ -110,7 +110,7 @@ def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
         _check_keys([tree, *blocks.values()], blocks)
 
 
-def place_of(tree: yaml.Node, keys: Sequence[str]) -> Place:
+def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
     """Return file and line of the value at a path of keys, as far as the path exists.
 
     A list is entered by position, or by the key of a mapping in it.

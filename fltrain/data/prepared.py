@@ -17,8 +17,8 @@ from fltrain.core.files import read_arrays, replacing, write_arrays
 from fltrain.core.hashing import short_hash
 from fltrain.data.datasets import Dataset
 from fltrain.data.fetch import obtain
-from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts, validation_split
-from fltrain.data.readers import Images, Labels, RawSplits, statistics
+from fltrain.data.partition import Division, Indices, class_counts, validation_split
+from fltrain.data.readers import ClassLabels, Images, RawSplits, statistics
 from fltrain.data.registry import DatasetEntry
 
 LOG = logging.getLogger("fltrain")
@@ -42,15 +42,15 @@ class PreparedData:
     """
 
     train_images: Images
-    train_labels: Labels
+    train_labels: ClassLabels
     test_images: Images
-    test_labels: Labels
+    test_labels: ClassLabels
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     digest: str
-    writers: Labels | None = None
-    test_writers: Labels | None = None
+    writers: ClassLabels | None = None
+    test_writers: ClassLabels | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -221,19 +221,9 @@ class Partition:
     validation: list[Indices] | None = None
 
 
-def partition(
-    scheme: Scheme,
-    local_test: LocalTest | None,
-    data: PreparedData,
-    seed: int,
-    path: Path,
-    validation: float = 0.0,
-) -> Partition:
-    """Partition the images among clients; write the result, with class counts per client, to ``path``.
-
-    ``validation`` is the share of the training images that is set aside: before they are partitioned, or of
-    each client's own images with local test splits.
-    """
+def partition(division: Division, data: PreparedData, path: Path) -> Partition:
+    """Partition the images among clients; write the result, with class counts per client, to ``path``."""
+    local_test, validation, seed = division.local_test, division.validation, division.seed
     pool = data.merged() if local_test else data
     labels = np.asarray(pool.train_labels)
     images, arrays = np.arange(len(labels)), dict[str, NDArray[Any]]()
@@ -241,7 +231,7 @@ def partition(
         (images,), held_out = validation_split([images], validation, labels, seed)
         images.sort()
     writers = None if pool.writers is None else pool.writers[images]
-    clients = [images[own] for own in scheme.split(labels[images], data.classes, seed, writers)]
+    clients = [images[own] for own in division.scheme.split(labels[images], data.classes, seed, writers)]
     if local_test is not None:
         clients, tests = local_test.split(clients, labels, seed)
         arrays |= {"test_indices": np.concatenate(tests), "test_sizes": _sizes(tests)}
@@ -254,45 +244,23 @@ def partition(
         "sizes": _sizes(clients),
         "counts": class_counts(clients, labels, data.classes),
     }
-    write_arrays(path, arrays, _origin(scheme, local_test, data, seed, validation))
-    return load_partition(scheme, local_test, data, seed, path, validation)
+    write_arrays(path, arrays, {**division.settings, "data": data.digest})
+    return load_partition(division, data, path)
 
 
-def load_partition(
-    scheme: Scheme,
-    local_test: LocalTest | None,
-    data: PreparedData,
-    seed: int,
-    path: Path,
-    validation: float = 0.0,
-) -> Partition:
+def load_partition(division: Division, data: PreparedData, path: Path) -> Partition:
     """Return a partition after checking that it is complete and belongs to these data and settings."""
     arrays, about = read_arrays(path, "partition")
-    origin = _origin(scheme, local_test, data, seed, validation)
-    if any(about.get(key) != value for key, value in origin.items()):
+    if not {**division.settings, "data": data.digest}.items() <= {"validation": None, **about}.items():
         raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
-    tests = _parts(arrays["test_indices"], arrays["test_sizes"]) if local_test else None
-    held_out = _parts(arrays["validation_indices"], arrays["validation_sizes"]) if validation else None
-    return Partition(_parts(arrays["indices"], arrays["sizes"]), about["digest"], tests, held_out)
-
-
-def _origin(
-    scheme: Scheme, local_test: LocalTest | None, data: PreparedData, seed: int, validation: float
-) -> dict[str, Any]:
-    """Return everything that a partition depends on."""
-    return {
-        "scheme": scheme.model_dump(mode="json"),
-        "revision": scheme.revision,
-        "local_test": local_test.model_dump(mode="json") if local_test else None,
-        "seed": seed,
-        "data": data.digest,
-        "validation": validation or None,
-    }
+    tests = _parts(arrays, "test_") if division.local_test else None
+    held_out = _parts(arrays, "validation_") if division.validation else None
+    return Partition(_parts(arrays), about["digest"], tests, held_out)
 
 
 def _sizes(parts: list[Indices]) -> Indices:
     return np.array([len(part) for part in parts], np.int64)
 
 
-def _parts(indices: Indices, sizes: Indices) -> list[Indices]:
-    return np.split(indices, np.cumsum(sizes)[:-1])
+def _parts(arrays: Mapping[str, NDArray[Any]], kind: str = "") -> list[Indices]:
+    return np.split(arrays[f"{kind}indices"], np.cumsum(arrays[f"{kind}sizes"])[:-1])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     AnyReader = choice(READERS, "reader")
 
-Numbers = Annotated[tuple[float, ...], Strict(False)]
+PerChannel = Annotated[tuple[float, ...], Strict(False)]
 
 
 class RemoteFile(Settings):
@@ -55,7 +55,7 @@ class RemoteFile(Settings):
 class Normalisation(Settings):
     """Mean and standard deviation of each channel, for pixels from 0 to 1."""
 
-    mean: Numbers
+    mean: PerChannel
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)]
 
     @model_validator(mode="after")
@@ -96,8 +96,8 @@ class DatasetEntry(Facts):
     path: str | None = None
     obtain: str | None = None
     of: str | None = None
-    mean: Numbers | None = None
-    std: Numbers | None = None
+    mean: PerChannel | None = None
+    std: PerChannel | None = None
     normalisations: dict[str, Normalisation] = {}
     horizontal_flip: bool = False
     licence: str | None = None

@@ -13,7 +13,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.data.readers import Images, Labels
+from fltrain.data.readers import ClassLabels, Images
 
 
 def at_once(device: torch.device) -> int:
@@ -119,7 +119,7 @@ class FederatedData:
         mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         std = torch.tensor(data.std, device=device).view(-1, 1, 1)
 
-        def split(images: Images, labels: Labels) -> ImageSet:
+        def split(images: Images, labels: ClassLabels) -> ImageSet:
             scale, shift = 1 / (255 * std), -mean / std  # of (image / 255 - mean) / std
             return ImageSet(
                 torch.as_tensor(images, device=device),

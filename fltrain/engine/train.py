@@ -55,8 +55,7 @@ def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> Prep
 def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:
     """Return the run's partition; make it first if it is missing."""
     path = results.partition(spec.partition_id)
-    make = load_partition if path.exists() else partition
-    return make(spec.partition, spec.local_test, data, spec.partition_seed, path, spec.evaluation.validation)
+    return (load_partition if path.exists() else partition)(spec.division, data, path)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fltrain.core.config import Place, check_known
+from fltrain.core.config import FileLine, check_known
 from fltrain.core.errors import FltrainError, Problems, count
 from fltrain.core.own import place_of_file
 from fltrain.core.strict_yaml import construct, place_of, validated
@@ -319,7 +319,7 @@ def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator
 
 def place_in(
     config: Path, paper: Paper, scale: Scale, layer: SettingsLayer, keys: Sequence[str] = ()
-) -> Place:
+) -> FileLine:
     """Return file and line of a patch, or of a setting in it."""
     if layer.what not in ("paper", "scale"):
         file = f"{layer.what}.yaml"
@@ -365,7 +365,7 @@ def _expand(
         reported = {key: value for source in sources for key, value in source.reported.items()}
         where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
 
-        def place(keys: Sequence[str], layers: list[SettingsLayer] = layers) -> Place:
+        def place(keys: Sequence[str], layers: list[SettingsLayer] = layers) -> FileLine:
             found = origins(layers)
             ends = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
             path = next((end for end in ends if end in found), None)

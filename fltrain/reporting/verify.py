@@ -129,17 +129,13 @@ class Verification:
     def _check_partition(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "partition")
         self._partitions[path.stem] = about["digest"]
-        scheme = {**about["scheme"], "revision": about["revision"]}
-        dataset = path.stem.rpartition(f"-{scheme['name']}-")[0]
+        dataset = path.stem.rpartition(f"-{about['scheme']['name']}-")[0]
         data = self._data.get(dataset)
         if data is None:
             return
 
         def named(revision: int) -> str:
-            settings = {**data["dataset"], "revision": revision}
-            return partition_name(
-                dataset, settings, scheme, about["local_test"], about["seed"], about.get("validation") or 0.0
-            )
+            return partition_name(dataset, {**data["dataset"], "revision": revision}, about)
 
         if path.stem not in map(named, range(1, data["revision"] + 1)):
             yield Problem(f"{path}: not the partition of its name; delete it, the next run makes it again")

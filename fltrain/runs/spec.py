@@ -19,7 +19,7 @@ from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
 from fltrain.data.datasets import Dataset, own_normalisation
 from fltrain.data.feature_skew import FeatureSkew
-from fltrain.data.partition import SCHEMES, LocalTest, Scheme
+from fltrain.data.partition import SCHEMES, Division, LocalTest, Scheme
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -94,12 +94,12 @@ AnyParticipation = Annotated[
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
-Statistic = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
+StatisticName = Literal["drift", "similarity", "divergence", "dissimilarity", "separability"]
 
 
 def _in_order(statistics: tuple[str, ...]) -> tuple[str, ...]:
     """Return the statistics, each once, in the order of ``Statistic``: every order measures the same."""
-    return tuple(name for name in get_args(Statistic) if name in statistics)
+    return tuple(name for name in get_args(StatisticName) if name in statistics)
 
 
 class Evaluation(Settings):
@@ -129,7 +129,9 @@ class Evaluation(Settings):
 
     every: int = Field(default=1, ge=1)
     point: Literal["after_download", "after_local"] = "after_download"
-    statistics: Annotated[tuple[Statistic, ...], AfterValidator(_in_order)] = Field(default=(), strict=False)
+    statistics: Annotated[tuple[StatisticName, ...], AfterValidator(_in_order)] = Field(
+        default=(), strict=False
+    )
     targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
     extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
     keep: Literal["nothing", "model", "clients"] = "nothing"
@@ -257,7 +259,7 @@ class RunSpec(Settings):
                 raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
         if not method.needs.global_model:
             # Updates can still be compared in the parameters that clients share.
-            compared: tuple[Statistic, ...] = ("divergence", "dissimilarity")
+            compared: tuple[StatisticName, ...] = ("divergence", "dissimilarity")
             if method.needs.private in (None, "all"):
                 compared += ("drift", "similarity")
             for statistic in compared:
@@ -333,12 +335,13 @@ class RunSpec(Settings):
     @cached_property
     def partition_id(self) -> str:
         """Name of the partition: runs that agree in data, scheme and seed share it."""
-        scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
         data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
-        local_test = self.local_test.model_dump(mode="json") if self.local_test else None
-        return partition_name(
-            self.dataset.id, data, scheme, local_test, self.partition_seed, self.evaluation.validation
-        )
+        return partition_name(self.dataset.id, data, self.division.settings)
+
+    @property
+    def division(self) -> Division:
+        """Settings of the partition."""
+        return Division(self.partition, self.local_test, self.partition_seed, self.evaluation.validation)
 
     @property
     def final_rounds(self) -> range:
@@ -354,14 +357,15 @@ class RunSpec(Settings):
         return canonical_json(self.model_dump(mode="json"))
 
 
-def partition_name(
-    dataset: str,
-    data: Mapping[str, Any],
-    scheme: Mapping[str, Any],
-    local_test: Mapping[str, Any] | None,
-    seed: int,
-    validation: float = 0.0,
-) -> str:
-    """Return the name of a partition of a dataset (by its ID), from the settings and revisions behind it."""
-    settings = [data, scheme, local_test, seed, *([validation] if validation else [])]
+def partition_name(dataset: str, data: Mapping[str, Any], division: Mapping[str, Any]) -> str:
+    """Return the name of a partition.
+
+    Args:
+        dataset: ID of the dataset.
+        data: settings and revision of the dataset.
+        division: ``Division.settings``.
+    """
+    scheme = {**division["scheme"], "revision": division["revision"]}
+    settings = [data, scheme, division["local_test"], division["seed"]]
+    settings += [validation] if (validation := division.get("validation")) else []
     return f"{dataset}-{scheme['name']}-{short_hash(settings)}"

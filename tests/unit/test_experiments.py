@@ -21,7 +21,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import merge
 from fltrain.experiments.selection import Selection
 from fltrain.runs.measures import ROW_FIELDS
-from fltrain.runs.spec import Statistic
+from fltrain.runs.spec import StatisticName
 
 from .helpers import tiny, trained
 
@@ -184,7 +184,7 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
 
 
 def test_items_can_show_exactly_the_curves_of_records(tmp_path: Path) -> None:
-    every = list(get_args(Statistic))
+    every = list(get_args(StatisticName))
     fields: dict[str, set[str]] = {}
     for changes in ({"evaluation": {"statistics": every}}, {"local_test": {}}):
         for row in trained(tiny(rounds=1, **changes), tmp_path).metrics:

@@ -17,7 +17,7 @@ from fltrain.core import files
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest
 from fltrain.data.datasets import Dataset, registry
-from fltrain.data.partition import LocalTest
+from fltrain.data.partition import Division, LocalTest
 from fltrain.data.partition.dirichlet import Dirichlet
 from fltrain.data.partition.plain import ByWriter, Iid
 from fltrain.data.prepared import (
@@ -293,23 +293,23 @@ def test_images_that_have_changed_need_another_revision(tmp_path: Path, register
 
 # ------------------------------------------------------------------------------------ partition files
 SCHEME = Dirichlet(clients=10)
-OWN_TESTS = LocalTest()
+PLAIN, OWN_TESTS = Division(SCHEME, None, 5), Division(SCHEME, LocalTest(), 5)
 
 
 @pytest.fixture
 def divided(digits: PreparedData, tmp_path: Path) -> Path:
     path = tmp_path / "partition.safetensors"
-    partition(SCHEME, None, digits, 5, path)
+    partition(PLAIN, digits, path)
     return path
 
 
 def test_a_partition_is_read_back(digits: PreparedData, divided: Path) -> None:
     own = divided.with_name("own")
-    made = partition(SCHEME, OWN_TESTS, digits, 5, own)
-    again = load_partition(SCHEME, OWN_TESTS, digits, 5, own)
+    made = partition(OWN_TESTS, digits, own)
+    again = load_partition(OWN_TESTS, digits, own)
     assert made.tests and again.tests and again.digest == made.digest
     assert all(map(np.array_equal, [*again.clients, *again.tests], [*made.clients, *made.tests]))
-    read = load_partition(SCHEME, None, digits, 5, divided)
+    read = load_partition(PLAIN, digits, divided)
     expected = SCHEME.split(digits.train_labels, digits.classes, 5)
     assert len(read.clients) == 10 and read.tests is None
     assert all(np.array_equal(ours, theirs) for ours, theirs in zip(read.clients, expected, strict=True))
@@ -318,23 +318,23 @@ def test_a_partition_is_read_back(digits: PreparedData, divided: Path) -> None:
 @pytest.mark.parametrize("damage", ["a bit", "missing"])
 def test_damaged_partitions_are_refused(digits: PreparedData, divided: Path, damage: str) -> None:
     DAMAGES[damage](divided)
-    message = clear_refusal(lambda: load_partition(SCHEME, None, digits, 5, divided), divided)
+    message = clear_refusal(lambda: load_partition(PLAIN, digits, divided), divided)
     assert message.endswith("no such partition" if damage == "missing" else "to have it made again")
 
 
 @pytest.mark.parametrize(
-    ("scheme", "local_test", "seed"),
+    "other",
     [
-        (Iid(clients=10), None, 5),
-        (Dirichlet(clients=10, alpha=0.4), None, 5),
-        (SCHEME, None, 6),
-        (SCHEME, OWN_TESTS, 5),
+        Division(Iid(clients=10), None, 5),
+        Division(Dirichlet(clients=10, alpha=0.4), None, 5),
+        Division(SCHEME, None, 6),
+        OWN_TESTS,
     ],
 )
 def test_partitions_of_other_settings_are_refused(
-    digits: PreparedData, divided: Path, scheme: Any, local_test: LocalTest | None, seed: int
+    digits: PreparedData, divided: Path, other: Division
 ) -> None:
-    message = clear_refusal(lambda: load_partition(scheme, local_test, digits, seed, divided), divided)
+    message = clear_refusal(lambda: load_partition(other, digits, divided), divided)
     assert "made from other data or settings" in message
 
 
@@ -369,7 +369,7 @@ def test_writers_are_stored(written: PreparedData) -> None:
 
 def test_writers_have_their_own_test_images(tmp_path: Path, written: PreparedData) -> None:
     """A writer's training and test images are pooled, and divided like those of any client."""
-    made = partition(ByWriter(clients=4), LocalTest(), written, 0, tmp_path / "partition")
+    made = partition(Division(ByWriter(clients=4), LocalTest()), written, tmp_path / "partition")
     authors = np.concatenate([written.writers, written.test_writers])
     for writer, (train, test) in enumerate(zip(made.clients, made.tests or (), strict=True)):
         assert sorted([*train, *test]) == np.flatnonzero(authors == writer).tolist()

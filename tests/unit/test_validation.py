@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fltrain.core.errors import FltrainError
+from fltrain.data.partition import Division, LocalTest
 from fltrain.data.partition.dirichlet import Dirichlet
-from fltrain.data.partition.local import LocalTest
 from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData, load_partition, partition
 from fltrain.engine.simulation import Simulation
@@ -29,8 +29,7 @@ PERSONAL = {
 
 
 def divided(data: PreparedData, folder: Path, spec: RunSpec) -> Partition:
-    share = spec.evaluation.validation
-    return partition(spec.partition, spec.local_test, data, spec.seed, folder / spec.partition_id, share)
+    return partition(spec.division, data, folder / spec.partition_id)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.37])
@@ -38,7 +37,7 @@ def divided(data: PreparedData, folder: Path, spec: RunSpec) -> Partition:
 def test_the_split_is_stratified_and_disjoint_from_all_clients(
     digits: PreparedData, tmp_path: Path, scheme: Any, share: float
 ) -> None:
-    made = partition(scheme, None, digits, 3, tmp_path / "file", share)
+    made = partition(Division(scheme, None, 3, share), digits, tmp_path / "file")
     assert made.validation is not None and made.tests is None
     (held_out,) = made.validation
     every = np.concatenate([held_out, *made.clients])
@@ -47,15 +46,15 @@ def test_the_split_is_stratified_and_disjoint_from_all_clients(
     counts, totals = (np.bincount(digits.train_labels[part], minlength=10) for part in (held_out, every))
     assert (abs(counts - share * totals) < 1).all()
 
-    again = load_partition(scheme, None, digits, 3, tmp_path / "file", share)
+    again = load_partition(Division(scheme, None, 3, share), digits, tmp_path / "file")
     assert np.array_equal(again.validation[0], held_out) and again.digest == made.digest
     with pytest.raises(FltrainError, match="made from other data or settings"):
-        load_partition(scheme, None, digits, 3, tmp_path / "file", 0.2)
+        load_partition(Division(scheme, None, 3, 0.2), digits, tmp_path / "file")
     with pytest.raises(FltrainError, match="made from other data or settings"):
-        load_partition(scheme, None, digits, 3, tmp_path / "file")
+        load_partition(Division(scheme, None, 3), digits, tmp_path / "file")
     # A stream of its own: the same images whatever the scheme, others with another seed.
     others = {
-        seed: partition(Iid(clients=3), None, digits, seed, tmp_path / "other", share).validation
+        seed: partition(Division(Iid(clients=3), None, seed, share), digits, tmp_path / "other").validation
         for seed in (3, 4)
     }
     assert np.array_equal(others[3][0], held_out) and not np.array_equal(others[4][0], held_out)
@@ -65,7 +64,7 @@ def test_every_image_is_held_out_with_the_same_chance(digits: PreparedData, tmp_
     images, seeds, share = len(digits.train_labels), 300, 0.25
     times = np.zeros(images)
     for seed in range(seeds):
-        made = partition(Iid(clients=2), None, digits, seed, tmp_path / "file", share)
+        made = partition(Division(Iid(clients=2), None, seed, share), digits, tmp_path / "file")
         times[made.validation[0]] += 1
     # Binomial: the mean is exact, and the largest of 1,438 standardised counts is below 4.5 (p < 0.01).
     assert times.sum() == seeds * np.ceil(share * images)
@@ -77,8 +76,8 @@ def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(
     digits: PreparedData, tmp_path: Path
 ) -> None:
     scheme, local_test = Dirichlet(clients=10, min_size=20), LocalTest()
-    made = partition(scheme, local_test, digits, 3, tmp_path / "file", 0.2)
-    without = partition(scheme, local_test, digits, 3, tmp_path / "whole")
+    made = partition(Division(scheme, local_test, 3, 0.2), digits, tmp_path / "file")
+    without = partition(Division(scheme, local_test, 3), digits, tmp_path / "whole")
     labels = digits.merged().train_labels
     for held, test, train, whole, same in zip(
         *(made.validation, made.tests, made.clients, without.clients, without.tests), strict=True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -11,7 +13,7 @@ from pydantic import Field
 from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 from fltrain.core.rng import Purpose, stream
-from fltrain.data.partition.base import Indices
+from fltrain.data.partition.base import Indices, Scheme
 
 
 class LocalTest(Settings):
@@ -34,6 +36,35 @@ class LocalTest(Settings):
         """Return training and test indices of each client; see ``local_split``."""
         random = stream(seed, Purpose.TEST_SPLIT)
         return local_split(clients, self.fraction, random, labels if self.stratify else None)
+
+
+@dataclass(frozen=True)
+class Division:
+    """Settings of a partition.
+
+    Attributes:
+        scheme: division of the training images among the clients.
+        local_test: share of each client's images for testing; None: the dataset's test images.
+        seed: key of the random streams.
+        validation: share of the training images that is set aside: before they are partitioned, or of each
+            client's own images with local test splits.
+    """
+
+    scheme: Scheme
+    local_test: LocalTest | None = None
+    seed: int = 0
+    validation: float = 0.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything except the data that a partition depends on, as plain data."""
+        return {
+            "scheme": self.scheme.model_dump(mode="json"),
+            "revision": self.scheme.revision,
+            "local_test": self.local_test.model_dump(mode="json") if self.local_test else None,
+            "seed": self.seed,
+            "validation": self.validation or None,
+        }
 
 
 def validation_split(

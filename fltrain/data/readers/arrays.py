@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fltrain.core.errors import FltrainError, count
-from fltrain.data.readers.base import Facts, RawSplits, Reader, Split, as_images, as_labels, locate, readable
+from fltrain.data.readers.base import (
+    Facts,
+    LabelledImages,
+    RawSplits,
+    Reader,
+    as_images,
+    as_labels,
+    locate,
+    readable,
+)
 
 
 class Idx(Reader):
@@ -20,7 +29,7 @@ class Idx(Reader):
     name: Literal["idx"] = "idx"
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        def split(name: str) -> Split:
+        def split(name: str) -> LabelledImages:
             files = [f"{name}-images-idx3-ubyte", f"{name}-labels-idx1-ubyte"]
             images_file, labels_file = (locate(source, f"{file}.gz", file) for file in files)
             images = as_images(_read_idx(images_file, 3), str(images_file), facts)
@@ -54,7 +63,7 @@ class Svhn(Reader):
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         from scipy.io import loadmat
 
-        def split(name: str) -> Split:
+        def split(name: str) -> LabelledImages:
             path = locate(source, f"{name}_32x32.mat")
             with readable(path, "a MATLAB file"):
                 variables = loadmat(path, variable_names=["X", "y"])
@@ -82,7 +91,7 @@ class NpzFile(Reader):
             )
         with readable(path, "a numpy archive"), np.load(path, allow_pickle=False) as archive:
 
-            def split(name: str) -> Split:
+            def split(name: str) -> LabelledImages:
                 images = as_images(archive[f"{name}_images"], f"{path}, {name}_images", facts)
                 where = f"{path}, {name}_labels"
                 return images, as_labels(archive[f"{name}_labels"], where, len(images), facts.classes)

@@ -27,8 +27,8 @@ from fltrain.core.registry import Component
 
 LOG = logging.getLogger("fltrain")
 Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
-Split = tuple[Images, Labels]
+ClassLabels = NDArray[np.int64]
+LabelledImages = tuple[Images, ClassLabels]
 
 CHANNELS = (1, 3)
 """Grey or colour."""
@@ -53,11 +53,11 @@ class RawSplits:
     """
 
     train_images: Images
-    train_labels: Labels
+    train_labels: ClassLabels
     test_images: Images
-    test_labels: Labels
-    writers: Labels | None = None
-    test_writers: Labels | None = None
+    test_labels: ClassLabels
+    writers: ClassLabels | None = None
+    test_writers: ClassLabels | None = None
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -157,7 +157,7 @@ def as_images(array: NDArray[Any], where: str, facts: Facts) -> Images:
 
 def as_labels(
     array: NDArray[Any], where: str, images: int, classes: int | None = None, first: int = 0
-) -> Labels:
+) -> ClassLabels:
     """Check labels ``[n]`` or ``[n, 1]`` and return them as int64 ``[n]``.
 
     Args:

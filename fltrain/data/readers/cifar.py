@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fltrain.data.readers.base import (
     Facts,
+    LabelledImages,
     RawSplits,
     Reader,
-    Split,
     as_images,
     as_labels,
     extracted,
@@ -40,7 +40,7 @@ class Cifar(Reader):
             train, test = ["train"], ["test"]
         with extracted(source, f"{self.version}-python.tar.gz") as folder:
 
-            def split(names: list[str]) -> Split:
+            def split(names: list[str]) -> LabelledImages:
                 places = [locate(folder, f"{parent}/{name}", name) for name in names]
                 images, labels = zip(*(_batch(path, key, facts) for path in places), strict=True)
                 return np.concatenate(images), np.concatenate(labels)
@@ -48,7 +48,7 @@ class Cifar(Reader):
             return RawSplits(*split(train), *split(test))
 
 
-def _batch(path: Path, key: bytes, facts: Facts) -> Split:
+def _batch(path: Path, key: bytes, facts: Facts) -> LabelledImages:
     with readable(path, "a batch of CIFAR"):
         batch = restricted_load(path.read_bytes())
         planes = batch[b"data"].value.reshape(-1, 3, _SIDE, _SIDE)

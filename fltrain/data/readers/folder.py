@@ -16,7 +16,7 @@ from pydantic import Field, Strict
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count
-from fltrain.data.readers.base import LOG, Facts, Images, RawSplits, Reader, Split, listing, readable
+from fltrain.data.readers.base import LOG, Facts, Images, LabelledImages, RawSplits, Reader, listing, readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,7 +69,7 @@ class Folder(Reader):
             _read, turned=turned, native=native, side=target, channels=channels, grey_only=grey_only
         )
 
-        def split(tree: Tree) -> Split:
+        def split(tree: Tree) -> LabelledImages:
             files = [file for name in names for file in tree[name]]
             labels = np.repeat(np.arange(len(names)), [len(tree[name]) for name in names])
             images = np.empty((len(files), channels, target, target), np.uint8)

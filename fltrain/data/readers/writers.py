@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_json
 from fltrain.data.readers.base import (
+    ClassLabels,
     Facts,
     Images,
-    Labels,
+    LabelledImages,
     RawSplits,
     Reader,
-    Split,
     as_images,
     as_labels,
     extracted,
@@ -31,7 +31,7 @@ from fltrain.data.readers.base import (
 SPLITS = ("train", "test")
 ARCHIVE = "fed_emnist.tar.bz2"
 
-ByWriter = dict[str, Split]
+ByWriter = dict[str, LabelledImages]
 """Images and labels by writer."""
 
 
@@ -67,7 +67,7 @@ def assemble(source: Path, train: ByWriter, test: ByWriter) -> RawSplits:
     if not complete:
         raise FltrainError(f"{source}: found {everyone}, but none with both training and test images")
 
-    def joined(split: ByWriter) -> tuple[Images, Labels, Labels]:
+    def joined(split: ByWriter) -> tuple[Images, ClassLabels, ClassLabels]:
         images, labels = zip(*(split[writer] for writer in complete), strict=True)
         writers = np.repeat(np.arange(len(complete)), [len(part) for part in labels])
         return np.concatenate(images), np.concatenate(labels), writers
