@@ -28,6 +28,8 @@ from fltrain.core.files import flush, replacing
 from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, exchange, leased
 from fltrain.runs.today import Stale
 
+MAX_FILES = 500_000
+"""Limit for the number of files; a run has five."""
 MAX_FILE_BYTES = 64 * 2**20
 """Limit for one file; the papers' largest runs (500 rounds, all statistics) take a few MB."""
 MAX_BYTES = 8 * 2**30
@@ -160,8 +162,8 @@ def _unpack(path: Path, staging: Path) -> None:
         if path.exists() and not path.is_file():  # a named pipe would block
             raise OSError("not an ordinary file")
         with _Bounded(path) as packed, tarfile.open(fileobj=packed, mode="r:") as archive:
-            for member in archive:
-                fault, file = _fault(member, staging), staging / member.name
+            for number, member in enumerate(archive, start=1):
+                fault, file = _fault(number, member, staging), staging / member.name
                 if fault:
                     break
                 content = archive.extractfile(member)
@@ -176,8 +178,10 @@ def _unpack(path: Path, staging: Path) -> None:
         raise FltrainError(f"not an archive of records: {fault}")
 
 
-def _fault(member: tarfile.TarInfo, staging: Path) -> str:
+def _fault(number: int, member: tarfile.TarInfo, staging: Path) -> str:
     """Return why a member is not a file of a record; empty if it is one."""
+    if number > MAX_FILES:
+        return f"it holds more than {MAX_FILES:,} files"
     if not _MEMBER.fullmatch(member.name):
         return f"it holds {member.name[:200]!r}; allowed are <run id>/{{{', '.join(RECORD_FILES)}}}"
     if not member.isreg() or member.issparse():

@@ -191,6 +191,9 @@ def test_unpacked_size_is_limited(target: Results, tmp_path: Path, monkeypatch: 
     several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
     refused(pack(tmp_path / "bad.tar.gz", *several), target, "50,000 in all")
     refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), target, "twice")
+    monkeypatch.setattr(archive, "MAX_FILES", 4)
+    several = [member(f"run/{name}") for name in RECORD_FILES]
+    refused(pack(tmp_path / "bad.tar.gz", *several), target, "more than 4 files")
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["pax", "long name"])
