@@ -39,19 +39,14 @@ def show_plan(
 ) -> None:
     """Show the runs behind each table and figure, and their costs.
 
-    With --gpu, --measure or --out, costs are the multiply-adds of the runs: exact, from the shapes of their
-    networks, including gradients, tests and all further passes of methods.
+    Costs are the multiply-adds of the runs: exact, from the shapes of their networks, including gradients,
+    tests and all further passes of methods. --gpu and --measure add hours.
     """
     check_known("--gpu: unknown GPU", [gpu] if gpu else [], GPUS)
     if gpu and measure:
         raise FltrainError("--gpu is arithmetic, --measure uses this machine; leave out one of the two")
     planned = plan(config, scale).restricted(options.selection_of(items, seeds, where))
-    costs, remarks = (
-        PlanCosts(),
-        ["multiply-adds and hours: add --gpu NAME (arithmetic) or --measure (this machine)"],
-    )
-    if gpu or measure or out:
-        costs, remarks = _costs(planned, gpu, device if measure else None)
+    costs, remarks = _costs(planned, gpu, device if measure else None)
     done = frozenset(run for run in planned.runs if Results(results).record(run).complete)
     _print(planned, costs, done)
     cohorts = (spec.participation.in_words(spec.partition.clients) for spec in planned.runs.values())
@@ -84,7 +79,7 @@ def _costs(planned: Plan, gpu: str | None, device: str | None) -> tuple[PlanCost
         )
         return arithmetic(runs, found, GPUS[gpu]), remarks
     if device is None:
-        return PlanCosts(found), remarks
+        return PlanCosts(found), [*remarks, "hours: add --gpu NAME (arithmetic) or --measure (this machine)"]
     if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
         remarks.append("warning: other processes keep this machine busy; hours are too high")
     chosen = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
@@ -101,8 +96,7 @@ def _print(planned: Plan, costs: PlanCosts, done: frozenset[str]) -> None:
         rows.append((item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids, done)))
     counts = (len(planned.specs), len(planned.runs), len(done & planned.runs.keys()))
     rows += (), ("all, shared runs once", "", *map(str, counts), *_prices(costs, list(planned.runs), done))
-    numbers = ["cells x seeds", "runs", "trained"]
-    numbers += ["multiply-adds", "per run"] if costs.multiply_adds else []
+    numbers = ["cells x seeds", "runs", "trained", "multiply-adds", "per run"]
     numbers += ["hours left"] if costs.hours else []
     typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
     print_table(("item", "title", *numbers), rows, right=numbers)
@@ -111,11 +105,9 @@ def _print(planned: Plan, costs: PlanCosts, done: frozenset[str]) -> None:
 def _prices(costs: PlanCosts, runs: list[str], done: frozenset[str]) -> list[str]:
     """Return multiply-adds of all runs and of one, and the hours of missing runs; a + marks runs without."""
     known = [run for run in runs if run in costs.multiply_adds]
-    if not costs.multiply_adds:
-        return []
     more = "" if len(known) == len(runs) else " +"
     total = costs.sum(runs)
-    prices = [_prefixed(total) + more, _prefixed(total / max(1, len(known)))]
+    prices = [_prefixed(total) + more, _prefixed(total / len(known)) if known else ""]
     if costs.hours:
         least, most = (
             f"{hours:,.2g}" if hours < 10 else f"{hours:,.0f}" for hours in costs.range(set(runs) - done)

@@ -1,7 +1,6 @@
 """Jobs of the workflow: their files, parameters and resources, from the plan of a scale. Imports no torch.
 
-The rules in ``workflow/rules`` only pass wildcards to these look-ups. Nothing here writes a file. Nested
-parameters are JSON texts, because Snakemake drops None from nested parameters.
+The rules in ``workflow/rules`` only pass wildcards to these look-ups. Nothing here writes a file.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +31,10 @@ from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_runs, named, stale_runs
 
-TABLE_FORMS = (".csv", ".md", ".tex", ".html", CURVES_FORM)
-FIGURE_FORMS = (".csv", ".pdf", ".svg", ".png", CURVES_FORM)
+CHECKOUT = Path(__file__).parents[2]
+TABLE_FORMS = {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM}
+FIGURE_FORMS = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png", "curves": CURVES_FORM}
+"""Ending of each file of a table or figure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,25 +97,6 @@ class Jobs:
         if damages := [record.damage for record in records if record.damage]:
             raise problems("damaged records", damages)
 
-    def refuse_missing(self) -> None:
-        """Refuse papers without the files of their published values and claims.
-
-        Raises:
-            FltrainError: with all missing files.
-        """
-        files = {
-            file: paper
-            for paper in self.papers
-            for file in (*self.paper_published(paper), *self.paper_statements(paper))
-        }
-        lines = [
-            f"{file}: does not exist; write it, or leave out 'reported' and 'claims' of paper {paper}"
-            for file, paper in files.items()
-            if not Path(file).exists()
-        ]
-        if lines:
-            raise problems("missing files", lines)
-
     def notes(self, arguments: Sequence[str], rules: Collection[str] = ()) -> list[str]:
         """Return lines to print before the workflow starts: changed code, and targets that do not exist.
 
@@ -131,14 +113,9 @@ class Jobs:
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
             )
         targets = {*rules, *(item.target for item in self.plan.items)}
-        for word in arguments:
-            if (
-                re.fullmatch(r"\w+_[\w.]+", word)
-                and word not in targets
-                and (hint := suggest(word, targets, 0.8))
-            ):
-                lines.append(f"there is no target {word!r}{hint}")
-        return lines
+        unknown = [word for word in arguments if re.fullmatch(r"\w+_[\w.]+", word) and word not in targets]
+        hints = [(word, suggest(word, targets, 0.8)) for word in unknown]
+        return lines + [f"there is no target {word!r}{hint}" for word, hint in hints if hint]
 
     @cached_property
     def database(self) -> int:
@@ -202,7 +179,7 @@ class Jobs:
         return {run: spec.to_json() for run, spec in self.plan.runs.items()}
 
     @cached_property
-    def run_inputs(self) -> dict[str, dict[str, list[str]]]:
+    def run_inputs(self) -> dict[str, list[str]]:
         """Data files and partition file of each run, unless it has a record and one of them is missing.
 
         An imported record needs none. For others, Snakemake would notice that inputs have gone.
@@ -211,17 +188,15 @@ class Jobs:
         for run, spec in self.plan.runs.items():
             data = [self.results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
             files = [*data, self.results.partition(spec.partition_id)]
-            if not self.results.record(run).complete or all(file.exists() for file in files):
-                found[run] = {"data": [str(file) for file in data], "partition": [str(files[-1])]}
-            else:
-                found[run] = {}
+            needed = not self.results.record(run).complete or all(file.exists() for file in files)
+            found[run] = [str(file) for file in files] if needed else []
         return found
 
     def resource(self, name: Resource, run: str, attempt: int) -> int:
         """Return the amount of a resource that the job of a run requests at an attempt (1, 2 ...)."""
         return self.request.resources.amount(name, self.plan.runs[run].model.name, attempt)
 
-    def summaries(self, runs: Mapping[str, object] | list[str]) -> list[str]:
+    def summaries(self, runs: Iterable[str]) -> list[str]:
         """Return the files that stand for the records of runs: the summary is written last."""
         return [f"{self.results.root}/runs/{run}/summary.json" for run in runs if run in self.memberships]
 
@@ -231,20 +206,26 @@ class Jobs:
         """Items of the plan by ID."""
         return {item.id: item for item in self.plan.items}
 
-    def item_outputs(self, item: PlannedItem) -> list[str]:
-        """Return the files of a table or figure."""
-        forms = TABLE_FORMS if item.item.table else FIGURE_FORMS
-        return [f"{self.folder}/{item.id}{form}" for form in forms]
+    def outputs(self, *names: str) -> list[str]:
+        """Return the files of tables and figures: of all, or of some papers or items by ID."""
+        chosen = [item for item in self.plan.items if not names or item.names & set(names)]
+        return [
+            f"{self.folder}/{item.id}{ending}"
+            for item in chosen
+            for ending in (TABLE_FORMS if item.item.table else FIGURE_FORMS).values()
+        ]
 
-    def outputs(self, paper: str | None = None) -> list[str]:
-        """Return the files of the tables and figures of all papers, or of one."""
-        items = self.items_of(paper) if paper else self.plan.items
-        return [output for item in items for output in self.item_outputs(item)]
-
-    def item_inputs(self, name: str) -> list[str]:
-        """Return the files that a table or figure is made from: records, and data if it needs more."""
+    def item_inputs(self, name: str) -> dict[str, list[str]]:
+        """Return the files that a table or figure is made from: records, and data or published values."""
         item = self.items[name]
-        return [*self.summaries(item.run_ids), *_data_behind(item, self.results)]
+        inputs = {"records": [*self.summaries(item.run_ids), *_data_behind(item, self.results)]}
+        if item.item.table:
+            inputs |= {"published": self.published(item), "anomalies": [self.anomalies]}
+        return inputs
+
+    def item_job(self, name: str) -> dict[str, Any]:
+        """Return the plain data from which a job makes a table or figure."""
+        return self.items[name].sheet.model_dump(mode="json")
 
     def papers_of(self, kind: str) -> str:
         """Return a regular expression for the wildcard ``paper`` of a rule that makes one kind of item.
@@ -255,7 +236,7 @@ class Jobs:
             kind: ``tables``; ``figures``, made from records; ``models``, figures made from trained models.
         """
         wanted = [
-            item.id.replace(".", r"\.")
+            re.escape(item.id)
             for item in self.plan.items
             if kind == ("tables" if item.item.table else "models" if item.looks_into_models else "figures")
         ]
@@ -267,68 +248,63 @@ class Jobs:
         # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
         return {"item": title.replace("{", "{\u2060")}
 
-    def sheet(self, field: str, name: str) -> Any:
-        """Return a field of an item's sheet."""
-        return self.items[name].sheet.model_dump(mode="json", include={field})[field]
-
-    def published(self, name: str) -> list[str]:
-        """Return the file of an item's published values, if it has one."""
-        reported = self.items[name].item.reported
-        return [f"{self._place(self.items[name].paper.paper)}/reported/{reported.file}"] if reported else []
-
-    def _place(self, paper: str) -> Path:
-        return place_having(self.config, "paper", paper)
+    # ------------------------------------------------------------ papers and published values
+    @cached_property
+    def papers(self) -> dict[str, Paper]:
+        """Papers of the plan by name."""
+        return {item.paper.paper: item.paper for item in self.plan.items}
 
     @property
     def anomalies(self) -> str:
         """File of anomalies in published values."""
         return f"{self.config}/reported/anomalies.csv"
 
-    # ------------------------------------------------------------ papers
-    @cached_property
-    def papers(self) -> dict[str, Paper]:
-        """Papers of the plan by name."""
-        return {item.paper.paper: item.paper for item in self.plan.items}
+    def published(self, *items: PlannedItem) -> list[str]:
+        """Return the files of the items' published values."""
+        files = {
+            f"{place_having(self.config, 'paper', item.paper.paper)}/reported/{item.item.reported.file}": None
+            for item in items
+            if item.item.reported
+        }
+        return list(files)
 
-    def items_of(self, paper: str) -> list[PlannedItem]:
-        """Return the items of a paper."""
-        return [item for item in self.plan.items if item.paper.paper == paper]
+    def paper_inputs(self, name: str) -> dict[str, list[str]]:
+        """Return the files that a paper's claims are judged by."""
+        items = [item for item in self.plan.items if item.paper.paper == name]
+        stated = f"{place_having(self.config, 'paper', name)}/reported/{name}_claims.csv"
+        return {
+            "made": self.outputs(name),
+            "published": self.published(*items),
+            "anomalies": [self.anomalies],
+            "claims": [stated] if self.papers[name].claims else [],
+        }
 
-    def paper_published(self, paper: str) -> list[str]:
-        """Return the files of a paper's published values."""
-        return list(dict.fromkeys(file for item in self.items_of(paper) for file in self.published(item.id)))
-
-    def paper_statements(self, paper: str) -> list[str]:
-        """Return the file of a paper's claims, if there are any."""
-        return [f"{self._place(paper)}/reported/{paper}_claims.csv"] if self.papers[paper].claims else []
-
-    def paper_runs(self, paper: str) -> str:
-        """Return a paper's title, scale, texts of its page, sheets of its items, and claims, as JSON."""
-        scale, items, declared = self.plan.scale, self.items_of(paper), self.papers[paper]
+    def paper_job(self, name: str) -> dict[str, Any]:
+        """Return a paper's title, scale, texts of its page, sheets of its items, and claims."""
+        items = [item for item in self.plan.items if item.paper.paper == name]
+        scale, declared = self.plan.scale, self.papers[name]
         titles = dict.fromkeys(item.scale_title for item in items)
-        return json.dumps(
-            {
-                "paper": paper,
-                "title": declared.title,
-                "kind": declared.kind,
-                "scale": scale.scale,
-                "reduced": scale.reduced,
-                "scale_note": scale_sentence("; ".join(titles), scale.reduced),
-                "about": {
-                    "citation": declared.citation,
-                    "covers": {item.name: item.item.covers for item in items},
-                    "untrained": declared.untrained,
-                },
-                "sheets": [item.sheet.model_dump(mode="json") for item in items],
-                "claims": [claim.model_dump(mode="json") for claim in declared.claims],
-            }
-        )
+        return {
+            "paper": name,
+            "title": declared.title,
+            "kind": declared.kind,
+            "scale": scale.scale,
+            "reduced": scale.reduced,
+            "scale_note": scale_sentence("; ".join(titles), scale.reduced),
+            "about": {
+                "citation": declared.citation,
+                "covers": {item.name: list(item.item.covers) for item in items},
+                "untrained": declared.untrained,
+            },
+            "sheets": [item.sheet.model_dump(mode="json") for item in items],
+            "claims": [claim.model_dump(mode="json") for claim in declared.claims],
+        }
 
 
 def declarations() -> Path:
     """Return the folder of declarations: ``config``, or this checkout's if another workflow imports ours."""
     here = Path("config")
-    return here if (here / "scales").is_dir() else Path(__file__).parents[2] / "config"
+    return here if (here / "scales").is_dir() else CHECKOUT / "config"
 
 
 def database_file(results: Results) -> Path:
@@ -336,14 +312,19 @@ def database_file(results: Results) -> Path:
     return results.tracking.with_suffix(".number")
 
 
-def check_profile(arguments: Sequence[str]) -> None:
-    """Refuse a workflow profile that does not exist, as Snakemake would run without it, on this machine.
+# ---------------------------------------------------------------- Snakemake's command line
+def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
+    """Refuse arguments and a folder that Snakemake would misunderstand.
 
-    Refuse to delete all output, too: the summaries of all records are output of some job.
+    Snakemake takes braces in a path for a pattern. It runs on this machine if a workflow profile does not
+    exist. It deletes finished runs with all other output, because their summaries are output of some job.
 
     Raises:
-        FltrainError: with the profiles of this project, or with the folders that can be deleted.
+        FltrainError: with the remedy.
     """
+    path = str(folder.absolute())
+    if "{" in path or "}" in path:
+        raise FltrainError(f"Snakemake cannot run in a path with braces: move {path!r}")
     for word, following in itertools.pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
         if len(name) > len("--delete-") and "--delete-all-output".startswith(name):  # it can be abbreviated
@@ -353,22 +334,11 @@ def check_profile(arguments: Sequence[str]) -> None:
             )
         profile = value or following
         if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
-            ours = Path(__file__).parents[2] / "workflow" / "profiles"
-            known = sorted(path.name for path in ours.iterdir())
+            known = sorted(path.name for path in (CHECKOUT / "workflow" / "profiles").iterdir())
             raise FltrainError(
                 f"--workflow-profile: there is no folder {profile}{suggest(Path(profile).name, known)} "
                 f"(in workflow/profiles: {', '.join(known)})"
             )
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a path that Snakemake takes for a pattern.
-
-    Raises:
-        FltrainError: if the path has braces.
-    """
-    if not {"{", "}"}.isdisjoint(str(folder)):
-        raise FltrainError(f"Snakemake cannot run in a path with braces: move {str(folder)!r}")
 
 
 def forces_training(arguments: Sequence[str]) -> bool:
@@ -383,9 +353,14 @@ def forces_training(arguments: Sequence[str]) -> bool:
     return False
 
 
-def pass_force_on(arguments: Sequence[str]) -> None:
-    """Let jobs train runs that have a record if the user forces Snakemake to train."""
-    if forces_training(arguments):
+def set_environment(forced: bool) -> None:
+    """Set environment variables of all jobs.
+
+    Shell commands find this process's Python, even if its environment is not activated. If ``forced``, jobs
+    train runs that have a record.
+    """
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if forced:
         os.environ["FLTRAIN_AGAIN"] = "true"
 
 
@@ -403,11 +378,6 @@ def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
     except Timeout:
         raise FltrainError(f"another snakemake works in {Path.cwd()}; wait until it ends") from None
     return lock
-
-
-def put_python_on_path() -> None:
-    """Let shell commands of this process find its Python, even if its environment is not activated."""
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def _versioned(component: Any) -> dict[str, Any]:

@@ -26,24 +26,28 @@ from fltrain.models.network import Network, in_mode
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
 
-ELEMENTWISE = (nn.BatchNorm2d, nn.GroupNorm, nn.ReLU, nn.ReLU6, nn.Dropout, nn.Dropout2d)
-"""Layers without products that keep the shape of their input."""
-
 MEASURED = 0.5
 """Seconds of training after which a measurement of speed ends."""
 
 
 class Work:
-    """Counts multiply-adds of runs; each network is built once, on the meta device, without numbers."""
+    """Counts multiply-adds of runs, those of seeds once.
+
+    Each network is built once.
+    """
 
     def __init__(self) -> None:
+        self._runs: dict[str, float | None] = {}
         self._networks: dict[tuple[Any, ...], Workload] = {}
         self._speeds: dict[tuple[Any, ...], float] = {}
 
     def multiply_adds(self, spec: RunSpec) -> float | None:
         """Return the multiply-adds of a run; None if the registry lacks the size of the dataset."""
-        parts = self.parts(spec)
-        return parts and sum(parts)
+        key = spec.model_dump_json(exclude={"seed"})
+        if key not in self._runs:
+            parts = self.parts(spec)
+            self._runs[key] = parts and sum(parts)
+        return self._runs[key]
 
     def parts(self, spec: RunSpec) -> tuple[float, float] | None:
         """Return the multiply-adds of a run's training and of its tests."""
@@ -93,11 +97,11 @@ class Work:
             channels, side, classes = shape
             with torch.device("meta"):
                 network = spec.model.network(channels, side, classes)
-            network = spec.composition.adapt(network, classes).to("meta")
-            for module in network.modules():  # slow on the meta device
-                if isinstance(module, ELEMENTWISE):
-                    module.__dict__["forward"] = lambda maps: maps
-            images = torch.zeros(2, channels, side, side, device="meta")
+            # A forward pass on the meta device would import PyTorch's compiler.
+            network = spec.composition.adapt(network, classes).to("meta").to_empty(device="cpu")
+            for values in (*network.parameters(), *network.buffers()):
+                values.detach().zero_()
+            images = torch.zeros(2, channels, side, side)
             self._networks[key] = network_work(network, images, classes)
         return self._networks[key]
 

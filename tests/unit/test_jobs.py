@@ -13,8 +13,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
 from fltrain.experiments.jobs import (
     Jobs,
-    check_folder,
-    check_profile,
+    check_command,
     database_file,
     forces_training,
     lock_folder,
@@ -66,10 +65,10 @@ def test_complete_records_need_no_data(folder: Path) -> None:
     partition.rename(folder / "elsewhere")
     (folder / "results" / "runs" / second.run_id / "summary.json").unlink()
     inputs = jobs(folder).run_inputs
-    assert inputs[first.run_id] == {} and len(inputs[second.run_id]) == 2
+    assert inputs[first.run_id] == [] and len(inputs[second.run_id]) == 2
     (folder / "elsewhere").rename(partition)
     shutil.rmtree(data)
-    assert jobs(folder).run_inputs[first.run_id] == {}
+    assert jobs(folder).run_inputs[first.run_id] == []
 
 
 def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +89,8 @@ def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: 
 @pytest.mark.parametrize("word", ["--delete-all-output", "--delete-all"])
 def test_finished_runs_are_not_deleted_as_output(word: str) -> None:
     with pytest.raises(FltrainError, match=f"{word}: would delete finished runs"):
-        check_profile(["snakemake", word, "--cores", "1"])
-    check_profile(["snakemake", "--delete-temp-output"])
+        check_command(["snakemake", word, "--cores", "1"])
+    check_command(["snakemake", "--delete-temp-output"])
 
 
 @pytest.mark.parametrize(
@@ -136,19 +135,10 @@ def test_changed_code_and_unknown_targets_are_told(folder: Path) -> None:
     ]
 
 
-def test_a_paper_with_claims_needs_their_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = jobs(folder)
-    every.refuse_missing()
-    monkeypatch.setattr(Jobs, "paper_statements", lambda self, paper: [f"nowhere/{paper}_claims.csv"])
-    with pytest.raises(FltrainError) as error:
-        every.refuse_missing()
-    assert "nowhere/toy_claims.csv: does not exist; write it, or leave out" in str(error.value)
-
-
 def test_a_path_with_braces_is_refused() -> None:
     with pytest.raises(FltrainError, match=r"path with braces: move '/some/\{a\}/checkout'"):
-        check_folder(Path("/some/{a}/checkout"))
-    check_folder(ROOT)
+        check_command([], Path("/some/{a}/checkout"))
+    check_command([], ROOT)
 
 
 def test_two_workflows_cannot_work_in_a_folder(tmp_path: Path) -> None:
@@ -161,10 +151,12 @@ def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> No
     every = jobs(folder)
     (run,) = every.items["toy/figure1"].run_ids
     record = every.summaries([run])[0]
-    (data,), (partition,) = every.run_inputs[run].values()
-    assert every.item_inputs("toy/figure1") == [record]
-    assert every.item_inputs("toy/figure2") == [partition]
-    assert every.item_inputs("other/figure1") == [record, *sorted((data, partition))]
+    data, partition = every.run_inputs[run]
+    assert every.item_inputs("toy/figure1") == {"records": [record]}
+    assert every.item_inputs("toy/figure2") == {"records": [partition]}
+    assert every.item_inputs("other/figure1") == {"records": [record, *sorted((data, partition))]}
+    anomalies = {"anomalies": [f"{folder}/reported/anomalies.csv"], "published": []}
+    assert every.item_inputs("toy/table1") == {"records": every.summaries(every.plan.runs), **anomalies}
     assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("csv", "md")]
 
 
@@ -246,6 +238,6 @@ def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) ->
 def test_a_workflow_profile_that_does_not_exist_is_refused(words: list[str]) -> None:
     """Snakemake would train here instead of on the cluster."""
     with pytest.raises(FltrainError, match=r"no folder profiles/slrm; did you mean 'slurm'\?"):
-        check_profile(["snakemake", "-n", *words])
-    check_profile(["snakemake", "--workflow-profile", "none"])
-    check_profile(["snakemake", "--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm"), "-n"])
+        check_command(["snakemake", "-n", *words])
+    check_command(["snakemake", "--workflow-profile", "none"])
+    check_command(["snakemake", "--workflow-profile", str(ROOT / "workflow" / "profiles" / "slurm"), "-n"])

@@ -51,7 +51,8 @@ def test_the_workflow_makes_the_template(project: Path) -> None:
     dry = run(project, "-m", "snakemake", "--dry-run", "--config", "scale=mine")
     assert "results/runs/my-digits-fedhalf-" in dry and "results/mine/mine/table1.csv" in dry, dry
     jobs = (
-        "from fltrain.experiments.jobs import Jobs; print(Jobs.of({'scale': 'mine'}).paper_published('mine'))"
+        "from fltrain.experiments.jobs import Jobs; "
+        "print(Jobs.of({'scale': 'mine'}).paper_inputs('mine')['published'])"
     )
     assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in run(project, "-c", jobs)
 

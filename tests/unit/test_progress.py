@@ -1,6 +1,7 @@
-"""Last words of a failed or stopped job on the terminal."""
+"""Texts about jobs on the terminal."""
 
 import pytest
+from snakemake_logger_plugin_fltrain import difference
 
 from fltrain.experiments.progress import last_words
 
@@ -17,3 +18,11 @@ from fltrain.experiments.progress import last_words
 )
 def test_the_end_of_a_log_follows_its_last_line_of_progress(log: str, words: str) -> None:
     assert last_words(log) == words
+
+
+def test_of_long_parameters_only_the_difference_is_printed() -> None:
+    before, now = ("x" * 1000 + f" {word} classes" + "y" * 1000 for word in ("many", "few"))
+    text = difference(f"reason: Params have changed: before: {before} now: {now} ")
+    assert "many classes" in text and "few classes" in text and len(text) < 700
+    short = "reason: Params have changed: before: 1 now: 2"
+    assert difference(short) == short

@@ -318,7 +318,7 @@ def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> No
     assert set(jobs) == training(new) | {TABLE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
     assert jobs[f"training {new}"] == f"Missing output files: results/runs/{new}/summary.json"
     assert new in jobs[TABLE]
-    assert "Params have changed" in jobs[BUBBLES] and "Which classes they hold." in jobs[BUBBLES]
+    assert "Params have changed" in jobs[BUBBLES] and "they hold." in jobs[BUBBLES]
 
 
 @pytest.mark.slow
@@ -549,7 +549,7 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     remedy = "delete it to have it made again"
     assert remedy in (folder / "train.log").read_text()
     assert re.search(rf"^error: .*partitions.*{remedy}", output, re.MULTILINE)
-    (line,) = (changed.results.root / "logs" / "tiny" / "table" / "toy_accuracy.log").read_text().splitlines()
+    (line,) = (changed.results.root / "logs" / "tiny" / "items" / "toy_accuracy.log").read_text().splitlines()
     assert "error: config/reported/anomalies.csv: there is no column 'match'; did you mean 'mtach'?" in line
     assert line.partition("error: ")[2] in output
 

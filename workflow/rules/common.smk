@@ -3,20 +3,10 @@
 import gc
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.jobs import (
-    Jobs,
-    check_folder,
-    check_profile,
-    declarations,
-    lock_folder,
-    pass_force_on,
-    put_python_on_path,
-)
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments import jobs
 from fltrain.reporting.version import reporting_version
 
 # A storage provider transfers declared outputs only, and a record has more files than the summary that stands for it.
@@ -28,11 +18,9 @@ if workflow.storage_settings.default_storage_provider:
     )
 
 try:
-    check_folder(Path.cwd())
-    check_profile(sys.argv)
-    JOBS = Jobs.of(config, declarations())
+    jobs.check_command(sys.argv)
+    JOBS = jobs.Jobs.of(config, jobs.declarations())
     if workflow.is_main_process:
-        JOBS.refuse_missing()
         JOBS.refuse_damaged()
 except FltrainError as error:
     print(f"error: {error}", file=sys.stderr)
@@ -43,22 +31,17 @@ gc.freeze()
 
 SCALE, OUT = JOBS.request.scale, JOBS.folder
 
+# Without `--sdm`, jobs run in the Python environment of this process. That of `--sdm conda` comes before it, because a job
+# activates it later. Runs that the user forces Snakemake to make are trained even if they have a record.
+jobs.set_environment(workflow.is_main_process and jobs.forces_training(sys.argv))
+
 # Tables, figures, claims and pages are made again when the rule or the code that makes them has changed.
 REPORTING = reporting_version()
-
-# Without `--sdm`, jobs run in the Python environment of this process, even if it is not activated. The environment of
-# `--sdm conda` comes before it, because a job activates it later.
-put_python_on_path()
-
-
-# Runs that the user forces Snakemake to make are trained even if they have a record.
-if workflow.is_main_process:
-    pass_force_on(sys.argv)
 
 
 onstart:
     try:
-        workflow.fltrain_lock = lock_folder()  # until this process ends
+        workflow.fltrain_lock = jobs.lock_folder()  # until this process ends
     except FltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -93,20 +76,14 @@ def by(lookup, *wildcard_names):
     )
 
 
-# One parameter for each field, so that a dry run names what has changed.
-SHEET = {
-    field: by(partial(JOBS.sheet, field), "paper", "item")
-    for field in Sheet.model_fields
-}
-
-
-def train_resource(name):
-    """Amount that a run's job requests, more at each further attempt; see `resources` in config/config.yaml."""
-    return lambda wildcards, attempt: JOBS.resource(name, wildcards.run, attempt)
-
-
-# Data and partitions are checked by digests and named after their settings: a newer file is no reason to retrain.
-def run_inputs(wildcards):
-    return {
-        name: ancient(files) for name, files in JOBS.run_inputs[wildcards.run].items()
-    }
+def item_files(forms, shown, kind):
+    """The files of an item by form; the report has one of them."""
+    files = {form: f"{OUT}/{{paper}}/{{item}}{end}" for form, end in forms.items()}
+    files[shown] = report(
+        files[shown],
+        caption="../report/item.rst",
+        category="{paper}",
+        subcategory=kind,
+        labels=by(JOBS.report_labels, "paper", "item"),
+    )
+    return files

@@ -11,8 +11,6 @@ rule data:
         sheet="results/data/{dataset}.png",
     log:
         "results/logs/data/{dataset}.log",
-    benchmark:
-        "results/benchmarks/data/{dataset}.tsv"
     retries: 2
     localrule: True
     conda:
@@ -33,8 +31,6 @@ rule partition:
         "results/partitions/{partition}.safetensors",
     log:
         "results/logs/partition/{partition}.log",
-    benchmark:
-        "results/benchmarks/partition/{partition}.tsv"
     localrule: True
     conda:
         "../../environment.yml"

@@ -4,8 +4,6 @@ rule chart_library:
         "results/vega.js",
     log:
         "results/logs/chart_library.log",
-    benchmark:
-        "results/benchmarks/chart_library.tsv"
     localrule: True
     conda:
         "../../environment.yml"
@@ -16,75 +14,35 @@ rule chart_library:
 
 
 rule table:
-    """Assemble a table from run records and published values."""
+    """Make a table from run records and published values."""
     input:
-        records=by(JOBS.item_inputs, "paper", "item"),
-        published=by(JOBS.published, "paper", "item"),
-        anomalies=JOBS.anomalies,
+        unpack(by(JOBS.item_inputs, "paper", "item")),
         library=rules.chart_library.output,
     output:
-        csv=f"{OUT}/{{paper}}/{{item}}.csv",
-        md=f"{OUT}/{{paper}}/{{item}}.md",
-        tex=f"{OUT}/{{paper}}/{{item}}.tex",
-        curves=f"{OUT}/{{paper}}/{{item}}.curves.html",
-        html=report(
-            f"{OUT}/{{paper}}/{{item}}.html",
-            caption="../report/item.rst",
-            category="{paper}",
-            subcategory="tables",
-            labels=by(JOBS.report_labels, "paper", "item"),
-        ),
+        **item_files(jobs.TABLE_FORMS, "html", "tables"),
     log:
-        f"results/logs/{SCALE}/table/{{paper}}_{{item}}.log",
-    benchmark:
-        f"results/benchmarks/{SCALE}/table/{{paper}}_{{item}}.tsv"
+        f"results/logs/{SCALE}/items/{{paper}}_{{item}}.log",
     wildcard_constraints:
         paper=JOBS.papers_of("tables"),
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        **SHEET,
+        item=by(JOBS.item_job, "paper", "item"),
         reporting=REPORTING,
     message:
         "assembling {wildcards.paper}/{wildcards.item}"
     script:
-        "../scripts/table.py"
+        "../scripts/item.py"
 
 
-rule figure:
-    """Draw a figure from run records."""
-    input:
-        records=by(JOBS.item_inputs, "paper", "item"),
-        library=rules.chart_library.output,
+use rule table as figure with:
     output:
-        pdf=f"{OUT}/{{paper}}/{{item}}.pdf",
-        svg=f"{OUT}/{{paper}}/{{item}}.svg",
-        csv=f"{OUT}/{{paper}}/{{item}}.csv",
-        curves=f"{OUT}/{{paper}}/{{item}}.curves.html",
-        png=report(
-            f"{OUT}/{{paper}}/{{item}}.png",
-            caption="../report/item.rst",
-            category="{paper}",
-            subcategory="figures",
-            labels=by(JOBS.report_labels, "paper", "item"),
-        ),
-    log:
-        f"results/logs/{SCALE}/figure/{{paper}}_{{item}}.log",
-    benchmark:
-        f"results/benchmarks/{SCALE}/figure/{{paper}}_{{item}}.tsv"
+        **item_files(jobs.FIGURE_FORMS, "png", "figures"),
     wildcard_constraints:
         paper=JOBS.papers_of("figures"),
-    localrule: True
-    conda:
-        "../../environment.yml"
-    params:
-        **SHEET,
-        reporting=REPORTING,
     message:
         "drawing {wildcards.paper}/{wildcards.item}"
-    script:
-        "../scripts/figure.py"
 
 
 use rule figure as model_figure with:

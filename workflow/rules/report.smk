@@ -15,8 +15,6 @@ rule index:
         verdicts=f"{OUT}/verdicts.csv",
     log:
         f"results/logs/{SCALE}/index.log",
-    benchmark:
-        f"results/benchmarks/{SCALE}/index.tsv"
     localrule: True
     conda:
         "../../environment.yml"

@@ -12,8 +12,6 @@ rule track:
         f"{OUT}/tracked.json",
     log:
         f"results/logs/{SCALE}/track.log",
-    benchmark:
-        f"results/benchmarks/{SCALE}/track.tsv"
     localrule: True
     conda:
         "../../environment.yml"

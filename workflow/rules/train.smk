@@ -1,7 +1,8 @@
 rule train:
     """Train one run and write its record; the numbers depend on the spec only."""
     input:
-        unpack(run_inputs),
+        # They are checked by digests and named after their settings: a newer file is no reason to retrain.
+        lambda wildcards: ancient(JOBS.run_inputs[wildcards.run]),
     # The summary is written last and stands for the record: with thousands of runs, each further file would slow down
     # planning by seconds. Snakemake never removes an existing record, because its name depends on the settings.
     output:
@@ -16,9 +17,16 @@ rule train:
     threads: 1
     resources:
         gpu=1,
-        runtime=train_resource("runtime"),
-        mem_mb=train_resource("mem_mb"),
-        disk_mb=train_resource("disk_mb"),
+        # More at each further attempt; see `resources` in config/config.yaml.
+        runtime=lambda wildcards, attempt: JOBS.resource(
+            "runtime", wildcards.run, attempt
+        ),
+        mem_mb=lambda wildcards, attempt: JOBS.resource(
+            "mem_mb", wildcards.run, attempt
+        ),
+        disk_mb=lambda wildcards, attempt: JOBS.resource(
+            "disk_mb", wildcards.run, attempt
+        ),
     params:
         spec=lambda wildcards: JOBS.run_specs[wildcards.run],
     message:

@@ -1,6 +1,5 @@
 """Judge a paper's claims, sum up how its tables compare with the published ones, and write its page."""
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -16,18 +15,19 @@ from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):
-    paper = json.loads(snakemake.params.paper)
+    paper = dict(snakemake.params.paper)
     sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     about = paper.pop("about")
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
-    anomalies = Path(snakemake.input.anomalies)
+    anomalies = Path(snakemake.input.anomalies[0])
+    published = {Path(path).name: Path(path) for path in snakemake.input.published}
     statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]
     runs = Results(Path("results")).record
 
     @cache
     def read(name: str | None) -> Published:
-        return Published.read(anomalies.parent / name if name else None, anomalies)
+        return Published.read(published[name] if name else None, anomalies)
 
     outputs = snakemake.output
     tables = Path(outputs.summary).parent

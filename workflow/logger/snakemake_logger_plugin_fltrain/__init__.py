@@ -7,31 +7,25 @@ The profiles select it (``logger: fltrain``); Snakemake finds it by the name of 
 """
 
 import logging
+import re
 import sys
+import time
 from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from fltrain.experiments.progress import WorkflowProgress, last_words
+from fltrain.core.errors import FltrainError, count
+from fltrain.experiments.progress import duration, last_words
 from fltrain.runs.record import Results
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
 """Rules whose jobs may take long: their start is printed. Without training, the start of every job is."""
 
 HIDDEN = (
-    "Using workflow specific profile",
-    "Config file",
-    "Assuming unrestricted",
-    "Building DAG",
-    "Using shell",
-    "Provided ",
-    "Rules claiming",
-    "Conda environments: ignored",
-    "Select jobs",
-    "Elapsed time",
-    "Loading script",
-    "Adding ",
+    *("Using workflow specific profile", "Config file", "Assuming unrestricted", "Building DAG"),
+    *("Using shell", "Provided ", "Rules claiming", "Conda environments: ignored", "Select jobs"),
+    *("Elapsed time", "Loading script", "Adding "),
 )
 """Beginnings of messages that do not help the user."""
 
@@ -46,14 +40,16 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
-        self.progress = WorkflowProgress(Results(Path("results")))
         self.runs: dict[int, str] = {}
         self.messages: dict[int, str] = {}
+        self.total = self.done = 0
+        self.start = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, in short if it is about progress."""
         settings = self.common_settings
-        text = self.format(record) if settings.dryrun or settings.verbose else self.line(record)
+        whole = settings.dryrun or settings.verbose
+        text = difference(self.format(record)) if whole else self.line(record)
         if text and text != "None":
             print(text, file=sys.stdout if settings.stdout else sys.stderr, flush=True)
 
@@ -71,17 +67,35 @@ class LogHandler(LogHandlerBase):
             message = record.getMessage()
             return "" if message.startswith(HIDDEN) else message
         if event == LogEvent.RUN_INFO:
-            return self.progress.planned(record.stats)
+            self.total = record.stats.get("train", 0)
+            others = record.stats.keys() - {"train", "all", "default", "total"}
+            other_jobs = sum(record.stats[rule] for rule in others)
+            return f"{count(self.total, 'run')} to train, {other_jobs} other jobs"
         if event == LogEvent.JOB_INFO:
             self.messages[record.jobid] = record.rule_msg
-        if event == LogEvent.JOB_INFO and record.rule_name == "train":
-            self.progress.started()
-            self.runs[record.jobid] = record.wildcards["run"]
-        elif event == LogEvent.JOB_INFO and (record.rule_name in ANNOUNCED or not self.progress.total):
-            return record.rule_msg
-        elif event == LogEvent.JOB_FINISHED and record.job_id in self.runs:
-            return self.progress.finished(self.runs.pop(record.job_id))
+            if record.rule_name == "train":
+                self.start = self.start or time.monotonic()
+                self.runs[record.jobid] = record.wildcards["run"]
+            elif record.rule_name in ANNOUNCED or not self.total:
+                return record.rule_msg
+        if event == LogEvent.JOB_FINISHED and record.job_id in self.runs:
+            return self.finished(self.runs.pop(record.job_id))
         return ""
+
+    def finished(self, run: str) -> str:
+        """Return a line for a finished run: number, run ID, final accuracy, seconds, and the time left."""
+        self.done += 1
+        try:
+            record = Results(Path("results")).record(run)
+            seconds, accuracy = record.costs["seconds"]["total"], record.summary["accuracy"]["final"]
+            outcome = "diverged" if accuracy is None else f"{100 * accuracy:.2f} %"
+            outcome += f", {seconds:,.1f} s"
+        except (FltrainError, KeyError):
+            outcome = "finished"
+        each = (time.monotonic() - self.start) / self.done
+        missing = self.total - self.done
+        left = f"about {duration(each * missing)} left" if missing > 0 else "all runs are trained"
+        return f"[{self.done:{len(str(self.total))}}/{self.total}] {run}: {outcome}; {left}"
 
     def failure(self, record: logging.LogRecord) -> str:
         """Return what a failed job did, the end of its log, and the log's place."""
@@ -89,3 +103,15 @@ class LogHandler(LogHandlerBase):
         logs = [log for log in record.log if Path(log).is_file()]
         ends = [f"\n{last_words(Path(log).read_text(errors='replace'))}\n(log: {log})" for log in logs]
         return f"{done} did not finish{':' if ends else ', and left no log'}{''.join(ends)}"
+
+
+def difference(text: str) -> str:
+    """Shorten what Snakemake prints about changed parameters to the part that differs."""
+
+    def shown(found: re.Match[str]) -> str:
+        before, now = found.groups()
+        start = next((n for n, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0)
+        pair = (part[max(0, start - 40) :][:200] for part in (before, now))
+        return "before: ...{}... now: ...{}...".format(*pair)
+
+    return re.sub(r"before: (.{400,}) now: (.{400,})", shown, text)
