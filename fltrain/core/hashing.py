@@ -22,4 +22,7 @@ def _positive(data: Any) -> Any:
 
 def short_hash(data: Any) -> str:
     """Ten hex digits of the SHA-256 of the canonical JSON of ``data``, with 0.0 for -0.0."""
-    return hashlib.sha256(canonical_json(_positive(data)).encode()).hexdigest()[:10]
+    text = canonical_json(data)
+    if "-0.0" in text:  # rare, and replacing takes as long as the rest
+        text = canonical_json(_positive(data))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]

@@ -47,6 +47,7 @@ class Jobs:
         plan: the requested part, as far as it can be made.
         results: the results folder.
         config: folder of the declarations.
+        complete: the runs of the requested part that have a record.
     """
 
     request: Request
@@ -54,25 +55,22 @@ class Jobs:
     plan: Plan
     results: Results
     config: Path
+    complete: frozenset[str]
 
     @classmethod
     def of(
         cls, settings: Mapping[str, Any], config: Path = Path("config"), results: Path = Path("results")
     ) -> Self:
-        """Return the jobs for a configuration of the workflow.
-
-        Raises:
-            FltrainError: if the configuration, a declaration or a run is not valid, or nothing can be made.
-        """
+        """Return the jobs for a configuration of the workflow."""
         request = Request.parse(settings, "config/config.yaml or --config")
         whole = plan(config, request.scale)
         part = whole.restricted(request)
         folder = Results(results)
-        for run, spec in part.runs.items():
-            if (record := folder.record(run)).complete:
-                record.check_settings(spec)
-        part = part if request.train else _from_records(part, folder)
-        return cls(request, whole, part, folder, config)
+        complete = frozenset(run for run in part.runs if folder.record(run).complete)
+        for run in complete:
+            folder.record(run).check_settings(part.runs[run])
+        part = part if request.train else _from_records(part, folder, complete)
+        return cls(request, whole, part, folder, config, complete)
 
     @property
     def folder(self) -> str:
@@ -88,13 +86,9 @@ class Jobs:
         backdate(path for pattern in patterns for path in self.results.root.glob(pattern))
 
     def refuse_damaged(self) -> None:
-        """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out.
-
-        Raises:
-            FltrainError: with all damaged records.
-        """
-        records = [record for run in self.memberships if (record := self.results.record(run)).complete]
-        if damages := [record.damage for record in records if record.damage]:
+        """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
+        complete = [run for run in self.memberships if run in self.complete]
+        if damages := [damage for run in complete if (damage := self.results.record(run).damage)]:
             raise problems("damaged records", damages)
 
     def notes(self, arguments: Sequence[str], rules: Collection[str] = ()) -> list[str]:
@@ -166,11 +160,8 @@ class Jobs:
     @cached_property
     def memberships(self) -> dict[str, list[str]]:
         """Items of each run that will have a record, at the whole scale: the run's tags in MLflow."""
-        return {
-            run: self.whole.memberships[run]
-            for run in self.plan.runs
-            if self.request.train or self.results.record(run).complete
-        }
+        runs = [run for run in self.plan.runs if self.request.train or run in self.complete]
+        return {run: self.whole.memberships[run] for run in runs}
 
     # Snakemake looks up each of thousands of runs several times, hence the dictionaries.
     @cached_property
@@ -188,7 +179,7 @@ class Jobs:
         for run, spec in self.plan.runs.items():
             data = [self.results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
             files = [*data, self.results.partition(spec.partition_id)]
-            needed = not self.results.record(run).complete or all(file.exists() for file in files)
+            needed = run not in self.complete or all(file.exists() for file in files)
             found[run] = [str(file) for file in files] if needed else []
         return found
 
@@ -368,9 +359,6 @@ def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
     """Take the lock of a folder's workflow and return it.
 
     Snakemake's own lock is not enough: any other Snakemake that ends in the folder deletes it.
-
-    Raises:
-        FltrainError: if another process holds it.
     """
     lock = FileLock(folder / "fltrain.lock", timeout=0)
     try:
@@ -395,15 +383,11 @@ def _data_behind(item: PlannedItem, results: Results) -> list[str]:
     return sorted({str(file) for file in files})
 
 
-def _from_records(part: Plan, results: Results) -> Plan:
+def _from_records(part: Plan, results: Results, complete: frozenset[str]) -> Plan:
     """Return the items that can be made without training, because some run has a complete record.
 
     They keep all their cells; tables show missing and stale runs.
-
-    Raises:
-        FltrainError: if nothing can be made.
     """
-    complete = {run for run in part.runs if results.record(run).complete}
 
     def possible(item: PlannedItem) -> bool:
         runs = item.run_ids if item.looks_into_models else []

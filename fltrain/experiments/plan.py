@@ -64,11 +64,7 @@ class Plan:
 
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
-        """Distinct runs to be trained, by id.
-
-        Raises:
-            FltrainError: if two runs have the same ID.
-        """
+        """Distinct runs to be trained, by id."""
         found: dict[str, RunSpec] = {}
         for spec in (entry.spec for item in self.items if item.trains for entry in item.entries):
             same = found.setdefault(spec.run_id, spec)
@@ -93,11 +89,7 @@ class Plan:
         return found
 
     def restricted(self, selection: Selection) -> Plan:
-        """Return the selected part of the plan: items with the matching cells, without empty items.
-
-        Raises:
-            FltrainError: if a name is unknown or nothing is left.
-        """
+        """Return the selected part of the plan: items with the matching cells, without empty items."""
         # Items have further names, which messages do not list.
         understood = {name for item in self.items for name in item.names}
         check_known(
@@ -207,11 +199,7 @@ def plan(config: Path, scale: str) -> Plan:
 
 
 def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:
-    """Return a paper or scale; its name must equal its file's name, because it names the results.
-
-    Raises:
-        FltrainError: with all faults of its files.
-    """
+    """Return a paper or scale; its name must equal its file's name, because it names the results."""
     what = kind.__name__.lower()
     tree = tree_of(config, what, name)
     where = place_of(tree, ())[0]

@@ -304,11 +304,7 @@ class Item(Settings):
         return next((point.selected for point in points if point.selected), None)
 
     def redrawn(self, patch: Patch, where: str) -> Self:
-        """Return the item with a figure whose layout is patched.
-
-        Raises:
-            FltrainError: if it is a table, or the patched layout is not valid.
-        """
+        """Return the item with a figure whose layout is patched."""
         if not patch:
             return self
         if self.figure is None:
@@ -375,11 +371,7 @@ class Register(Settings):
     entries: dict[str, Ambiguity] = {}
 
     def texts(self, names: Iterable[str], where: str) -> tuple[str, ...]:
-        """Return the named entries as sentences.
-
-        Raises:
-            FltrainError: if a name is unknown.
-        """
+        """Return the named entries as sentences."""
         problem = f"{where}: assumptions: register.yaml has no entry"
         check_known(problem, names, self.entries, "add it there, or name one of")
         return tuple(f"{name}: {self.entries[name].text}" for name in dict.fromkeys(names))

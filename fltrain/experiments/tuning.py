@@ -179,11 +179,7 @@ class Selected(Settings):
         return self
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
-        """Return the settings that are selected for a cell, if the point wants them.
-
-        Raises:
-            FltrainError: if there are no trials of the cell.
-        """
+        """Return the settings that are selected for a cell, if the point wants them."""
         if not point.selected:
             return {}
         for cell in self.cells:
@@ -237,11 +233,7 @@ def _text(labels: Labels) -> str:
 
 
 def select(item: PlannedItem, results: Results) -> Selected:
-    """Choose the best trial of each cell by the first measure of the item's table; ties: the first trial.
-
-    Raises:
-        FltrainError: if the item has no trials, its measure is not of validation images, or a run is missing.
-    """
+    """Choose the best trial of each cell by the first measure of the item's table; ties: the first trial."""
     if TRIAL not in item.axes or item.item.table is None:
         raise FltrainError(f"{item.id}: has no trials; name an item that is a table with an axis {TRIAL!r}")
     name = item.item.table.measures[0].measure
@@ -278,12 +270,8 @@ def select(item: PlannedItem, results: Results) -> Selected:
 
 def _best(trials: Mapping[str, Trial]) -> str:
     """Return the label of the trial with the largest value; ties: the first."""
-
-    def value(label: str) -> float:
-        found = trials[label].value
-        return -math.inf if found is None else found
-
-    return max(trials, key=value)
+    values = {label: -math.inf if trial.value is None else trial.value for label, trial in trials.items()}
+    return max(values, key=values.__getitem__)
 
 
 def write_selection(path: Path, selected: Selected) -> None:

@@ -95,12 +95,8 @@ class Work:
         key = (shape, *(part.model_dump_json() for part in (spec.model, *adapting)))
         if key not in self._networks:
             channels, side, classes = shape
-            with torch.device("meta"):
-                network = spec.model.network(channels, side, classes)
-            # A forward pass on the meta device would import PyTorch's compiler.
-            network = spec.composition.adapt(network, classes).to("meta").to_empty(device="cpu")
-            for values in (*network.parameters(), *network.buffers()):
-                values.detach().zero_()
+            # Not on the meta device: its operations import PyTorch's compiler, which takes seconds.
+            network = spec.composition.adapt(spec.model.network(channels, side, classes), classes)
             images = torch.zeros(2, channels, side, side)
             self._networks[key] = network_work(network, images, classes)
         return self._networks[key]
@@ -109,9 +105,6 @@ class Work:
         """Return the multiply-adds per second of a device with a run's network, measured in local training.
 
         Clients train with FedAvg on random images, in full batches, until half a second has passed.
-
-        Raises:
-            FltrainError: if the registry lacks the size of the images.
         """
         entry, training = spec.dataset.entry, spec.training
         images = max(1, (entry.train_images or training.batch_size) // spec.partition.clients)

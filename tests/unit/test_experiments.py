@@ -150,17 +150,6 @@ def test_settings_of_higher_priority_win(config: Config, count: int) -> None:
     assert entry.spec.training.lr == count
 
 
-def test_seeds_come_from_item_or_paper_and_are_limited_by_the_scale(config: Config) -> None:
-    def seeds(planned: Plan) -> list[int]:
-        return [len({entry.seed for entry in item.entries}) for item in planned.items]
-
-    item = put(4, "items", "table", "seeds")
-    assert seeds(config.plan()) == [2, 2]
-    assert seeds(config.plan(item)) == [4, 2]
-    assert seeds(config.plan(item, put(3, "seeds"))) == [3, 2]
-    assert seeds(config.plan(item, put(1, "seeds"))) == [1, 1]
-
-
 def test_a_scale_reduces_one_item_further(config: Config) -> None:
     """Its settings follow the scale's and precede the points', its axes replace, its seeds are limits."""
 
@@ -233,25 +222,23 @@ def test_settings_that_do_not_fit_together_are_named_with_their_file(config: Con
     assert "toy.yaml" in error and "normalisation" in error
 
 
-def seeds_of(whole: Plan) -> list[int]:
-    """Return the seeds of the first item, in order."""
-    return list(dict.fromkeys(entry.seed for entry in whole.items[0].entries))
+def seeds_of(whole: Plan) -> list[list[int]]:
+    """Return the seeds of each item, in order."""
+    return [list(dict.fromkeys(entry.seed for entry in item.entries)) for item in whole.items]
 
 
-def test_seeds_are_a_number_or_a_list(config: Config) -> None:
-    assert seeds_of(config.plan(put(2, *TABLE, "seeds"))) == [0, 1]
-    whole = config.plan(put([42, 7, 2025], *TABLE, "seeds"))
-    assert seeds_of(whole) == [42, 7, 2025], "in the order of the list"
-    assert seeds_of(whole.restricted(Selection(seeds=1))) == [42]
-    assert {spec.seed for spec in whole.runs.values()} >= {42, 7, 2025}
-
-
-def test_a_scale_shortens_or_replaces_the_seeds(config: Config) -> None:
-    listed = put([42, 7, 2025], *TABLE, "seeds")
-    assert seeds_of(config.plan(listed, scale=lambda data: data.update(seeds=2))) == [42, 7]
-    assert seeds_of(config.plan(listed, scale=lambda data: data.update(seeds=[3, 4]))) == [3, 4]
-    own = {"items": [{"toy/table": {"seeds": [5]}}]}
-    assert seeds_of(config.plan(listed, scale=lambda data: data.update(own))) == [5]
+def test_seeds_are_a_number_or_a_list_of_item_or_paper_and_the_scale_shortens_or_replaces_them(
+    config: Config,
+) -> None:
+    number, listed = put(4, *TABLE, "seeds"), put([42, 7, 2025], *TABLE, "seeds")
+    assert seeds_of(config.plan()) == [[0, 1], [0, 1]]
+    assert seeds_of(config.plan(number, put(3, "seeds"))) == [[0, 1, 2], [0, 1]]
+    whole = config.plan(listed)
+    assert seeds_of(whole) == [[42, 7, 2025], [0, 1]], "in the order of the list"
+    assert seeds_of(whole.restricted(Selection(seeds=1))) == [[42], [0]]
+    assert seeds_of(config.plan(listed, put(2, "seeds")))[0] == [42, 7]
+    assert seeds_of(config.plan(listed, put([3, 4], "seeds"))) == [[3, 4], [3, 4]]
+    assert seeds_of(config.plan(listed, item("toy/table", seeds=[5]))) == [[5], [0, 1]]
 
 
 @pytest.mark.parametrize(
