@@ -150,8 +150,9 @@ def _numbers(cell: TableCell, column: str, ends: str) -> list[float]:
 
 
 def _range(what: str, cells: Sequence[TableCell], column: str, ends: str) -> str:
-    """Return a sentence on the smallest, the largest and the median number of the most common measure."""
-    label = Counter(cell.label for cell in cells).most_common(1)[0][0]
+    """Return a sentence on the smallest, the largest and the median number of the most common accuracy."""
+    counts = Counter(cell.label for cell in cells)
+    label = max(counts, key=lambda name: ("%" in name, counts[name]))
     ranked = sorted((cell for cell in cells if cell.label == label), key=operator.attrgetter(column))
     first, last, items = ranked[0], ranked[-1], {cell.item for cell in ranked}
     sign = "" if column == "mean" else "+"

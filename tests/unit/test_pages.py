@@ -321,6 +321,7 @@ def test_a_finding_has_numbers_and_intervals() -> None:
         numbers("a", gain=1.0, gain_low=0.5, gain_high=1.5),
         numbers("b", gain=-2.0, gain_low=-3.0, gain_high=-1.0),
         numbers("c", gain=0.001, gain_low=-1.0, gain_high=1.0),
+        *(numbers(row, label="rounds", gain=1.0, gain_low=0.0, gain_high=2.0) for row in "efgh"),
         numbers("d", gain=9.0, gain_low=-math.inf, gain_high=math.inf),
     ]
     summary = {"kind": "paper", "aggregates": GAIN, "pooled": FLFA}
