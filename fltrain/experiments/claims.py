@@ -16,7 +16,7 @@ from fltrain.core.config import Settings
 from fltrain.experiments.layout import Labels
 
 OneOrSeveral = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-Choice = dict[str, OneOrSeveral]
+LabelChoice = dict[str, OneOrSeveral]
 """On each axis one label, or any of several. Labels that an item lacks at a reduced scale are ignored."""
 
 
@@ -60,8 +60,8 @@ class Quantity(Settings):
     rounds: Annotated[tuple[float, float], Field(strict=False)] = (0.0, 1.0)
     since: Annotated[tuple[float, float], Field(strict=False)] | None = None
     oscillation: bool = False
-    over: Choice = {}
-    at: Choice = {}
+    over: LabelChoice = {}
+    at: LabelChoice = {}
     mean_over: Annotated[tuple[str, ...], Field(strict=False)] = ()
     relative: bool = False
 
@@ -105,23 +105,26 @@ class Quantity(Settings):
         return self
 
 
-class Directed(Quantity):
-    """A claim that something exceeds ``by``, at every place or on average. All tests are one-sided, at 5 %.
+class Compared(Quantity):
+    """A claim on the sign or size of a number, at every place or on average. All tests are one-sided, at 5 %.
 
-    A negative ``by`` allows a deficit of this size: "as good as" within a margin, or better.
+    ``average``: t test of the averages over places, one per seed that has a number in all of them; each place
+    needs a number of some seed. ``every``: t test over seeds at each place.
 
-    ``average``: t test of the averages over places, one per seed that has a number in all of them. Supported
-    if significant in the claimed direction, contradicted if significant in the other direction; each place
-    needs a number of some seed.
-
-    ``every``: t test over seeds at each place. Supported if significant at all places (which needs no
-    correction), each of which has runs. Contradicted if significant in the other direction at one place, or
-    for their average, corrected for their number (Holm).
-
-    Undecided otherwise.
+    Supported if all tests are significant in the claimed direction, which needs no correction, and every
+    place has a number. Contradicted if one is significant in the other direction, or the one of the average,
+    corrected for their number (Holm). Undecided otherwise.
     """
 
     judge: Literal["every", "average"] = "average"
+
+
+class Directed(Compared):
+    """A claim that something exceeds ``by``.
+
+    A negative ``by`` allows a deficit of this size: "as good as" within a margin, or better.
+    """
+
     by: float = 0.0
 
 
@@ -149,19 +152,16 @@ class Positive(Directed):
     kind: Literal["positive", "negative"]
 
 
-class Similar(Quantity):
+class Similar(Compared):
     """The number differs by no more than ``margin`` between the cells labelled ``one`` and ``other``.
 
-    Supported if two one-sided tests put the difference above ``-margin`` and below ``margin``, on average or
-    at every place (as in ``Directed``); contradicted if one puts it beyond either, corrected for all of them
-    (Holm).
+    Two one-sided tests put the difference above ``-margin`` and below ``margin``.
     """
 
     kind: Literal["similar"]
     one: Labels = Field(min_length=1)
     other: Labels = Field(min_length=1)
     margin: float = Field(gt=0)
-    judge: Literal["every", "average"] = "average"
 
     @property
     def sides(self) -> tuple[Labels, ...]:

@@ -20,16 +20,8 @@ Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
 COLUMNS = (
-    "seed",
-    "run",
-    "state",
-    "value",
-    "gain",
-    "names",
-    "spread_family",
-    "composition",
-    "best",
-    "best_at_end",
+    *("seed", "run", "state", "value", "gain", "names", "spread_family", "composition"),
+    *("averaged", "best", "best_at_end"),
 )
 """Columns of a frame of numbers in addition to the axes (``fltrain.reporting.frame``)."""
 

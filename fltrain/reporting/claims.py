@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fltrain.core.errors import FltrainError, count
+from fltrain.core.floats import average
 from fltrain.core.statistics import (
     LEVEL,
     Contrast,
@@ -22,25 +23,22 @@ from fltrain.core.statistics import (
     Interval,
     PublishedMean,
     Sample,
-    Statistic,
     contrast,
     discoveries,
     holm,
     known,
 )
 from fltrain.experiments.claims import (
-    Above,
     All,
     Claim,
+    Directed,
     Fails,
+    LabelChoice,
     NotJudged,
-    OneOrSeveral,
-    Positive,
     Quantity,
     Similar,
     Test,
     Tested,
-    TestOfRuns,
     Value,
     quantities,
     several,
@@ -54,9 +52,9 @@ from fltrain.reporting.frame import (
     MISSING,
     STALE,
     Runs,
-    by_place,
     claimed_values,
     places,
+    resolution,
 )
 from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text, value_text
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
@@ -90,7 +88,7 @@ class Finding:
     numbers: str
     decision: str = ""
     estimate: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: Interval | None = None
     p: float | None = None
     p_contradicted: float | None = None
 
@@ -98,12 +96,6 @@ class Finding:
     def evidence(self) -> str:
         """Numbers and decision."""
         return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
-
-    def without_verdict(self) -> Finding:
-        """Return the numbers alone, for runs of a reduced scale."""
-        if self.verdict not in JUDGED:
-            return self
-        return replace(self, verdict="reduced scale", decision="", p=None, p_contradicted=None)
 
 
 @dataclass(frozen=True)
@@ -158,7 +150,6 @@ def judge(
         FltrainError: if the test of a claim does not fit the item.
     """
     stated = {(statement.where, statement.claim): statement for statement in statements}
-    sheets = list(sheets)
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
     judge_of = _Judge(items, runs, published, reduced, cells)
     judged: list[Judged] = []
@@ -170,14 +161,9 @@ def judge(
             raise FltrainError(f"claim {claim.claim!r}: {error}") from None
         names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
         seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
-        decided = max(FIRST_RULE, claim.decided or FIRST_RULE)
-        exploratory = finding.verdict in JUDGED and seen is not None and seen <= decided
-        judged.append(
-            Judged(
-                *(*key, ", ".join(names), claim.test.kind, stated[key].text, reduced, finding),
-                exploratory=exploratory,
-            )
-        )
+        late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
+        fields = (*key, ", ".join(names), claim.test.kind, stated[key].text, reduced, finding)
+        judged.append(Judged(*fields, exploratory=late and finding.verdict in JUDGED))
     listed = discoveries([one.finding.p_contradicted for one in judged])
     return [
         replace(
@@ -221,68 +207,58 @@ class _Judge:
         if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
             parts = f" of {', '.join(test.parts)}" if test.parts else ""
             return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-        finding = _within(sheet, test, lines, self._decided(whole, lines, sheet, test, statement))
-        return finding.without_verdict() if self.reduced else finding
-
-    def _decided(
-        self, whole: pd.DataFrame, lines: pd.DataFrame, sheet: Sheet, test: TestOfRuns, statement: Statement
-    ) -> Finding:
         if isinstance(test, Fails):
-            return _fails(lines, test)
-        evidence = Evidence.of(whole, lines, test, self._floor(sheet, test), _compared(sheet, test))
-        if isinstance(test, Value):
-            stated = _stated(statement)
-            cell = _printed(sheet, test, lines, self.cells.get(sheet.id, ()), stated)
-            seeds = sheet.reported_seeds or 1
-            return _of_cell(cell, test, stated) if cell else _value(evidence, test, stated, seeds)
-        if test.judge == "average" and evidence.empty:
-            return evidence.finding("undecided", INCOMPLETE)
-        return _tested(evidence, test)
-
-    def _floor(self, sheet: Sheet, test: Quantity) -> float:
-        """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
-        if test.relative:
-            return 0.0
-        records = (self.runs(cell.run) for cell in sheet.cells)
-        images = next((record.test_images for record in records if record.usable), None)
-        if test.measure is not None:
-            what = measure(test.measure)
-            return what.resolution(None if what.dimension else images)
-        return 1 / images if test.curve == "evaluation.accuracy" and images else 0.0
+            found = _fails(lines, test)
+        else:
+            evidence = Evidence.of(whole, lines, sheet, test, self.runs)
+            match test:
+                case Value():
+                    found = _value(evidence, sheet, test, statement, self.cells.get(sheet.id, ()))
+                case _:
+                    found = _tested(evidence, test)
+        found = _within(sheet, test, lines, found)
+        if self.reduced:
+            return replace(found, verdict="reduced scale", decision="", p=None, p_contradicted=None)
+        return found
 
 
-def _within(sheet: Sheet, test: Quantity, lines: pd.DataFrame, finding: Finding) -> Finding:
-    """Leave a claim about all runs of an item undecided if only a part of them was run.
+def _absent(sheet: Sheet, test: Quantity) -> str:
+    """Return the first label or axis of the claim that the item lacks at this scale."""
+    for axis, labels in test.choices:
+        if not set(labels) & set(sheet.axes.get(axis, ())):
+            return f"{axis} {' or '.join(map(repr, labels))}"
+    return next((f"axis {axis!r}" for axis in test.mean_over if axis not in sheet.axes), "")
 
-    A claim about that part is decided: one that names labels which the item has. All labels that it names
-    must then have a number.
+
+def _within(sheet: Sheet, test: Quantity, lines: pd.DataFrame, found: Finding) -> Finding:
+    """Leave a claim undecided if runs that it is about were left out, or have no number at a label it names.
+
+    Of an item restricted to some labels of an axis, only claims that name these labels are decided.
     """
-    missed = [str(one) for one in sheet.restricted if not _names_its_labels(test, sheet, one.axis)]
-    unknown = lines[lines["value"].isna() & (lines["state"] != DIVERGED)]
-    absent = [
+    named_labels: dict[str, set[str]] = {}
+    for choice in (test.at, *test.sides):
+        for axis, labels in choice.items():
+            named_labels.setdefault(axis, set()).update(several(labels))
+    present = {axis: set(labels) & named_labels.get(axis, set()) for axis, labels in sheet.axes.items()}
+    missed = [
+        str(one)
+        for one in sheet.restricted
+        if not (one.axis and named_labels.get(one.axis) and present[one.axis] == named_labels[one.axis])
+    ]
+    known_lines = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
+    empty = [
         label
         for axis, labels in test.at.items()
         if axis in lines
         for label in several(labels)
-        if label in sheet.axes.get(axis, ()) and not (lines.drop(unknown.index)[axis] == label).any()
+        if label in sheet.axes.get(axis, ()) and not (known_lines[axis] == label).any()
     ]
-    if missed:
-        note = f"ndecided, as the runs are restricted to {', '.join(missed)}"
-    elif absent:
-        note = f"ndecided, as there is no number at {', '.join(absent)}"
-    else:
-        return finding
-    decision = f"{finding.decision}. U{note}" if finding.decision else f"u{note}"
-    return replace(finding, verdict="undecided", decision=decision, p_contradicted=None)
-
-
-def _names_its_labels(test: Quantity, sheet: Sheet, axis: str | None) -> bool:
-    """Return True if a claim names labels of an axis and the item has all of them."""
-    if axis is None:
-        return False
-    choices: tuple[Mapping[str, OneOrSeveral], ...] = test.at, *test.sides
-    named = {label for labels in choices if axis in labels for label in several(labels[axis])}
-    return bool(named) and named <= set(sheet.axes[axis])
+    if not (missed or empty):
+        return found
+    why = f"the runs are restricted to {', '.join(missed)}" if missed else ""
+    why = why or f"there is no number at {', '.join(empty)}"
+    decision = f"{found.decision}. Undecided, as {why}" if found.decision else f"undecided, as {why}"
+    return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
@@ -313,102 +289,74 @@ def _numbered(texts: Sequence[str]) -> str:
     return " ".join(f"({', '.join(same)}) {text}" for text, same in numbers.items())
 
 
-def _absent(sheet: Sheet, test: Quantity) -> str:
-    """Return the first label or axis of the claim that the item lacks at this scale."""
-    for axis, labels in test.choices:
-        if not set(labels) & set(sheet.axes.get(axis, ())):
-            return f"{axis} {' or '.join(map(repr, labels))}"
-    return next((f"axis {axis!r}" for axis in test.mean_over if axis not in sheet.axes), "")
-
-
-def _compared(sheet: Sheet, test: Quantity) -> str:
-    """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
-
-    def text(labels: Mapping[str, OneOrSeveral]) -> str:
-        return ", ".join(named(axis, label) for axis, names in labels.items() for label in several(names))
-
-    if test.sides:
-        first, second = test.sides
-        gain = f"gain over {text(test.over)}: " if test.over else ""
-        return f"{gain}{text(first)} minus {text(second)}"
-    if not test.over:
-        return ""
-    others = {
-        axis: tuple(
-            label for label in several(test.at.get(axis, sheet.axes[axis])) if label not in several(names)
-        )
-        for axis, names in test.over.items()
-    }
-    single = {axis: labels for axis, labels in others.items() if len(labels) == 1}
-    return f"{text(single) or 'others'} minus {text(test.over)}"
-
-
 # ---------------------------------------------------------------- evidence
+OVER_PLACES = "the average"
+LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
+UNTESTABLE = "no test: it takes three seeds that differ"
+INCOMPLETE = "no test: an average takes a number at every place"
+
+
 @dataclass(frozen=True)
 class Evidence:
     """Numbers of a claim.
 
     Attributes:
         numbers: seeds down, places across (NaN for none).
-        lost: lost runs by state.
+        samples: numbers of each place that has any.
         families: prior of the spreads by place.
-        unit: unit of the numbers.
         floor: smallest believable spread.
-        diverged: places with a diverged run.
+        losses: counts of lost runs and of places without a number, in words.
+        unit: unit of the numbers.
         compared: the subtraction that gives the numbers, in words.
+        labels: labels of the place if there is a single one.
     """
 
     numbers: pd.DataFrame
-    lost: dict[str, int]
+    samples: dict[str, Sample]
     families: dict[str, Family]
-    unit: str = ""
-    floor: float = 0.0
-    diverged: frozenset[str] = frozenset()
-    compared: str = ""
+    floor: float
+    losses: list[str]
+    unit: str
+    compared: str
+    labels: dict[str, str] | None
 
     @classmethod
     def of(
-        cls, whole: pd.DataFrame, lines: pd.DataFrame, test: Quantity, floor: float, compared: str = ""
+        cls, whole: pd.DataFrame, lines: pd.DataFrame, sheet: Sheet, test: Quantity, runs: Runs
     ) -> Evidence:
-        """Arrange lines; a place is called by the labels that vary."""
-        where = [axis for axis in places(lines) if lines[axis].nunique() > 1]
-        names = lines[where].agg(", ".join, axis=1) if where else pd.Series("all", index=lines.index)
+        """Arrange lines; a place is called by the labels that vary. The whole item moderates the spreads."""
+        axes, floor = places(lines), _floor(sheet, test, runs)
+        varied = [axis for axis in axes if lines[axis].nunique() > 1]
+        names = lines[varied].agg(", ".join, axis=1) if varied else pd.Series("all", index=lines.index)
         lines = lines.assign(place=names)
-        numbers = lines.pivot(index="seed", columns="place", values="value")
+        samples = {str(name): _sample(group, floor) for name, group in lines.groupby("place", sort=False)}
+        filled = {name: sample for name, sample in samples.items() if sample.values}
         families = _families(whole, floor, test)
-        labels = {str(group["place"].iloc[0]): key for key, group in by_place(lines, places(whole))}
+        labels = lines.drop_duplicates("place").set_index("place")[axes]
+        empty = len(samples) - len(filled)
+        counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
+        losses = [f"{number} {text}" for text, number in counts.items() if number]
         return cls(
-            numbers[list(dict.fromkeys(names))],
-            {state: int((lines["state"] == state).sum()) for state in LOST},
-            {place: families[key] for place, key in labels.items()},
-            " %" if test.relative else "",
-            floor,
-            frozenset(lines.loc[lines["state"] == DIVERGED, "place"]),
-            compared,
+            numbers=lines.pivot(index="seed", columns="place", values="value")[list(samples)],
+            samples=filled,
+            families={name: families[tuple(labels.loc[name])] for name in filled},
+            floor=floor,
+            losses=losses + ([f"{count(empty, 'place')} without a number"] if empty else []),
+            unit=" %" if test.relative else "",
+            compared=_compared(sheet, test),
+            labels=labels.iloc[0].to_dict() if len(labels) == 1 else None,
         )
 
-    @cached_property
-    def filled(self) -> dict[str, list[float]]:
-        """Numbers by seed of each place that has one."""
-        found = {str(place): known(self.numbers[place]) for place in self.numbers}
-        return {place: values for place, values in found.items() if values}
-
     @property
-    def empty(self) -> int:
-        """Number of places without a number."""
-        return self.numbers.shape[1] - len(self.filled)
-
-    @property
-    def losses(self) -> list[str]:
-        """Number of lost runs by reason, and of places without a number, as texts."""
-        lost = [f"{number} {LOST[state]}" for state, number in self.lost.items() if number]
-        return lost + ([f"{count(self.empty, 'place')} without a number"] if self.empty else [])
+    def empty(self) -> bool:
+        """Some place has no number."""
+        return len(self.samples) < self.numbers.shape[1]
 
     @cached_property
     def per_seed(self) -> list[float]:
         """Averages over the places, of the seeds that have a number in all places that have any."""
-        complete = self.numbers[list(self.filled)].dropna()
-        return [float(value) for value in complete.mean(axis=1)] if self.filled else []
+        complete = self.numbers[list(self.samples)].dropna()
+        return [float(value) for value in complete.mean(axis=1)] if self.samples else []
 
     def contrast(
         self, place: str, other: PublishedMean | float = 0.0, margin: float = 0.0, tries: int = 1
@@ -417,43 +365,46 @@ class Evidence:
 
         One seed decides nothing, whatever the spread of other places.
         """
-        alone = next(iter(self.filled)) if len(self.filled) == 1 else ""
-        if place == OVER_PLACES and not alone:
-            floor = self.floor / math.sqrt(max(len(self.filled), 1))
+        place = next(iter(self.samples)) if len(self.samples) == 1 else place
+        if place == OVER_PLACES:
+            floor = self.floor / math.sqrt(max(len(self.samples), 1))
             sample, family = Sample(self.per_seed, floor), Family()
         else:
-            place = alone or place
-            sample = Sample(self.filled[place], self.floor, place in self.diverged)
-            family = self.families[place]
+            sample, family = self.samples[place], self.families[place]
         if len(sample.values) < 2:
             return None
         return contrast(sample, other, family=family, margin=margin, tries=tries)
 
-    def finding(
-        self,
-        verdict: ClaimVerdict,
-        decision: str,
-        p: float | None = None,
-        p_contradicted: float | None = None,
-    ) -> Finding:
-        """Return the finding with this verdict: mean, interval, extreme places, losses, test."""
-        statistic = Statistic.of(self.per_seed)
-        found = self.contrast(OVER_PLACES) if statistic else None
+    def finding(self, verdict: ClaimVerdict, decision: str, *p: float | None) -> Finding:
+        """Return the finding with this verdict: mean, interval, extreme places, losses, p values."""
+        mean = average(self.per_seed) if self.per_seed else None
+        found = self.contrast(OVER_PLACES) if self.per_seed else None
         interval = found.interval if found else None
         parts = ["no seed has a number in all places"]
-        if statistic:
+        if mean is not None:
             around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
             around += f" ({self.compared})" if self.compared else ""
-            parts = [f"mean {statistic.mean:+.4g}{self.unit}{around} over {count(statistic.n, 'seed')}"]
-        means = {place: float(np.mean(values)) for place, values in self.filled.items()}
+            parts = [f"mean {mean:+.4g}{self.unit}{around} over {count(len(self.per_seed), 'seed')}"]
+        means = {place: float(np.mean(sample.values)) for place, sample in self.samples.items()}
         if len(means) > 1:
             low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-            positive = sum(mean > 0 for mean in means.values())
+            positive = sum(value > 0 for value in means.values())
             parts.append(f"positive at {positive} of {len(means)} places")
             parts.append(f"from {means[low]:+.4g} ({low}) to {means[high]:+.4g} ({high})")
-        parts += self.losses
-        mean = statistic.mean if statistic else None
-        return Finding(verdict, ", ".join(parts), decision, mean, interval, p, p_contradicted)
+        return Finding(verdict, ", ".join([*parts, *self.losses]), decision, mean, interval, *p)
+
+
+def _sample(lines: pd.DataFrame, floor: float) -> Sample:
+    return Sample(known(lines["value"]), floor, bool((lines["state"] == DIVERGED).any()))
+
+
+def _floor(sheet: Sheet, test: Quantity, runs: Runs) -> float:
+    """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
+    records = [runs(cell.run) for cell in sheet.cells]
+    if test.measure is not None and not test.relative:
+        return resolution(records, test.measure)
+    images = next((record.test_images for record in records if record.usable), None)
+    return 1 / images if test.curve == "evaluation.accuracy" and images and not test.relative else 0.0
 
 
 def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[str, ...], Family]:
@@ -465,30 +416,45 @@ def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[s
     axes = places(whole)
     keys: dict[tuple[str, ...], tuple[Hashable, Hashable]] = {}
     samples: list[Sample] = []
-    for labels, lines in by_place(whole, axes):
-        key, base = max(lines["spread_family"], key=len), None
+    for found, lines in whole.groupby(axes, sort=False) if axes else [((), whole)]:
+        labels, key, base = tuple(map(str, found)), max(lines["spread_family"], key=len), None
         if test.over or test.sides:
-            key = (*key, lines["composition"].iloc[0])
+            key = (*key, lines["composition"].iloc[0][1:])
         if test.over:
             base = tuple(name for axis, name in zip(axes, labels, strict=True) if axis not in test.over)
         keys[labels] = key, base
-        samples.append(Sample(known(lines["value"]), floor, bool((lines["state"] == DIVERGED).any())))
+        samples.append(_sample(lines, floor))
     separate = apart(keys.values())
     priors = families_of(zip(separate, samples, strict=True))
     return {labels: priors[key] for labels, key in zip(keys, separate, strict=True)}
 
 
-OVER_PLACES = "the average"
-LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
-UNTESTABLE = "no test: it takes three seeds that differ"
-INCOMPLETE = "no test: an average takes a number at every place"
+def _compared(sheet: Sheet, test: Quantity) -> str:
+    """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
+
+    def text(labels: Mapping[str, str | tuple[str, ...]]) -> str:
+        return ", ".join(named(axis, label) for axis, names in labels.items() for label in several(names))
+
+    if test.sides:
+        first, second = test.sides
+        gain = f"gain over {text(test.over)}: " if test.over else ""
+        return f"{gain}{text(first)} minus {text(second)}"
+    single: LabelChoice = {}
+    for axis, names in test.over.items():
+        others = [one for one in several(test.at.get(axis, sheet.axes[axis])) if one not in several(names)]
+        if len(others) == 1:
+            single[axis] = others[0]
+    return f"{text(single) or 'others'} minus {text(test.over)}" if test.over else ""
 
 
-def _tested(evidence: Evidence, test: Above | Positive | Similar) -> Finding:
+# ---------------------------------------------------------------- tests
+def _tested(evidence: Evidence, test: Directed | Similar) -> Finding:
     """Support a claim if all tests are significant, which needs no correction, and no number is missing.
 
     Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
     """
+    if test.judge == "average" and evidence.empty:
+        return evidence.finding("undecided", INCOMPLETE)
     similar, negative = isinstance(test, Similar), test.kind == "negative"
     margin = test.margin if isinstance(test, Similar) else 0.0
     by = 0.0 if isinstance(test, Similar) else -test.by if negative else test.by
@@ -499,11 +465,11 @@ def _tested(evidence: Evidence, test: Above | Positive | Similar) -> Finding:
             return found.p_inside, [found.p_above(margin), found.p_below(-margin)]
         return (found.p_below(), [found.p_above()]) if negative else (found.p_above(), [found.p_below()])
 
-    names = list(evidence.filled) if test.judge == "every" else [OVER_PLACES]
+    names = list(evidence.samples) if test.judge == "every" else [OVER_PLACES]
     claimed = {name: evidence.contrast(name, by, margin) for name in names}
     tried = {name: found for name, found in claimed.items() if found}
-    average = evidence.contrast(OVER_PLACES, by) if len(claimed) > 1 and not similar else None
-    opposites = {**tried, OVER_PLACES: average} if average else tried
+    mean = evidence.contrast(OVER_PLACES, by) if len(claimed) > 1 and not similar else None
+    opposites = {**tried, OVER_PLACES: mean} if mean else tried
     contrary = [(name, p) for name, found in opposites.items() for p in p_values(found)[1]]
     corrected = [p or 0.0 for p in holm([p for _, p in contrary])]
     least = min(corrected, default=None)
@@ -516,129 +482,102 @@ def _tested(evidence: Evidence, test: Above | Positive | Similar) -> Finding:
     if not tried or len(tried) < len(claimed):
         return evidence.finding("undecided", UNTESTABLE)
     largest = max(p_values(found)[0] for found in tried.values())
-    holds = largest < LEVEL and not evidence.empty
-    words = (
-        f"within {margin:g}: two one-sided tests," if similar else f"{f'{bound}: ' if by else ''}one-sided"
-    )
+    words = f"within {margin:g}: two one-sided tests," if similar else f"{bound}: one-sided" if by else ""
     of_all = f", the largest of {len(tried)} places" if len(tried) > 1 else ""
-    decision = f"{words} {p_text(largest)}{of_all}"
+    decision = f"{words or 'one-sided'} {p_text(largest)}{of_all}"
+    holds = largest < LEVEL and not evidence.empty
     return evidence.finding("supported" if holds else "undecided", decision, largest, least)
 
 
-# ---------------------------------------------------------------- stated numbers
-def _stated(statement: Statement) -> float:
+def _value(
+    evidence: Evidence, sheet: Sheet, test: Value, statement: Statement, cells: Sequence[TableCell]
+) -> Finding:
+    """Judge a stated number: by the verdict of the cell that prints it, else by a contrast of our mean.
+
+    The published mean varies over the paper's seeds as ours does over ours.
+    """
     if statement.value is None:
         raise FltrainError("it states no number for the test 'value'; choose another test")
-    return 100 * statement.value if statement.unit == "fraction" else statement.value
+    stated = 100 * statement.value if statement.unit == "fraction" else statement.value
+    words, tried, whole = f"stated {stated:g}", "", True
+    if cell := _printed(evidence, sheet, test, cells, stated):
+        mean, n, margin, ends = cell.mean, cell.n, cell.margin or 0.0, cell.difference_interval
+        text, p, said = value_text(cell), cell.p, cell.full_verdict
+        if test.over:
+            mean, n, margin, ends = (
+                cell.gain,
+                len(cell.gains),
+                cell.gain_margin or 0.0,
+                cell.gain_difference_interval,
+            )
+            text, p, said = gain_text(cell), None, cell.gain_verdict or ""
+        numbers = f"{text} over {count(n, 'seed')}"
+        words += f", as the cell {cell.place} of {cell.item}, which is {said}"
+    else:
+        where, values = OVER_PLACES, evidence.per_seed
+        if test.extreme and evidence.samples:
+            choose = max if test.extreme == "largest" else min
+            where = choose(evidence.samples, key=lambda name: float(np.mean(evidence.samples[name].values)))
+            values = [*evidence.samples[where].values]
+        if not values:
+            return evidence.finding("undecided", UNTESTABLE)
+        tries = len(evidence.samples) if test.extreme else 1
+        margin = test.margin or 0.0
+        if not margin and test.measure:  # a curve has a margin
+            margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
+        mean = average(values)
+        at = f" ({where})" if where != OVER_PLACES else ""
+        numbers = ", ".join([f"{mean:.2f} over {count(len(values), 'seed')}{at}", *evidence.losses])
+        found = evidence.contrast(where, PublishedMean(stated, sheet.reported_seeds or 1), margin, tries)
+        ends, p = (found.interval, found.p_outside) if found else (None, None)
+        tried = f"Bonferroni over {tries} places" if tries > 1 else ""
+        whole = not evidence.empty
+    if ends is None or mean is None:
+        return Finding("undecided", numbers, f"{words}, margin {margin:.3g}; {UNTESTABLE}", mean)
+    (low, high), verdict = ends, "undecided"
+    if whole and -margin <= low and high <= margin:
+        verdict = "supported"
+    elif whole and (low > margin or high < -margin):
+        verdict = "contradicted"
+    interval = f"ours minus stated {mean - stated:+.2f} {interval_text(ends, 2, '+')}"
+    decision = ", ".join(filter(None, (words, f"margin {margin:.3g}", interval, tried)))
+    return Finding(verdict, numbers, decision, mean, (stated + low, stated + high), p, p if whole else None)
 
 
 def _printed(
-    sheet: Sheet, test: Value, lines: pd.DataFrame, cells: Sequence[TableCell], stated: float
+    evidence: Evidence, sheet: Sheet, test: Value, cells: Sequence[TableCell], stated: float
 ) -> TableCell | None:
     """Return the cell of the item's table that prints the stated number; None if there is none."""
-    where = lines.drop_duplicates(places(lines)) if places(lines) else lines[:1]
-    if test.extreme or test.relative or test.margin or sheet.table is None or len(where) != 1:
+    table, labels = sheet.table, evidence.labels
+    if test.extreme or test.relative or test.margin or table is None or labels is None:
         return None
-    table, decimals = sheet.table, len(f"{stated:.10g}".partition(".")[2])
     over = next((one.gain_over for one in table.measures if one.measure == test.measure), {})
-    labels = {axis: str(where[axis].iloc[0]) if axis in where else "" for axis in _axes(sheet)}
-    if table.rows in test.mean_over:
-        labels[table.rows] = AVERAGE
-    for cell in cells:
+    axes = (table.rows, table.columns, table.panels)
+    place = [labels.get(axis, "") if axis else "" for axis in axes]
+    place[0] = AVERAGE if table.rows in test.mean_over else place[0]
+    decimals = len(f"{stated:.10g}".partition(".")[2])
+    for cell in cells if not test.over or over == test.over else ():
         printed = cell.published_gain if test.over else cell.published
-        if (
-            cell.measure == test.measure
-            and (not test.over or over == test.over)
-            and labels == dict(zip(_axes(sheet), (cell.row, cell.column, cell.panel), strict=False))
-            and printed is not None
-            and round(printed, decimals) == round(stated, decimals)
-        ):
+        here = cell.measure == test.measure and [cell.row, cell.column, cell.panel] == place
+        if here and printed is not None and round(printed, decimals) == round(stated, decimals):
             return cell
     return None
-
-
-def _axes(sheet: Sheet) -> list[str]:
-    assert sheet.table is not None
-    return [axis for axis in (sheet.table.rows, sheet.table.columns, sheet.table.panels) if axis]
-
-
-def _of_cell(cell: TableCell, test: Value, stated: float) -> Finding:
-    """Return the verdict of the cell that prints the number."""
-    said: str
-    if test.over:
-        mean, n, margin, said = cell.gain, len(cell.gains), cell.gain_margin, cell.gain_verdict or ""
-        text, low, high = gain_text(cell), cell.gain_difference_low, cell.gain_difference_high
-    else:
-        mean, n, margin, said = cell.mean, cell.n, cell.margin, cell.full_verdict
-        text, low, high = value_text(cell), cell.difference_low, cell.difference_high
-    ends = None if low is None or high is None else (low, high)
-    numbers = f"{text} over {count(n, 'seed')}"
-    words = f"stated {stated:g}, as the cell {cell.place} of {cell.item}, which is {said}"
-    return _stated_finding(numbers, words, mean, stated, ends, margin or 0.0, None if test.over else cell.p)
-
-
-def _value(evidence: Evidence, test: Value, stated: float, published_seeds: int) -> Finding:
-    """Compare our mean with a stated number, which varies over the paper's seeds as ours does over ours."""
-    where, tries = OVER_PLACES, 1
-    if test.extreme is not None and evidence.filled:
-        choose = max if test.extreme == "largest" else min
-        where = choose(evidence.filled, key=lambda place: float(np.mean(evidence.filled[place])))
-        tries = len(evidence.filled)
-    ours = Statistic.of(evidence.per_seed if where == OVER_PLACES else evidence.filled[where])
-    if ours is None:
-        return evidence.finding("undecided", UNTESTABLE)
-    margin = test.margin
-    if margin is None:
-        assert test.measure is not None  # a curve has a margin
-        margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
-    at = f" ({where})" if where != OVER_PLACES else ""
-    numbers = ", ".join([f"{ours.mean:.2f} over {count(ours.n, 'seed')}{at}", *evidence.losses])
-    found = evidence.contrast(where, PublishedMean(stated, published_seeds), margin, tries)
-    tried = f"Bonferroni over {tries} places" if tries > 1 else ""
-    ends, p = (found.interval, found.p_outside) if found else (None, None)
-    return _stated_finding(
-        *(numbers, f"stated {stated:g}", ours.mean, stated, ends, margin, p), tried, whole=not evidence.empty
-    )
-
-
-def _stated_finding(
-    numbers: str,
-    words: str,
-    mean: float | None,
-    stated: float,
-    ends: Interval | None,
-    margin: float,
-    p: float | None,
-    tried: str = "",
-    whole: bool = True,
-) -> Finding:
-    """Return the finding from the interval of our number minus the stated one, against the margin."""
-    if ends is None or mean is None:
-        return Finding("undecided", numbers, f"{words}, margin {margin:.3g}; {UNTESTABLE}", mean)
-    low, high = ends
-    inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
-    verdict: ClaimVerdict = "supported" if inside else "contradicted" if outside else "undecided"
-    interval = f"ours minus stated {mean - stated:+.2f} {interval_text(ends, 2, '+')}"
-    decision = ", ".join(filter(None, (words, f"margin {margin:.3g}", interval, tried)))
-    span = stated + low, stated + high
-    return Finding(verdict if whole else "undecided", numbers, decision, mean, span, p, p if whole else None)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     diverged = lines["state"] == DIVERGED
     there = diverged | lines["value"].notna()
     failed = (diverged | (lines["value"] <= test.at_most)).where(there).astype(float)
-    where = places(lines)
     # A place without any run has no share (NaN).
-    by_place = [lines[axis] for axis in where] or [pd.Series("all", index=lines.index)]
+    by_place = [lines[axis] for axis in places(lines)] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
-    empty = int(shares.isna().sum())
+    empty, most = int(shares.isna().sum()), int((shares > 0.5).sum())
     verdict: ClaimVerdict = "undecided"
-    if not empty and (shares > 0.5).all():
+    if most == len(shares):
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
-    parts = [f"more than half of them at {int((shares > 0.5).sum())} of {count(len(shares), 'place')}"]
+    parts = [f"more than half of them at {most} of {count(len(shares), 'place')}"]
     lost = int((~there).sum())
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
@@ -689,9 +628,8 @@ def scale_note(note: str, sheets: Iterable[Sheet]) -> str:
     restricted: dict[str, list[str]] = {}
     for sheet in sheets:
         if sheet.restricted:
-            restricted.setdefault(", ".join(map(str, sheet.restricted)), []).append(
-                sheet.id.partition("/")[2]
-            )
+            what = ", ".join(map(str, sheet.restricted))
+            restricted.setdefault(what, []).append(sheet.id.partition("/")[2])
     parts = [f"restricted to {what}: {', '.join(items)}" for what, items in restricted.items()]
     undecided = "Claims about runs that these items lack are left undecided"
     return f"{note} {undecided}, {'; '.join(parts)}." if parts else note

@@ -1,9 +1,9 @@
 """One tidy frame behind tables, claims and figures, read from records.
 
-It has one line for each run and place of a sheet. Its columns are the
-sheet's axes (and the dimension of the measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged
-or missing), ``value``, ``gain``, ``names``, the names of the cell in the published table, ``plugins``, and
-``spread_family``, which is equal for cells whose spreads over seeds moderate each other.
+It has one line for each run and place of a sheet. Its columns are the sheet's axes (and the dimension of the
+measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged or missing), ``value`` and ``gain``,
+``names`` (of the cell in the published table), ``composition`` (names of method and plug-ins), and
+``spread_family``, which is equal for cells that moderate each other's spreads over seeds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.claims import OneOrSeveral, Quantity
+from fltrain.experiments.claims import LabelChoice, Quantity
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
@@ -90,11 +90,11 @@ def curve_place(sheet: Sheet, cell: Cell) -> tuple[str, str]:
 
 
 # ---------------------------------------------------------------- tables and claims
-Numbers = Mapping[str, float]
+NumbersByLabel = Mapping[str, float]
 """Label of a dimension (empty if there is none) -> number."""
 
-Place = frozenset[tuple[str, str]]
-"""Labels of a cell, as a key."""
+CellKey = tuple[tuple[str, str], ...]
+"""Labels of a cell, in the order of the axes."""
 
 DONE, DIVERGED, STALE, DAMAGED, MISSING = "done", "diverged", "stale", "damaged", "missing"
 STATES = (DONE, DIVERGED, STALE, DAMAGED, MISSING)
@@ -109,7 +109,7 @@ UNKNOWN = "—"
 def values_of(
     sheet: Sheet,
     runs: Runs,
-    read: Callable[[Record, Cell], Numbers | None],
+    read: Callable[[Record, Cell], NumbersByLabel | None],
     dimension: str | None = None,
     diverged_as: Callable[[Record], float] = lambda _: math.nan,
 ) -> pd.DataFrame:
@@ -122,37 +122,44 @@ def values_of(
         dimension: name of the axis whose labels the numbers have.
         diverged_as: returns the number that stands for a run that diverged.
     """
-    found: list[tuple[Cell, str, Numbers]] = []
-    for cell in sheet.cells:
-        record = runs(cell.run)
+    records = [runs(cell.run) for cell in sheet.cells]
+    found = [
+        (read(record, cell) or {}) if record.usable else {}
+        for record, cell in zip(records, sheet.cells, strict=True)
+    ]
+    # A run without numbers stands in all places that other runs have.
+    nothing = dict.fromkeys((label for numbers in found for label in numbers), math.nan)
+    nothing = nothing or {UNKNOWN if dimension else "": math.nan}
+    spread_by = sheet.table.spread_by if sheet.table else ()
+    lines: list[dict[str, Any]] = []
+    for cell, record, numbers in zip(sheet.cells, records, found, strict=True):
+        state = DAMAGED if record.complete else STALE if cell.stale else MISSING
+        dataset: tuple[str, ...] = ()
         if record.usable:
             state = DIVERGED if diverged(record) else DONE
-            found.append((cell, state, read(record, cell) or {}))
-        else:
-            state = DAMAGED if record.complete else STALE if cell.stale else MISSING
-            found.append((cell, state, {}))
-    # A run without numbers stands in all places that other runs have.
-    nothing = dict.fromkeys((label for _, _, numbers in found for label in numbers), math.nan)
-    nothing = nothing or {UNKNOWN if dimension else "": math.nan}
-    datasets = {cell.run: _dataset(runs(cell.run)) for cell in sheet.cells}
-    lines: list[dict[str, Any]] = []
-    for cell, state, numbers in found:
+            dataset = (str(record.spec["dataset"]["name"]),)
         for label, value in (numbers or nothing).items():
             place = {dimension: label} if dimension else {}
-            names = (
-                {key: text.format(**place) for key, text in cell.reported.items()} if place else cell.reported
-            )
-            line = {"seed": cell.seed, "run": cell.run, "state": state, "names": names}
-            by = [cell.labels[axis] for axis in sheet.table.spread_by] if sheet.table else []
-            line |= {"spread_family": (*datasets[cell.run], label, *by), "composition": cell.methods[1:]}
-            if state == DIVERGED:
-                value = diverged_as(runs(cell.run))
-            lines.append({**cell.labels, **place, **line, "value": value})
+            line = {
+                "seed": cell.seed,
+                "run": cell.run,
+                "state": state,
+                "names": {
+                    key: text.format(**place) if place else text for key, text in cell.reported.items()
+                },
+                "spread_family": (*dataset, label, *(cell.labels[axis] for axis in spread_by)),
+                "composition": cell.methods,
+                "value": diverged_as(record) if state == DIVERGED else value,
+            }
+            lines.append({**cell.labels, **place, **line})
     return pd.DataFrame(lines)
 
 
-def _dataset(record: Record) -> tuple[str, ...]:
-    return (str(record.spec["dataset"]["name"]),) if record.usable else ()
+def resolution(records: Iterable[Record], name: str) -> float:
+    """Return the smallest believable spread of a measure over seeds: one test image, for accuracies."""
+    what = measure(name)
+    images = next((record.test_images for record in records if record.usable), None)
+    return what.resolution(None if what.dimension else images)
 
 
 def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:
@@ -160,10 +167,10 @@ def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Pub
     what = measure(measured.measure)
     targets = _targets(sheet, runs, measured, published) if what.targeted else {}
 
-    def read(record: Record, cell: Cell) -> Numbers | None:
+    def read(record: Record, cell: Cell) -> NumbersByLabel | None:
         if not what.targeted:
             return what.of(record)
-        target = targets.get(frozenset({**cell.labels, **measured.target_of}.items()))
+        target = targets.get(tuple({**cell.labels, **measured.target_of}.items()))
         return None if target is None else what.of(record, target)
 
     frame = values_of(sheet, runs, read, what.dimension, what.of_diverged)
@@ -214,13 +221,33 @@ def places(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in COLUMNS]
 
 
-def by_place(frame: pd.DataFrame, axes: list[str]) -> Iterator[tuple[tuple[str, ...], pd.DataFrame]]:
-    """Yield the lines of each place with its labels on these axes."""
-    if not axes:
-        yield (), frame
-        return
-    for labels, lines in frame.groupby(axes, sort=False):
-        yield tuple(map(str, labels)), lines
+def combined(
+    frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"] = "mean", least: int = 1
+) -> pd.DataFrame:
+    """Return the mean or sum over the points of some axes, one line per other label and seed.
+
+    It is NaN if a number is missing or there are fewer than ``least`` lines. The state is the worst one, the
+    names are those that all lines share, and ``averaged`` is the number of lines.
+    """
+    where = [name for name in (*places(frame), "seed") if name not in axes]
+    lines: list[dict[str, Any]] = []
+    for labels, group in frame.groupby(where, sort=False):
+        first, *others = group["names"]
+        line = {
+            "run": " ".join(group["run"]),
+            "state": max(group["state"], key=STATES.index),
+            "names": {
+                key: text for key, text in first.items() if all(one.get(key) == text for one in others)
+            },
+            "spread_family": max(group["spread_family"], key=len),
+            "composition": group["composition"].iloc[0],
+            "averaged": len(group),
+        }
+        for column in {"value", "gain"} & {*group}:
+            number = getattr(group[column], how)(skipna=False)
+            line[column] = number if len(group) >= least else math.nan
+        lines.append({**dict(zip(where, labels, strict=True)), **line})
+    return pd.DataFrame(lines, columns=None if lines else [*where, *COLUMNS[1:]])
 
 
 def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:
@@ -234,7 +261,7 @@ def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.
     return pd.Series(found.to_numpy(), index=frame.index)
 
 
-def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> dict[Place, float]:
+def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> dict[CellKey, float]:
     """Target by the labels of the cell that sets it, from its runs without diverged ones.
 
     A target in seconds is the median of their training times. A target accuracy (FedImpro, tables 2 and 9) is
@@ -242,11 +269,11 @@ def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published)
     that of the file (metric ``target_acc``, printed for a row, not for a method).
     """
     timed = measure(measured.measure).targeted == "seconds"
-    printed: dict[Place, float] = {}
-    found: dict[Place, list[float]] = {}
+    printed: dict[CellKey, float] = {}
+    found: dict[CellKey, list[float]] = {}
     for cell in sheet.cells:
         if measured.target_of.items() <= cell.labels.items():
-            place, record = frozenset(cell.labels.items()), runs(cell.run)
+            place, record = tuple(cell.labels.items()), runs(cell.run)
             if record.usable and not diverged(record):
                 value = training_seconds(record) if timed else best_accuracy(record)
                 found.setdefault(place, []).append(value)
@@ -301,7 +328,7 @@ def claimed_values(
 
     def compared(frame: pd.DataFrame) -> pd.DataFrame:
         if test.mean_over:
-            frame = joined(frame, test.mean_over, "mean")
+            frame = combined(frame, test.mean_over)
         if test.sides:
             first, second = test.sides
             frame = differences(frame, second, test.relative and not test.over)
@@ -326,7 +353,7 @@ def _item_values(sheet: Sheet, test: Quantity, runs: Runs, published: Published)
         dimension = measure(test.measure).dimension
         if dimension and test.parts:
             named = frame[dimension].isin([*test.parts, UNKNOWN])
-            frame = joined(frame[named], [dimension], "sum", len(test.parts))
+            frame = combined(frame[named], [dimension], "sum", len(test.parts))
     return frame
 
 
@@ -343,7 +370,7 @@ def _as_shown(sheet: Sheet, name: str) -> Measured:
     return found or Measured(measure=name)
 
 
-def _over_rounds(record: Record, test: Quantity) -> Numbers | None:
+def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
     """Return the mean (or oscillation) of a curve over a share of the rounds; None if there is no curve."""
     assert test.curve is not None
     try:
@@ -370,40 +397,14 @@ def _within_rounds(values: pd.Series, shares: tuple[float, float], rounds: int) 
     return later[:1] if within.empty else within
 
 
-def joined(
-    frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"], least: int = 1
-) -> pd.DataFrame:
-    """Return the mean or sum over the given axes; the state is the worst one.
-
-    The result is NaN if a number is missing or there are fewer than ``least`` lines.
-    """
-
-    def number(values: pd.Series) -> float:
-        found: float = getattr(values, how)(skipna=False)
-        return found if len(values) >= least else math.nan
-
-    def worst(states: Iterable[str]) -> str:
-        return max(states, key=STATES.index)
-
-    where = [name for name in (*places(frame), "seed") if name not in axes]
-    lines = frame.groupby(where, sort=False)
-    longest = ("spread_family", lambda families: max(families, key=len))
-    return lines.agg(
-        value=("value", number),
-        state=("state", worst),
-        spread_family=longest,
-        composition=("composition", "first"),
-    ).reset_index()
-
-
-def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
+def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.DataFrame:
     """Return values minus the mean of those with the given labels, at the same place and seed.
 
     ``relative`` differences are in per cent of that mean. The state is the worse one.
     """
-    other = joined(frame[has_labels(frame, labels)], labels.keys(), "mean")
-    other = other.drop(columns=["spread_family", "composition"])
-    both = frame.merge(other, how="left", on=[*places(other), "seed"], suffixes=("", " of other"))
+    other = combined(frame[has_labels(frame, labels)], labels.keys())
+    where = [*places(other), "seed"]
+    both = frame.merge(other[[*where, "value", "state"]], how="left", on=where, suffixes=("", " of other"))
     base = both["value of other"]
     value = both["value"] - base
     if relative:
