@@ -241,12 +241,6 @@ class Contrast:
         low, high = self.interval
         return low >= -self.margin and high <= self.margin
 
-    @property
-    def outside(self) -> bool:
-        """The interval lies wholly outside the margin."""
-        low, high = self.interval
-        return low > self.margin or high < -self.margin
-
     def p_above(self, point: float = 0.0) -> float:
         """Return the one-sided p value of a true difference above a point."""
         return t_above((self.estimate - point) / self.error, self.df)

@@ -26,9 +26,6 @@ STATED = "where", "claim", "value", "unit"
 FAILURES = "failed to converge", "not reached"
 """Beginnings of the note on a value whose run failed in the paper."""
 
-METHOD = "method", "plugin", "variant"
-"""Columns that identify the method; the others identify the setting."""
-
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from fltrain.core.lazy import stats
 from fltrain.core.statistics import RESAMPLES, Floats, percentile_interval, resampled
 from fltrain.experiments.layout import Sheet
-from fltrain.experiments.published import METHOD
 from fltrain.reporting.claims import Judged, to_frame
 from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
@@ -26,7 +25,7 @@ from fltrain.reporting.verdict import (
 )
 
 
-def summarise(
+def paper_summary(
     paper: Mapping[str, Any],
     sheets: Iterable[Sheet],
     judged: Sequence[Judged],
@@ -41,40 +40,37 @@ def summarise(
         cells: cells of each table by ID of its sheet.
     """
     every = [cell for shown in cells.values() for cell in shown]
+    gained = pooled_cells(every)
+    pooled: dict[str, Any] = {}
+    if gained:
+        pooled = {"measure": gained[0].label.removesuffix(", %"), "plugin": gained[0].plugin}
+        pooled["items"] = list(dict.fromkeys(cell.item for cell in gained))
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
     return {
         **paper,
-        "items": [_item(sheet, cells.get(sheet.id, ())) for sheet in sheets],
+        "items": [
+            {"name": sheet.id.partition("/")[2], **_counts(cells.get(sheet.id, ()))} for sheet in sheets
+        ],
         "claims": to_frame(judged)[columns].to_dict("records"),
-        "aggregates": {name: asdict(one) for name, one in aggregates(every).items()},
-        "pooled": pooled_gains(every),
+        "aggregates": {name: asdict(one) for name, one in aggregates(gained).items()},
+        "pooled": pooled,
         "forest": paper_forest(every),
     }
 
 
-def _item(sheet: Sheet, cells: Sequence[TableCell]) -> dict[str, Any]:
-    compared = [cell for cell in cells if cell.difference is not None and cell.row != AVERAGE]
-    ranked = rank_correlation([cell for cell in compared if cell.measure == compared[0].measure])
-    return {
-        "name": sheet.id.partition("/")[2],
-        **_counts(cells),
-        "rank_correlation": asdict(ranked) if ranked else None,
-    }
-
-
 def _counts(cells: Sequence[TableCell]) -> dict[str, dict[str, Any]]:
+    gains = {
+        published: [cell.gain_verdict for cell in cells if (cell.published_gain is not None) == published]
+        for published in (True, False)
+    }
     return {
         "verdicts": count_verdicts(cell.verdict for cell in cells if cell.verdict),
         "expected": expected_counts(cells, EXPECTED),
-        "gains": _gain_verdicts(cell for cell in cells if cell.published_gain is not None),
+        "gains": count_verdicts(filter(None, gains[True]), GAIN_VERDICTS),
         "expected_gains": expected_counts(cells, EXPECTED_GAINS),
-        "differences": _gain_verdicts(cell for cell in cells if cell.published_gain is None),
+        "differences": count_verdicts(filter(None, gains[False]), GAIN_VERDICTS),
         "exploratory": {"cells": number} if (number := sum(cell.exploratory for cell in cells)) else {},
     }
-
-
-def _gain_verdicts(cells: Iterable[TableCell]) -> dict[str, int]:
-    return count_verdicts((cell.gain_verdict for cell in cells if cell.gain_verdict), GAIN_VERDICTS)
 
 
 # ---------------------------------------------------------------- aggregates over cells
@@ -88,9 +84,40 @@ class CellAggregate:
     cells: int
 
 
+def pooled_cells(cells: Iterable[TableCell]) -> list[TableCell]:
+    """Return the cells with gains of a plug-in over its base: the most common measure and plug-in.
+
+    Each run counts once. Averages over rows and cells with one seed do not count, and differences between
+    rival methods are never pooled.
+    """
+    gained: dict[tuple[str, ...], TableCell] = {}
+    for cell in cells:
+        finite = all(map(math.isfinite, (*cell.values, *cell.gains, *cell.base_values)))
+        several = cell.plugin and cell.base_values and len(cell.gains) > 1
+        if several and finite and cell.row != AVERAGE and cell.over_seeds == "mean":
+            gained.setdefault((cell.measure, *sorted(cell.runs)), cell)
+    most = Counter((cell.measure, cell.plugin) for cell in gained.values()).most_common(1)
+    return [cell for cell in gained.values() if (cell.measure, cell.plugin) == most[0][0]]
+
+
+def aggregates(gained: Sequence[TableCell]) -> dict[str, CellAggregate]:
+    """Return the interquartile mean of gains, in points, and the probability of an improvement.
+
+    The probability is that of a run with the plug-in being better than one without, over all pairs of seeds.
+    """
+    if not gained:
+        return {}
+    return {
+        "gain": aggregate([(cell.gains,) for cell in gained], lambda gains: gains, interquartile_mean),
+        "improvement": aggregate(
+            [(cell.values, cell.base_values) for cell in gained], share_of_larger, np.mean
+        ),
+    }
+
+
 def aggregate(
     cells: Sequence[Sequence[Sequence[float]]], of_cell: Callable[..., Floats], over: Callable[..., Floats]
-) -> CellAggregate | None:
+) -> CellAggregate:
     """Aggregate over cells, with an interval from a bootstrap stratified by cell (Agarwal et al. 2021).
 
     Args:
@@ -98,13 +125,11 @@ def aggregate(
         of_cell: returns the number (or numbers) of a cell from arrays of its samples, along their last axis.
         over: aggregates the numbers of all cells, along the last axis.
     """
-    if not cells:
-        return None
     draws = np.random.default_rng(0)
     points, columns = [], []
-    for place, parts in enumerate(cells):
-        points.append(np.ravel(of_cell(place, *(np.asarray(part, float) for part in parts))))
-        numbers = of_cell(place, *(resampled(part, draws) for part in parts))
+    for parts in cells:
+        points.append(np.ravel(of_cell(*(np.asarray(part, float) for part in parts))))
+        numbers = of_cell(*(resampled(part, draws) for part in parts))
         columns.append(numbers.reshape(RESAMPLES, -1))
     low, high = percentile_interval(over(np.concatenate(columns, axis=1), axis=1))
     return CellAggregate(float(over(np.concatenate(points), axis=0)), low, high, len(cells))
@@ -121,105 +146,3 @@ def share_of_larger(first: Floats, second: Floats) -> Floats:
     larger = first[..., :, None] - second[..., None, :]
     shares: Floats = ((larger > 0) + 0.5 * (larger == 0)).mean(axis=(-2, -1))
     return shares
-
-
-def aggregates(cells: Iterable[TableCell]) -> dict[str, CellAggregate]:
-    """Return aggregates over the cells of a paper, each run counted once, with 90 % bootstrap intervals.
-
-    ``difference``: interquartile mean of the differences to the published values, in standard errors;
-    ``gain``: the same of the gains, in points; ``improvement``: probability that a run with the plug-in is
-    better than one without, over all pairs of seeds. Averages over rows and cells with one seed do not count.
-    """
-    distinct = _distinct(cells)
-    compared = [cell for cell in distinct if cell.p is not None and len(cell.values) > 1]
-    gained = _gained(distinct)
-    found = {
-        "difference": aggregate(
-            [(cell.values,) for cell in compared],
-            lambda place, values: _standardised(compared[place], values),
-            interquartile_mean,
-        ),
-        "gain": aggregate(
-            [(cell.gains,) for cell in gained], lambda place, values: values, interquartile_mean
-        ),
-        "improvement": aggregate(
-            [(cell.values, cell.base_values) for cell in gained],
-            lambda place, values, base: share_of_larger(values, base),
-            np.mean,
-        ),
-    }
-    return {name: one for name, one in found.items() if one}
-
-
-def pooled_gains(cells: Iterable[TableCell]) -> dict[str, Any]:
-    """Return measure, plug-in and items of the gains that ``aggregates`` pools; or {}."""
-    gained = _gained(_distinct(cells))
-    items = list(dict.fromkeys(cell.item for cell in gained))
-    if not gained:
-        return {}
-    return {"measure": gained[0].label.removesuffix(", %"), "plugin": gained[0].plugin, "items": items}
-
-
-def _distinct(cells: Iterable[TableCell]) -> list[TableCell]:
-    distinct: dict[tuple[str, ...], TableCell] = {}
-    for cell in cells:
-        if cell.row != AVERAGE and cell.over_seeds == "mean":
-            distinct.setdefault((cell.measure, *sorted(cell.runs)), cell)
-    return list(distinct.values())
-
-
-def _gained(distinct: Sequence[TableCell]) -> list[TableCell]:
-    """Return the cells with gains of a plug-in over its base: the most common measure and plug-in.
-
-    Differences between rival methods are never pooled.
-    """
-    gained = [cell for cell in distinct if cell.plugin and len(cell.gains) > 1 and _finite(cell)]
-    first = Counter((cell.measure, cell.plugin) for cell in gained).most_common(1)
-    return [cell for cell in gained if (cell.measure, cell.plugin) == first[0][0]]
-
-
-def _finite(cell: TableCell) -> bool:
-    return bool(cell.base_values) and all(map(math.isfinite, (*cell.values, *cell.gains, *cell.base_values)))
-
-
-def _standardised(cell: TableCell, values: Floats) -> Floats:
-    assert cell.published is not None and cell.spread is not None
-    theirs = cell.spread if cell.published_std is None else cell.published_std
-    error = math.hypot(cell.spread / math.sqrt(cell.n), theirs / math.sqrt(cell.published_seeds or 1))
-    differences: Floats = np.asarray((values.mean(axis=-1) - cell.published) / error)
-    return differences
-
-
-@dataclass(frozen=True)
-class RankCorrelation:
-    """Agreement of our order with the published one: the mean over ``n`` groups of three or more."""
-
-    spearman: float
-    kendall: float
-    n: int
-
-
-def rank_correlation(cells: Iterable[TableCell]) -> RankCorrelation | None:
-    """Correlate our order with the published one among cells that differ in method or plug-in only.
-
-    None without such a group: one in which neither all of our numbers nor all published ones are equal, and
-    in which some cell has two seeds, as ranks of single seeds carry no weight.
-    """
-    groups: dict[Hashable, list[TableCell]] = {}
-    for cell in cells:
-        setting = frozenset((key, name) for key, name in cell.names.items() if key not in METHOD)
-        groups.setdefault((cell.label, setting), []).append(cell)
-    found: list[tuple[float, float]] = []
-    for members in groups.values():
-        ours = [float(cell.mean or 0) for cell in members]
-        published = [float(cell.published or 0) for cell in members]
-        if len(members) < 3 or len(set(ours)) < 2 or len(set(published)) < 2:
-            continue
-        if all(cell.n < 2 for cell in members):
-            continue
-        spearman, kendall = stats.spearmanr(ours, published), stats.kendalltau(ours, published)
-        found.append((float(spearman.statistic), float(kendall.statistic)))
-    if not found:
-        return None
-    spearman, kendall = np.mean(found, axis=0)
-    return RankCorrelation(float(spearman), float(kendall), len(found))

@@ -26,7 +26,7 @@ from fltrain.core.statistics import (
 )
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_anomalies
-from fltrain.reporting.summary import aggregates, rank_correlation
+from fltrain.reporting.summary import aggregates, pooled_cells
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import absent
 from fltrain.reporting.tables.cells import cells as table_cells
@@ -547,34 +547,17 @@ def test_aggregates_over_cells() -> None:
         more = {"gains": gains, "base_values": base, "runs": [f"run-{place}"], "row": str(place)}
         more["plugin"] = "x"
         cells.append(table_cell(values, float(np.mean(values)) - 1.0, **more))
-    found = aggregates([*cells, *cells])
+    found = aggregates(pooled_cells([*cells, *cells]))
     assert {one.cells for one in found.values()} == {8}, "runs that tables share count once"
     rivals = [cell.having(plugin="") for cell in cells]
-    assert aggregates(rivals).keys() == {"difference"}, "gains over another method are not pooled"
+    assert pooled_cells(rivals) == [], "gains over another method are not pooled"
     # The middle half of gains from -3.5 to 4.5.
     assert found["gain"].estimate == pytest.approx(stats.trim_mean([g for c in cells for g in c.gains], 0.25))
-    assert found["difference"].estimate > 0
     wins = [np.mean([x > y for x in cell.values for y in cell.base_values]) for cell in cells]
     assert found["improvement"].estimate == pytest.approx(np.mean(wins), abs=0.1)
     for one in found.values():
         assert one.low <= one.estimate <= one.high
     assert aggregates([]) == {}
-
-
-def test_rank_correlation_is_the_mean_over_groups() -> None:
-    orders = {"same": (1, 2, 3, 4), "reversed": (4, 3, 2, 1), "pair": (1, 2)}
-    cells = [
-        TableCell(names={"dataset": name, "method": str(rank)}, mean=own, published=rank, n=3)
-        for name, values in orders.items()
-        for rank, own in enumerate(values, start=1)
-    ]
-    found = rank_correlation(cells)
-    assert found is not None
-    assert (found.spearman, found.kendall, found.n) == (pytest.approx(0), pytest.approx(0), 2)
-    assert rank_correlation(cells[:4]).spearman == pytest.approx(1)  # type: ignore[union-attr]
-    assert rank_correlation(cells[-2:]) is None
-    single = [cell.model_copy(update={"n": 1}) for cell in cells]
-    assert rank_correlation(single) is None, "ranks of single seeds carry no weight"
 
 
 class Toy(Cells):

@@ -10,7 +10,7 @@ from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_claims
 from fltrain.reporting import claims as judgement
 from fltrain.reporting import paper as pages
-from fltrain.reporting.summary import summarise
+from fltrain.reporting.summary import paper_summary
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results
 
@@ -39,7 +39,7 @@ with job(snakemake.log[0]):
     )
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged))
-    summary = summarise(paper, sheets, judged, cells)
+    summary = paper_summary(paper, sheets, judged, cells)
     summary |= {"finding": pages.finding(summary, cells), "picture": pages.main_figure(sheets)}
     write_json(Path(outputs.summary), summary)
     write_text(Path(outputs.page), pages.page(summary, about, sheets, cells, tables))

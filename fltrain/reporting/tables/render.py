@@ -36,6 +36,7 @@ class GridEntry:
         best: no other of our values in the column is better.
         tied: not shown to be worse than the best one.
         tone: ``up`` or ``down`` if the interval of a gain excludes zero, for the better or the worse.
+        verdict: sign of the verdict on a value or gain, for tables without columns of verdicts.
     """
 
     text: str
@@ -46,6 +47,7 @@ class GridEntry:
     best: bool = False
     tied: bool = False
     tone: str = ""
+    verdict: str = ""
 
     @property
     def marked(self) -> str:
@@ -109,8 +111,17 @@ def _entries(
     """Return the entries of a cell by the heading of their column; empty ones have no text."""
     doubts = tuple(marks[reason] for reason in cell.anomalies)
     return {
-        cell.label: GridEntry(value_text(cell, as_interval), "own", cell, cell.mean),
-        "gain": GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain, tone=_tone(cell)),
+        cell.label: GridEntry(
+            value_text(cell, as_interval), "own", cell, cell.mean, verdict=_sign(cell, cell.verdict)
+        ),
+        "gain": GridEntry(
+            gain_text(cell, as_interval),
+            "gain",
+            cell,
+            cell.gain,
+            tone=_tone(cell),
+            verdict=_sign(cell, cell.gain_verdict),
+        ),
         PUBLISHED + (" (full scale)" if reduced else ""): GridEntry(
             published_text(cell), "published", cell, cell.published, doubts
         ),
@@ -121,6 +132,27 @@ def _entries(
         "verdict": GridEntry(verdict_text(cell), "verdict", cell),
         "verdict on the gain": GridEntry(_marked(cell.gain_verdict or "", cell), "verdict", cell),
     }
+
+
+SIGNS = {
+    "reproduced": "=",
+    "not reproduced": "≠",
+    "size reproduced": "=",
+    "direction reproduced": "~",
+    "opposite": "≠",
+    "better": ">",
+    "equivalent": "=",
+    "worse": "<",
+    "inconclusive": "?",
+}
+"""Verdicts in LaTeX tables."""
+LONG_FORM = ("difference", "verdict", "published-gain")
+"""Kinds of columns that LaTeX tables leave out."""
+
+
+def _sign(cell: TableCell, verdict: str | None) -> str:
+    dropped = verdict == cell.verdict and not cell.listed
+    return SIGNS.get(verdict or "", "") + DROPPED * dropped
 
 
 def _tone(cell: TableCell) -> str:
@@ -178,8 +210,13 @@ class Grid:
     quantity: str = ""
 
     @classmethod
-    def of(cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str]) -> Grid:
-        """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ."""
+    def of(
+        cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str], short: bool = False
+    ) -> Grid:
+        """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ.
+
+        The ``short`` form has our values, gains and the published values only.
+        """
         layout = layout_of(sheet)
         intervals = {
             (measured.measure, measured.label or measure(measured.measure).label): measured.interval
@@ -189,6 +226,8 @@ class Grid:
         for cell in shown:
             as_interval = intervals[cell.measure, cell.label]
             for heading, entry in _entries(cell, as_interval, sheet.reduced, marks).items():
+                if short and entry.kind in LONG_FORM:
+                    continue
                 place = (named(layout.panels, cell.panel), named(layout.columns, cell.column))
                 columns.setdefault((cell.label, *place, heading), {})[cell.row] = entry
         columns = {
@@ -211,6 +250,35 @@ class Grid:
                 for row in dict.fromkeys(cell.row for cell in shown)
             },
         )
+
+    def blocks(self, points: float) -> list[Grid]:
+        """Divide the columns into tables of about this width, if possible between top headings."""
+
+        def width(places: Sequence[int]) -> float:
+            texts = [
+                max(len(self.columns[place][-1]), *(len(entries[place].marked) for entries in rows))
+                for place in places
+            ]
+            return POINTS * (max(map(len, (self.corner, *self.rows))) + sum(texts)) + GAP * (1 + len(places))
+
+        rows, blocks = list(self.rows.values()), list[list[int]]([[]])
+        for _, same in itertools.groupby(range(len(self.columns)), lambda place: self.columns[place][:-1]):
+            group = list(same)
+            if width(blocks[-1] + group) > points >= width(group):
+                blocks.append([])
+            for place in group:
+                if blocks[-1] and width([*blocks[-1], place]) > points:
+                    blocks.append([])
+                blocks[-1].append(place)
+        return [
+            replace(
+                self,
+                columns=[self.columns[place] for place in block],
+                rows={row: [entries[place] for place in block] for row, entries in self.rows.items()},
+            )
+            for block in blocks
+            if block or not self.columns
+        ]
 
     @property
     def heading_rows(self) -> list[list[tuple[str, int]]]:
@@ -307,6 +375,10 @@ class Notes:
             remarks=tuple(remarks),
         )
 
+    def naming(self, quantity: str) -> Notes:
+        """Return the notes with the name of the numbers, if the headings lack it."""
+        return replace(self, seeds=f"Numbers: {quantity}. {self.seeds}") if quantity else self
+
     @property
     def texts(self) -> list[str]:
         """The notes, one text each."""
@@ -397,39 +469,64 @@ def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     return without_tags("\n\n".join(parts) + "\n")
 
 
+TEXT_WIDTH = 345.0
+"""Width of the text of LaTeX's ``article``, in points."""
+POINTS, GAP = 4.25, 6.0
+"""Width of a character and of the space around a column in a LaTeX table, in points."""
+
+
 def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
-    """Return a LaTeX table (package booktabs): the float, its notes below it, and assumptions as comments.
+    """Return LaTeX tables in the short form (package booktabs), their notes, and assumptions as comments.
 
-    Notes stand outside the float, which could otherwise be larger than a page.
+    A table that is wider than the text is divided by columns. Notes stand outside the floats, which could
+    otherwise be larger than a page.
     """
+    label = re.sub(r"[^A-Za-z0-9]+", "-", sheet.id)
+    blocks = grid.blocks(TEXT_WIDTH)
+    lines: list[str] = []
+    for number, block in enumerate(blocks, start=1):
+        part = f" Part {number} of {len(blocks)}." if len(blocks) > 1 else ""
+        lines += [
+            r"\begin{table}",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{latex(heading(sheet) + part)}}}",
+            rf"\label{{tab:{label}{f'-{number}' if number > 1 else ''}}}",
+            *_tabular(block),
+            r"\end{table}",
+        ]
+    entries = [entry for row in grid.rows.values() for entry in row if entry.verdict and entry.cell]
+    signs: dict[str, None] = {}
+    for entry in entries:
+        assert entry.cell is not None
+        verdict = entry.cell.verdict if entry.kind == "own" else entry.cell.gain_verdict
+        signs[f"{SIGNS[verdict or '']} {verdict}"] = None
+    legend = f"Signs: {', '.join(signs)}." if signs else ""
+    texts = [*filter(None, (sheet.caption, legend)), *notes.texts]
+    lines += [rf"{{\footnotesize {latex(text)}\par}}" for text in texts]
+    lines += [f"% {latex(text)}" for text in ([ASSUMED, *sheet.assumptions] if sheet.assumptions else [])]
+    return "\n".join(lines) + "\n"
 
+
+def _tabular(grid: Grid) -> list[str]:
     def line(first: str, *texts: str) -> str:
         # TeX would take these characters for an argument of the command that ends the line above.
         return " & ".join(["{}" * first.startswith(("[", "*")) + first, *texts]) + r" \\"
 
+    def number(entry: GridEntry) -> str:
+        sign = latex(entry.verdict) if entry.text else ""
+        return latex(entry.marked) + (rf"\textsuperscript{{{sign}}}" if sign else "")
+
     *spans, last = grid.heading_rows or [[]]
-    headings = [
-        line("", *(rf"\multicolumn{{{span}}}{{c}}{{{latex(label)}}}" for label, span in level))
-        for level in spans
-    ]
-    headings.append(line(latex(grid.corner), *(latex(label) for label, _ in last)))
-    body = [
-        line(latex(row), *(latex(entry.marked) for entry in entries)) for row, entries in grid.rows.items()
-    ]
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{latex(heading(sheet))}}}",
-        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', sheet.id)}}}",
+    return [
         rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
         r"\toprule",
-        *headings,
+        *(
+            line("", *(rf"\multicolumn{{{span}}}{{c}}{{{latex(label)}}}" for label, span in level))
+            for level in spans
+        ),
+        line(latex(grid.corner), *(latex(label) for label, _ in last)),
         r"\midrule",
-        *body,
+        *(line(latex(row), *map(number, entries)) for row, entries in grid.rows.items()),
         r"\bottomrule",
         r"\end{tabular}",
-        r"\end{table}",
-        *(rf"{{\footnotesize {latex(text)}\par}}" for text in (sheet.caption, *notes.texts)),
-        *(f"% {latex(text)}" for text in ([ASSUMED, *sheet.assumptions] if sheet.assumptions else [])),
     ]
-    return "\n".join(lines) + "\n"

@@ -52,15 +52,15 @@ def texts(
     missing = absent(sheet, printed, shown)
     records = [runs(cell.run) for cell in sheet.cells]
     notes = Notes.of(sheet, shown, missing, notes_on(records), targets_text(sheet, runs, printed))
-    grid = Grid.of(sheet, shown, notes.marks)
-    if grid.quantity:
-        notes = replace(notes, seeds=f"Numbers: {grid.quantity}. {notes.seeds}")
+    grid, short = (Grid.of(sheet, shown, notes.marks, form) for form in (False, True))
+    in_short = notes.naming(short.quantity)
+    notes = notes.naming(grid.quantity)
     # The page also says what has changed since; the other files depend on the records alone.
     on_page = replace(notes, remarks=(*notes.remarks, *code_changes(records)))
     render: dict[str, Callable[[], str]] = {
         "csv": lambda: to_csv([*shown, *missing]),
         "md": lambda: to_markdown(sheet, grid, notes),
-        "tex": lambda: to_latex(sheet, grid, notes),
+        "tex": lambda: to_latex(sheet, short, in_short),
         "html": lambda: table_page(sheet, grid, shown, on_page, runs, outputs["html"].parent),
     }
     return {form: render[form]() for form in outputs}
