@@ -69,7 +69,6 @@ def page(
         exploratory=_exploratory(summary),
         judged=[claim for claim in claims if claim["verdict"] != "not run"],
         not_run=[claim for claim in claims if claim["verdict"] == "not run"],
-        ranked={item["name"]: item.get("rank_correlation") for item in summary["items"]},
         scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
         assumptions=assumptions,
     )
