@@ -23,6 +23,14 @@ OverSeeds = Literal["mean", "median", "max"]
 Interval = tuple[float, float]
 
 
+def against(interval: Interval, margin: float) -> Literal["inside", "outside", "across"]:
+    """Return the place of an interval against a margin around zero; inside is two one-sided tests."""
+    low, high = interval
+    if low >= -margin and high <= margin:
+        return "inside"
+    return "outside" if low > margin or high < -margin else "across"
+
+
 @dataclass(frozen=True)
 class Statistic:
     """Mean (or median, or maximum) over ``n`` seeds; a mean of two or more has the sample's deviation."""
@@ -234,12 +242,6 @@ class Contrast:
         """90 % interval of the difference."""
         half = self.quantile * self.error
         return self.estimate - half, self.estimate + half
-
-    @property
-    def inside(self) -> bool:
-        """The interval lies inside the margin: two one-sided tests."""
-        low, high = self.interval
-        return low >= -self.margin and high <= self.margin
 
     def p_above(self, point: float = 0.0) -> float:
         """Return the one-sided p value of a true difference above a point."""

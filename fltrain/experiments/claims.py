@@ -105,7 +105,7 @@ class Quantity(Settings):
         return self
 
 
-class Compared(Quantity):
+class OneSided(Quantity):
     """A claim on the sign or size of a number, at every place or on average. All tests are one-sided, at 5 %.
 
     ``average``: t test of the averages over places, one per seed that has a number in all of them; each place
@@ -119,7 +119,7 @@ class Compared(Quantity):
     judge: Literal["every", "average"] = "average"
 
 
-class Directed(Compared):
+class Directed(OneSided):
     """A claim that something exceeds ``by``.
 
     A negative ``by`` allows a deficit of this size: "as good as" within a margin, or better.
@@ -152,7 +152,7 @@ class Positive(Directed):
     kind: Literal["positive", "negative"]
 
 
-class Similar(Compared):
+class Similar(OneSided):
     """The number differs by no more than ``margin`` between the cells labelled ``one`` and ``other``.
 
     Two one-sided tests put the difference above ``-margin`` and below ``margin``.

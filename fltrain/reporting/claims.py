@@ -23,18 +23,21 @@ from fltrain.core.statistics import (
     Interval,
     PublishedMean,
     Sample,
+    against,
     contrast,
     discoveries,
     holm,
     known,
 )
 from fltrain.experiments.claims import (
+    Above,
     All,
     Claim,
-    Directed,
     Fails,
     LabelChoice,
     NotJudged,
+    OneOrSeveral,
+    Positive,
     Quantity,
     Similar,
     Test,
@@ -236,9 +239,9 @@ def _within(sheet: Sheet, test: Quantity, lines: pd.DataFrame, found: Finding) -
     Of an item restricted to some labels of an axis, only claims that name these labels are decided.
     """
     named_labels: dict[str, set[str]] = {}
-    for choice in (test.at, *test.sides):
-        for axis, labels in choice.items():
-            named_labels.setdefault(axis, set()).update(several(labels))
+    chosen: tuple[Mapping[str, OneOrSeveral], ...] = test.at, *test.sides
+    for axis, labels in (pair for choice in chosen for pair in choice.items()):
+        named_labels.setdefault(axis, set()).update(several(labels))
     present = {axis: set(labels) & named_labels.get(axis, set()) for axis, labels in sheet.axes.items()}
     missed = [
         str(one)
@@ -329,22 +332,23 @@ class Evidence:
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
         names = lines[varied].agg(", ".join, axis=1) if varied else pd.Series("all", index=lines.index)
         lines = lines.assign(place=names)
-        samples = {str(name): _sample(group, floor) for name, group in lines.groupby("place", sort=False)}
+        by_place = {str(name): group for name, group in lines.groupby("place", sort=False)}
+        samples = {name: _sample(group, floor) for name, group in by_place.items()}
+        labels = {name: {axis: str(group[axis].iloc[0]) for axis in axes} for name, group in by_place.items()}
         filled = {name: sample for name, sample in samples.items() if sample.values}
         families = _families(whole, floor, test)
-        labels = lines.drop_duplicates("place").set_index("place")[axes]
         empty = len(samples) - len(filled)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         losses = [f"{number} {text}" for text, number in counts.items() if number]
         return cls(
             numbers=lines.pivot(index="seed", columns="place", values="value")[list(samples)],
             samples=filled,
-            families={name: families[tuple(labels.loc[name])] for name in filled},
+            families={name: families[tuple(labels[name].values())] for name in filled},
             floor=floor,
             losses=losses + ([f"{count(empty, 'place')} without a number"] if empty else []),
             unit=" %" if test.relative else "",
             compared=_compared(sheet, test),
-            labels=labels.iloc[0].to_dict() if len(labels) == 1 else None,
+            labels=next(iter(labels.values())) if len(labels) == 1 else None,
         )
 
     @property
@@ -432,7 +436,7 @@ def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[s
 def _compared(sheet: Sheet, test: Quantity) -> str:
     """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
 
-    def text(labels: Mapping[str, str | tuple[str, ...]]) -> str:
+    def text(labels: Mapping[str, OneOrSeveral]) -> str:
         return ", ".join(named(axis, label) for axis, names in labels.items() for label in several(names))
 
     if test.sides:
@@ -448,7 +452,7 @@ def _compared(sheet: Sheet, test: Quantity) -> str:
 
 
 # ---------------------------------------------------------------- tests
-def _tested(evidence: Evidence, test: Directed | Similar) -> Finding:
+def _tested(evidence: Evidence, test: Above | Positive | Similar) -> Finding:
     """Support a claim if all tests are significant, which needs no correction, and no number is missing.
 
     Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
@@ -489,6 +493,14 @@ def _tested(evidence: Evidence, test: Directed | Similar) -> Finding:
     return evidence.finding("supported" if holds else "undecided", decision, largest, least)
 
 
+PLACES: dict[str, ClaimVerdict] = {
+    "inside": "supported",
+    "outside": "contradicted",
+    "across": "undecided",
+}
+"""Verdict on a stated number by the place of the interval of its difference against the margin."""
+
+
 def _value(
     evidence: Evidence, sheet: Sheet, test: Value, statement: Statement, cells: Sequence[TableCell]
 ) -> Finding:
@@ -501,17 +513,7 @@ def _value(
     stated = 100 * statement.value if statement.unit == "fraction" else statement.value
     words, tried, whole = f"stated {stated:g}", "", True
     if cell := _printed(evidence, sheet, test, cells, stated):
-        mean, n, margin, ends = cell.mean, cell.n, cell.margin or 0.0, cell.difference_interval
-        text, p, said = value_text(cell), cell.p, cell.full_verdict
-        if test.over:
-            mean, n, margin, ends = (
-                cell.gain,
-                len(cell.gains),
-                cell.gain_margin or 0.0,
-                cell.gain_difference_interval,
-            )
-            text, p, said = gain_text(cell), None, cell.gain_verdict or ""
-        numbers = f"{text} over {count(n, 'seed')}"
+        numbers, said, mean, ends, margin, p = _of_cell(cell, gain=bool(test.over))
         words += f", as the cell {cell.place} of {cell.item}, which is {said}"
     else:
         where, values = OVER_PLACES, evidence.per_seed
@@ -534,14 +536,23 @@ def _value(
         whole = not evidence.empty
     if ends is None or mean is None:
         return Finding("undecided", numbers, f"{words}, margin {margin:.3g}; {UNTESTABLE}", mean)
-    (low, high), verdict = ends, "undecided"
-    if whole and -margin <= low and high <= margin:
-        verdict = "supported"
-    elif whole and (low > margin or high < -margin):
-        verdict = "contradicted"
+    verdict = PLACES[against(ends, margin)] if whole else "undecided"
     interval = f"ours minus stated {mean - stated:+.2f} {interval_text(ends, 2, '+')}"
     decision = ", ".join(filter(None, (words, f"margin {margin:.3g}", interval, tried)))
+    low, high = ends
     return Finding(verdict, numbers, decision, mean, (stated + low, stated + high), p, p if whole else None)
+
+
+def _of_cell(
+    cell: TableCell, gain: bool
+) -> tuple[str, str, float | None, Interval | None, float, float | None]:
+    """Return value or gain of a cell with its seeds, verdict, mean, interval of the difference, margin, p."""
+    if gain:
+        numbers = f"{gain_text(cell)} over {count(len(cell.gains), 'seed')}"
+        interval, margin = cell.gain_difference_interval, cell.gain_margin or 0.0
+        return numbers, cell.gain_verdict or "", cell.gain, interval, margin, None
+    numbers = f"{value_text(cell)} over {count(cell.n, 'seed')}"
+    return numbers, cell.full_verdict, cell.mean, cell.difference_interval, cell.margin or 0.0, cell.p
 
 
 def _printed(

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.claims import LabelChoice, Quantity
+from fltrain.experiments.claims import OneOrSeveral, Quantity
 from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
@@ -397,7 +397,7 @@ def _within_rounds(values: pd.Series, shares: tuple[float, float], rounds: int) 
     return later[:1] if within.empty else within
 
 
-def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.DataFrame:
+def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
     """Return values minus the mean of those with the given labels, at the same place and seed.
 
     ``relative`` differences are in per cent of that mean. The state is the worse one.

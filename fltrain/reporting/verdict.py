@@ -22,6 +22,7 @@ from fltrain.core.statistics import (
     PublishedMean,
     Sample,
     Spread,
+    against,
     contrast,
     discoveries,
     percentile_interval,
@@ -286,15 +287,21 @@ def _side(inputs: RuleInputs, larger: bool) -> Side:
     return "more" if larger else "less"
 
 
+LABELS: dict[str, Verdict] = {
+    "inside": "reproduced",
+    "outside": "not reproduced",
+    "across": "inconclusive",
+}
+"""Verdict on a value by the place of the interval of its difference against the margin."""
+
+
 def _labelled(cell: TableCell, inputs: RuleInputs, interval: Interval) -> TableCell:
-    (low, high), margin = interval, cell.margin or 0.0
-    missed = low > margin or high < -margin
-    inside = low >= -margin and high <= margin
+    place = against(interval, cell.margin or 0.0)
     return cell.having(
-        difference_low=low,
-        difference_high=high,
-        verdict="not reproduced" if missed else "reproduced" if inside else "inconclusive",
-        side=_side(inputs, low > margin) if missed else "",
+        difference_low=interval[0],
+        difference_high=interval[1],
+        verdict=LABELS[place],
+        side=_side(inputs, interval[0] > 0) if place == "outside" else "",
     )
 
 
@@ -336,7 +343,7 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, fami
         margin=gain_margin(published),
     )
     verdict: GainVerdict = "inconclusive"
-    if found.inside:
+    if against(found.interval, found.margin) == "inside":
         verdict = "size reproduced"
     elif (low > 0 and published > 0) or (high < 0 and published < 0):
         verdict = "direction reproduced"

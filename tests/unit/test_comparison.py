@@ -19,6 +19,7 @@ from fltrain.core.statistics import (
     Sample,
     Spread,
     Statistic,
+    against,
     contrast,
     discoveries,
     holm,
@@ -65,7 +66,7 @@ def test_a_contrast_with_a_margin_is_two_one_sided_tests() -> None:
         above = stats.ttest_1samp(VALUES, 60.5 - margin, alternative="greater").pvalue
         below = stats.ttest_1samp(VALUES, 60.5 + margin, alternative="less").pvalue
         assert found.p_inside == pytest.approx(max(above, below))
-        assert found.inside == (found.p_inside <= 0.05)
+        assert (against(found.interval, found.margin) == "inside") == (found.p_inside <= 0.05)
 
 
 @pytest.mark.parametrize("values", [(), (60.0,), (60.0, 61.0), (60.0, 61.0, NEVER), (60.0, 60.0, 60.0)])
