@@ -157,6 +157,16 @@ def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
     assert targets_text(sheet, runs.results.record, Published()) == "Target accuracy: 60 %."
 
 
+def test_targets_name_their_labels_in_the_order_of_the_axes(runs: Runs) -> None:
+    """The order of a set differs between two processes, and so would their tables."""
+    for labels in itertools.product(("FedAvg", "MOON"), ("u", "v"), ("few", "many"), ("low", "high")):
+        names = dict(zip(("method", "data", "clients", "skew"), labels, strict=True))
+        runs.add(names, 0.6, rows=accuracy_rows(0.6))
+    sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
+    text = targets_text(sheet, runs.results.record, Published())
+    assert text.startswith("Target accuracy: 60 % (u, few, low), 60 % (u, few, high), 60 % (u, many, low), ")
+
+
 def test_accuracy_at_equal_time_uses_the_median_time_of_the_base(runs: Runs) -> None:
     """FedAvg takes 4 s in the median; methods with one and two seconds a round have four and two rounds."""
     curve = accuracy_rows(0.1, 0.2, 0.3, 0.4)
@@ -482,7 +492,7 @@ def test_latex_has_a_short_form_that_fits_the_text(
 ) -> None:
     """Columns of differences and verdicts are left out; a wide table is divided between its panels."""
     text = written(runs, rich(reduced=False), published)["tex"]
-    lines = check_latex(text, 16)
+    lines = check_latex(text, 18)
     assert "difference" not in text.partition(r"\end{table}")[0] and text.count(r"\begin{table}") == 4
     assert [cell.rpartition("{")[2] for cell in lines[0] if cell] == ["one}"]
     assert lines[3][:3] == ["fedavg", r"45.00 $\pm$ 7.07\textsuperscript{$\ne$$\dagger$}", "65.80"]
