@@ -251,34 +251,43 @@ class Grid:
             },
         )
 
-    def blocks(self, points: float) -> list[Grid]:
-        """Divide the columns into tables of about this width, if possible between top headings."""
-
-        def width(places: Sequence[int]) -> float:
-            texts = [
-                max(len(self.columns[place][-1]), *(len(entries[place].marked) for entries in rows))
-                for place in places
-            ]
-            return POINTS * (max(map(len, (self.corner, *self.rows))) + sum(texts)) + GAP * (1 + len(places))
-
-        rows, blocks = list(self.rows.values()), list[list[int]]([[]])
-        for _, same in itertools.groupby(range(len(self.columns)), lambda place: self.columns[place][:-1]):
-            group = list(same)
-            if width(blocks[-1] + group) > points >= width(group):
+    def blocks(self, points: float, lines: int) -> list[Grid]:
+        """Divide it into tables of at most this width and length, if possible between top headings."""
+        blocks: list[list[int]] = [[]]
+        for _, group in itertools.groupby(
+            range(len(self.columns)), lambda place: self.columns[place][:-1][:1]
+        ):
+            places = list(group)
+            if self._part([*blocks[-1], *places]).width > points >= self._part(places).width:
                 blocks.append([])
-            for place in group:
-                if blocks[-1] and width([*blocks[-1], place]) > points:
+            for place in places:
+                if blocks[-1] and self._part([*blocks[-1], place]).width > points:
                     blocks.append([])
                 blocks[-1].append(place)
-        return [
-            replace(
-                self,
-                columns=[self.columns[place] for place in block],
-                rows={row: [entries[place] for place in block] for row, entries in self.rows.items()},
-            )
-            for block in blocks
-            if block or not self.columns
+        names = list(self.rows)
+        chunks = [names[start : start + lines] for start in range(0, len(names), lines)] or [[]]
+        return [self._part(block, chunk) for block in blocks if block or not self.columns for chunk in chunks]
+
+    def _part(self, places: Sequence[int], names: Iterable[str] | None = None) -> Grid:
+        rows = {name: [self.rows[name][place] for place in places] for name in names or self.rows}
+        return replace(self, columns=[self.columns[place] for place in places], rows=rows)
+
+    @property
+    def width(self) -> float:
+        """Approximate width in LaTeX, in points."""
+        texts = [
+            max(len(column[-1]), *(len(entries[place].marked) for entries in self.rows.values()))
+            for place, column in enumerate(self.columns)
         ]
+        widest = sum(texts)
+        for level in self.heading_rows[:-1]:
+            ends = list(itertools.accumulate(span for _, span in level))
+            widths = [
+                max(len(label), sum(texts[end - span : end]))
+                for (label, span), end in zip(level, ends, strict=True)
+            ]
+            widest = max(widest, sum(widths))
+        return POINTS * (max(map(len, (self.corner, *self.rows))) + widest) + GAP * (1 + len(texts))
 
     @property
     def heading_rows(self) -> list[list[tuple[str, int]]]:
@@ -471,6 +480,8 @@ def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
 
 TEXT_WIDTH = 345.0
 """Width of the text of LaTeX's ``article``, in points."""
+TEXT_LINES = 45
+"""Rows of a LaTeX table that fit its page."""
 POINTS, GAP = 4.25, 6.0
 """Width of a character and of the space around a column in a LaTeX table, in points."""
 
@@ -478,11 +489,11 @@ POINTS, GAP = 4.25, 6.0
 def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     """Return LaTeX tables in the short form (package booktabs), their notes, and assumptions as comments.
 
-    A table that is wider than the text is divided by columns. Notes stand outside the floats, which could
+    A table that is wider or longer than a page is divided. Notes stand outside the floats, which could
     otherwise be larger than a page.
     """
     label = re.sub(r"[^A-Za-z0-9]+", "-", sheet.id)
-    blocks = grid.blocks(TEXT_WIDTH)
+    blocks = grid.blocks(TEXT_WIDTH, TEXT_LINES)
     lines: list[str] = []
     for number, block in enumerate(blocks, start=1):
         part = f" Part {number} of {len(blocks)}." if len(blocks) > 1 else ""
