@@ -13,7 +13,6 @@ from fltrain.methods.fedavgm import FedAvgM
 from fltrain.methods.feddyn import FedDyn
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
-from fltrain.methods.ops.vectors import data_weighted_mean
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.base import Model, build
 from fltrain.models.networks.lenet5 import LeNet5
@@ -24,11 +23,9 @@ from .helpers import (
     Tracing,
     assert_same_steps,
     by_name,
-    drawn,
     mean_by_size,
     simulation,
     trained,
-    update_of,
 )
 from .ordinary import flat, gradient_of, running
 from .quadratics import TWO_CLIENTS, weights_after
@@ -47,20 +44,6 @@ def test_mean_by_data_size() -> None:
     assert samples.tolist() == [update.samples for update in updates] and len(set(samples.tolist())) == 3
     expected = mean_by_size(updates, "weights")
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_the_mean_of_a_single_client_is_its_weights_bit_for_bit() -> None:
-    federation = trained(FedAvg(), rounds=1, fraction=1 / 6, trainer=Tracing)
-    (update,) = federation.trainer.updates
-    assert torch.equal(federation.server.weights, update.weights)
-    assert torch.equal(federation.server.buffers, update.buffers)
-    assert torch.equal(federation.server.counters, update.counters)
-
-
-def test_clients_that_do_not_move_leave_the_weights_unchanged_bit_for_bit() -> None:
-    start = drawn(1000)
-    updates = [update_of(start, start.clone(), samples=samples) for samples in (3, 7, 11, 90)]
-    assert torch.equal(data_weighted_mean(updates, [update.weights for update in updates]), start)
 
 
 def test_one_full_batch_step_is_a_step_on_the_pooled_data() -> None:

@@ -25,7 +25,6 @@ from .helpers import (
     by_name,
     goes_with,
     layer_names,
-    reference,
     rows_of,
     simulation,
     task_of,
@@ -176,15 +175,6 @@ def test_selection_follows_from_the_recorded_similarities(base: type[Method], st
         assert list(measured) == names
         ranked = sorted(measured, key=measured.get, reverse=strategy == "highest")
         assert selected == ranked[:2]
-
-
-@pytest.mark.parametrize("base", SHARING, ids=by_name)
-def test_traffic_is_that_of_the_base_plus_the_indices(base: type[Method]) -> None:
-    """Three 32-bit integers per client and round, from the second round on, downwards only."""
-    plain, fed = reference(base(), rounds=3), trained(base(), Flfa(n_fa=3), rounds=3)
-    clients_after_the_first_round = 2 * 3
-    assert fed.bytes_down == plain.bytes_down + 4 * 3 * clients_after_the_first_round
-    assert fed.bytes_up == plain.bytes_up
 
 
 def report_of(flfa: Flfa, **settings: object) -> dict:
