@@ -7,15 +7,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib
 import inspect
 import itertools
 import json
 import re
-import statistics
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
@@ -78,10 +75,9 @@ In the table:
 * **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
   weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent. *No
   BatchNorm*: its parameters and statistics are not sent.
-* **Lines of code** of the method's file exclude comments and docstrings. Their median is {median}.
 
-| name | kind | source | work | traffic | state | lines of code |
-| --- | --- | --- | --- | --- | --- | --- |
+| name | kind | source | work | traffic | state |
+| --- | --- | --- | --- | --- | --- |
 {rows}
 
 ## Combinations
@@ -153,21 +149,6 @@ Tables mark these published values (`config/reported/anomalies.csv`).
 
 
 # ------------------------------------------------------------------------------------ index
-def lines_of_code(path: Path) -> int:
-    """Lines that hold code: no docstrings, comments or blank lines."""
-    source = path.read_text(encoding="utf-8")
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, documented) and ast.get_docstring(node):
-            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    with path.open("rb") as file:
-        tokens = [token for token in tokenize.tokenize(file.readline) if token.type not in silent]
-    code = {line for token in tokens[1:-1] for line in range(token.start[0], token.end[0] + 1)}
-    return len(code - docstrings)
-
-
 KEPT = {
     None: "",
     "all": ", no model",
@@ -195,10 +176,8 @@ def _work(name: str, plugin: bool) -> float:
 
 def index() -> str:
     """The page that lists all methods."""
-    rows, counts = [], []
+    rows = []
     for name, method in METHODS.items():
-        source = Path(str(importlib.import_module(method.__module__).__file__))
-        counts.append(lines_of_code(source))
         cost = method.footprint
         cells = [
             f"[{name}]({name}.md)",
@@ -207,12 +186,9 @@ def index() -> str:
             f"{_work(name, plugin=method.plugin):.2f}",
             f"{_or_depends(cost.down)} / {_or_depends(cost.up)}{KEPT[method().needs.private]}",
             f"{_or_depends(cost.client)} / {_or_depends(cost.server)}",
-            str(counts[-1]),
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    return INDEX.format(
-        rows="\n".join(rows), combinations=combinations(), median=f"{statistics.median(counts):g}"
-    )
+    return INDEX.format(rows="\n".join(rows), combinations=combinations())
 
 
 def method_page(name: str) -> str:
@@ -643,6 +619,7 @@ def described(kind: type[Settings]) -> tuple[str, dict[str, str]]:
     text, meanings = "", {}
     for parent in reversed([one for one in kind.__mro__ if issubclass(one, Settings)]):
         docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "").replace("``", "`")
+        docstring = re.sub(r"\bif None\b", "if `null`", docstring)
         text, _, attributes = docstring.partition("\nAttributes:\n")
         entries = re.split(r"(?m)^    (\w+(?:, \w+)*): ", attributes)[1:]
         meanings |= {
@@ -659,9 +636,21 @@ def default_of(schema: Mapping[str, Any]) -> str:
     return "see there" if isinstance(value, dict) and value else f"`{json.dumps(value)}`"
 
 
-def keys_of(kind: type[Settings], schema: Mapping[str, Any]) -> str:
-    """The table of a mapping's keys."""
+def keys_of(
+    kind: type[Settings], schema: Mapping[str, Any], first: dict[tuple[str, str], str] | None = None
+) -> str:
+    """The table of a mapping's keys.
+
+    Args:
+        kind: class of the mapping.
+        schema: its JSON schema.
+        first: key and its meaning -> the mapping on the page that explains both; the others refer to it.
+    """
     _, meanings = described(kind)
+    for key, meaning in meanings.items() if first is not None else ():
+        explained = first.setdefault((key, meaning), title_of(kind))
+        if explained != title_of(kind) and len(meaning.split()) > 6:
+            meanings[key] = f"as in [{explained}](#{explained.lower()})"
     required = schema.get("required", [])
     rows = [
         [
@@ -676,9 +665,9 @@ def keys_of(kind: type[Settings], schema: Mapping[str, Any]) -> str:
     return table(["key", "value", "default", "meaning"], rows) if rows else "No further keys."
 
 
-def section(kind: type[Settings], schema: Mapping[str, Any]) -> str:
+def section(kind: type[Settings], schema: Mapping[str, Any], first: dict[tuple[str, str], str]) -> str:
     """The section of one mapping: its description, then its keys."""
-    return f"### {title_of(kind)}\n\n{described(kind)[0]}\n\n{keys_of(kind, schema)}"
+    return f"### {title_of(kind)}\n\n{described(kind)[0]}\n\n{keys_of(kind, schema, first)}"
 
 
 def settings_of(kind: type[Settings]) -> dict[str, type[Settings]]:
@@ -701,7 +690,8 @@ def configuration() -> str:
             if name not in KINDS and not issubclass(inner, Method):
                 parts.append((inner, schema if inner is kind else schema["$defs"][name]))
             KINDS[name] = inner
-    sections = [one if isinstance(one, str) else section(*one) for one in parts]
+    first: dict[tuple[str, str], str] = {}
+    sections = [one if isinstance(one, str) else section(*one, first) for one in parts]
     workflow = (CONFIG / "config.yaml").read_text(encoding="utf-8")
     return CONFIGURATION.format(parts="\n\n".join(sections), workflow=workflow.strip())
 
