@@ -28,19 +28,12 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.tracking.views import opened
+from fltrain.tracking.export import CELLS, TABLES, equals, opened
+from fltrain.tracking.server import address
 
 SIZE = {"width": 1280, "height": 720}
 SECONDS = 120
 PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "flfa/table4"
-CELLS = "cells"
-# Hide the assistant, so that pictures show the page only.
-PREFERENCES = {
-    "mlflow.workflowType_v1": '"machine_learning"',
-    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": "true",
-    "mlflow.assistant.panelOpen_v1": "false",
-    "mlflow.telemetry.info.alert.dismissed_v1": "true",
-}
 
 
 @contextmanager
@@ -78,12 +71,12 @@ class Tour:
     def __init__(self, page: Page, address: str, client: MlflowClient) -> None:
         self.page, self.address, self.client = page, address, client
         self.experiments = {one.name: one.experiment_id for one in client.search_experiments()}
-        if not {PAPER, CELLS} <= self.experiments.keys():
-            raise SystemExit(f"error: no experiment {PAPER!r} or {CELLS!r}; `make reproduce` makes them")
+        if missing := {PAPER, TABLES, CELLS} - self.experiments.keys():
+            raise SystemExit(f"error: no experiments {sorted(missing)}; `make reproduce` makes them")
         self.experiment = self.experiments[PAPER]
 
     def open(self, place: str) -> None:
-        """Load a page as somebody who comes for the first time: the interface keeps settings otherwise."""
+        """Load a page as somebody who comes for the first time: browsers keep changed settings otherwise."""
         self.page.goto(f"{self.address}/health")
         self.page.evaluate("localStorage.clear()")
         self.page.goto(f"{self.address}/#/{place}")
@@ -95,20 +88,22 @@ class Tour:
             raise SystemExit(f"error: the store holds no run with {condition}")
         return found
 
-    def view(self, experiment: str, condition: str, column: str, charts: bool = False) -> None:
-        """Open the shared view of an experiment, and filter its runs."""
-        self.open(opened(self.experiments[experiment], charts).removeprefix("#/"))
-        field = self.page.get_by_placeholder("metrics.rmse")
-        if not charts:
+    def view(self, experiment: str, condition: str, column: str, mode: str = "") -> None:
+        """Open the list of an experiment, with a filter; it shows a column, unless it shows charts."""
+        place = (
+            opened(self.experiments[experiment], condition)
+            if condition
+            else address(experiment, self.experiments[experiment])
+        )
+        self.open(place.removeprefix("#/") + mode)
+        if not mode:
             expect(self.page.get_by_role("columnheader", name=column).first).to_be_visible()
-        if condition:
-            field.fill(condition)
-            field.press("Enter")
-        count = len(self.client.search_runs([self.experiments[experiment]], condition or "tags.kind = 'run'"))
+        count = len(self.client.search_runs([self.experiments[experiment]], condition, max_results=100))
         expect(self.page.get_by_text(f"{count} matching runs")).to_be_visible()
+        expect(self.page.get_by_text("You're viewing a shared view")).to_have_count(0)
 
     def find(self) -> None:
-        """All runs of a paper."""
+        """All runs of a paper, grouped by cell."""
         self.view(PAPER, "", "final_accuracy")
 
     def filter(self) -> None:
@@ -121,20 +116,16 @@ class Tour:
         expect(self.page.get_by_role("link", name=f"{TABLE}: ").first).to_be_visible()
 
     def curves(self) -> None:
-        """Curves of two methods, means over seeds; they come before the charts of single numbers."""
-        self.view(PAPER, f"tags.items LIKE '%{FIGURE},%'", "", charts=True)
+        """Curves of two methods, means over seeds, as runs are grouped; they come before single numbers."""
+        self.view(PAPER, f"tags.items LIKE '%{FIGURE},%'", "", "&compareRunsMode=CHART")
         for section in ("Curves", "Model metrics"):
             expect(self.page.get_by_text(section, exact=True).first).to_be_attached()
-        self.page.get_by_role("button", name="Group by").click()
-        self.page.get_by_role("menuitemcheckbox", name="plugins", exact=True).first.click()
-        self.page.keyboard.press("Escape")
         expect(self.page.locator(".scatterlayer .trace").nth(1)).to_be_visible()
         self.page.mouse.move(0, 0)  # charts under the pointer show buttons
 
     def compared(self) -> None:
         """Tables side by side, cell by cell."""
-        condition = quote("tags.kind = 'item'")
-        self.open(f"experiments/{self.experiment}/runs?searchFilter={condition}&compareRunsMode=ARTIFACT")
+        self.view(TABLES, equals("paper", PAPER), "", "&compareRunsMode=ARTIFACT")
         expect(self.page.get_by_placeholder("Filter by cell")).to_be_visible()
         expect(self.page.get_by_role("columnheader", name="mean").first).to_be_visible()
 
@@ -165,7 +156,6 @@ class Tour:
         expect(frame.locator("#values tbody tr").first).to_be_visible()
 
 
-# The last one opens another page, in which the assistant is not hidden.
 STATIONS = (
     Tour.find,
     Tour.filter,
@@ -194,8 +184,6 @@ def main() -> None:
         page = browser.new_page(viewport=SIZE)
         page.set_default_timeout(1000 * SECONDS)
         expect.set_options(timeout=1000 * SECONDS)
-        for key, value in PREFERENCES.items():
-            page.add_init_script(f"localStorage.setItem({json.dumps(key)}, {json.dumps(value)})")
         tour = Tour(page, address, MlflowClient(address))
         for number, station in enumerate(STATIONS, 1):
             started = time.monotonic()

@@ -10,15 +10,18 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    import pandas as pd
+
+    from fltrain.analysis.finished import FinishedRun
     from fltrain.experiments.plan import Plan
-    from fltrain.runs.record import Record
-    from fltrain.tracking.dataframes import load_runs, load_settings
+    from fltrain.runs.register import register
+    from fltrain.tracking.runs import load_runs, load_settings
 
 __version__ = version("fltrain")
-__all__ = ["__version__", "load_runs", "load_settings", "plan", "train"]
+__all__ = ["__version__", "compare", "load_runs", "load_settings", "plan", "register", "train"]
 
 
 def train(
@@ -29,8 +32,8 @@ def train(
     threads: int = 1,
     again: bool = False,
     quiet: bool = True,
-) -> Record:
-    """Train one run and return its record; a run that has a record is not trained again.
+) -> FinishedRun:
+    """Train one run; a run that has a record is not trained again.
 
     Args:
         spec: settings as in a YAML file of ``fltrain train``, for example ``{"dataset": "digits", ...}``.
@@ -40,25 +43,34 @@ def train(
         again: train the run even if it has a record.
         quiet: write progress to the record's log only.
 
+    Returns:
+        The run with ``metrics`` (a data frame), ``accuracy``, ``plot()`` and ``model()``.
+
     Raises:
         FltrainError: if a setting is wrong, or data or device are missing.
     """
     from pathlib import Path
 
+    from fltrain.analysis.finished import FinishedRun
     from fltrain.engine import train as training
     from fltrain.runs.record import Results
     from fltrain.runs.spec import RunSpec
     from fltrain.runtime.devices import pick_device
 
     parsed, folder = RunSpec.parse(spec, "spec"), Results(Path(results))
-    if folder.record(parsed.run_id).complete and not again:
-        return folder.record(parsed.run_id)
-    execution = training.Execution(pick_device(device), threads)
-    return training.train(parsed, folder, execution, again=again, quiet=quiet)
+    record = folder.record(parsed.run_id)
+    if not record.complete or again:
+        execution = training.Execution(pick_device(device), threads)
+        record = training.train(parsed, folder, execution, again=again, quiet=quiet)
+    return FinishedRun(record, parsed, folder)
 
 
 def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
     """Return the plan of a scale: its tables and figures, and the runs behind them.
+
+    Args:
+        scale: name of a file in ``scales``.
+        config: folder that contains ``papers`` and ``scales``.
 
     Raises:
         FltrainError: if a file of the configuration is wrong or missing.
@@ -70,11 +82,50 @@ def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
     return plan_scale(Path(config), scale)
 
 
+def compare(
+    results: str | Path = "results",
+    *,
+    where: str | Iterable[str] = (),
+    metric: str = "final_accuracy",
+    over: Sequence[str] = (),
+    baseline: str | None = None,
+    config: str | Path = "config",
+) -> pd.DataFrame:
+    """Compare trained runs, paired by seed, as ``fltrain compare`` and the pages of tables do.
+
+    Args:
+        results: folder that holds ``runs/``.
+        where: conditions on the runs, as for ``load_runs``.
+        metric: a metric with one value, or a curve, whose last value counts.
+        over: settings to compare, by dotted names; default: method and plug-ins.
+        baseline: variant that differences are over; default: FedAvg, or the first one.
+        config: folder with ``papers/`` and ``scales/``.
+
+    Returns:
+        A row per variant (column ``compared``) and setting in which the runs differ. ``seeds`` and
+        ``diverged`` count runs; ``mean`` and ``std`` are over ``n`` seeds, accuracies in percent.
+        ``difference_mean``, ``_std``, ``_n``, ``_low`` and ``_high`` are the paired difference to the
+        baseline with its 90 % interval, ``spread_cells`` the number of rows that moderate its spread, and
+        ``runs`` the run IDs.
+
+    Raises:
+        FltrainError: if a name is unknown, or no run is left.
+    """
+    from fltrain.tracking.compare import compare as comparison_of
+    from fltrain.tracking.runs import find_runs
+
+    return comparison_of(find_runs(results, where, config), metric, over, baseline).frame
+
+
 def __getattr__(name: str) -> Any:
     if name in ("load_runs", "load_settings"):
-        from fltrain.tracking import dataframes
+        from fltrain.tracking import runs
 
-        return getattr(dataframes, name)
+        return getattr(runs, name)
+    if name == "register":
+        from fltrain.runs import register
+
+        return register.register
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -28,7 +28,6 @@ def compare(
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw curves to this file (.png, .pdf, .svg).")] = None,
     curve: Annotated[str, typer.Option(help="Metric of the curves.")] = "test_accuracy",
-    sketch: Annotated[bool, typer.Option("--sketch", help="Show curves in the terminal.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .md).")] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
@@ -38,7 +37,7 @@ def compare(
     The table shows means over seeds, and differences to the baseline with their 90 % intervals.
     """
     from fltrain.tracking import compare as comparing
-    from fltrain.tracking.dataframes import find_runs
+    from fltrain.tracking.runs import find_runs
 
     conditions = list(where or ())
     if items:
@@ -56,8 +55,6 @@ def compare(
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     for remark in compared.remarks:
         typer.echo(remark)
-    if sketch:
-        typer.echo("\n".join(comparing.sketch(compared, runs, curve)))
     if plot:
         comparing.plot(compared, runs, curve, plot)
         typer.echo(f"curves: {plot}")

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import options
-from fltrain.core.errors import Stopped
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
-from fltrain.runtime.signals import Stopping
 
 
 def track(
@@ -33,9 +31,6 @@ def track(
     models: Annotated[
         bool, typer.Option("--models", help="Also export the final weights of runs that keep them.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Keep exporting new records until Ctrl-C.")
-    ] = False,
 ) -> None:
     """Export trained runs, tables and figures of a scale to MLflow.
 
@@ -43,7 +38,7 @@ def track(
     restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
     MLFLOW_TRACKING_PASSWORD.
     """
-    from fltrain.tracking import export as tracking
+    from fltrain.tracking.export import Export, in_words, pages_of
 
     folder = Results(results)
     whole = plan(config, scale)
@@ -51,15 +46,6 @@ def track(
     runs = dict.fromkeys(planned.runs)
     if every:
         runs |= dict.fromkeys(record.run_id for record in folder.records())
-    pages = tracking.pages_of(planned)
-    wanted = tracking.Wanted(folder, scale, whole.memberships, list(runs), pages, models)
     store = uri or f"sqlite:///{folder.tracking}"
-    if not follow:
-        typer.echo(f"{store}: {tracking.export(wanted, store)}")
-        return
-    stopping = Stopping()
-    try:
-        with stopping.heeded(), stopping.interruptible():  # the next export completes an interrupted one
-            tracking.follow(wanted, store, typer.echo)
-    except (Stopped, KeyboardInterrupt):
-        typer.echo(f"{store}: no longer followed; `fltrain track` exports later changes")
+    export = Export(folder, scale, whole.memberships, list(runs), pages_of(planned), models)
+    typer.echo(f"{store}: {in_words(export.to(store))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from pathlib import Path
@@ -27,9 +26,6 @@ def ui(
     database = Results(results).tracking
     if not database.exists():
         raise FltrainError(f"{database} does not exist yet; run `make reproduce` or `fltrain track` first")
-    from fltrain.tracking.mlflow_store import SQLITE, artifacts_of
-    from fltrain.tracking.views import views_in
-
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,14 +34,10 @@ def ui(
             raise FltrainError(
                 f"--port {port}: cannot be used ({error.strerror}); choose another, for example {port + 1}"
             ) from None
-    store = f"{SQLITE}{database}"
-    typer.echo("Open one of these addresses; Ctrl-C ends the server.")
-    for name, address in views_in(store).items():
-        typer.echo(f"  {name:11} http://127.0.0.1:{port}/{address}")
+    from fltrain.tracking import server
+
+    typer.echo(f"Open http://127.0.0.1:{port}, or one of these lists; Ctrl-C ends the server.")
+    for name, experiment in server.experiments(database).items():
+        typer.echo(f"  {name:11} http://127.0.0.1:{port}/{server.address(name, experiment)}")
     sys.stdout.flush()
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--workers", "1"]  # one user; the default of four takes more memory
-    command += ["--backend-store-uri", store, "--artifacts-destination", str(artifacts_of(database))]
-    command += ["--registry-store-uri", store, "--uvicorn-opts", "--log-level warning"]
-    quiet = {"MLFLOW_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore"}
-    os.execve(sys.executable, command, {**quiet, **os.environ})
+    server.serve(database, port)

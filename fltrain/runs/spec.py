@@ -38,22 +38,30 @@ AnyDataset = Annotated[
         json_schema_input_type=str | Dataset,
     ),
 ]
+BASES = {name: method for name, method in METHODS.items() if not method.plugin}
+PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
+FORMS = {f"fed{form}": f"is written {{name: fedopt, form: {form}}}" for form in ("adam", "yogi", "adagrad")}
+
+
+def choices() -> dict[str, Any]:
+    """Return the annotations of the fields that name a network or methods, with all that are known now."""
+    elsewhere = dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'")
+    plugin: Any = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
+    return {
+        "model": choice(MODELS, "model"),
+        "method": choice(BASES, "method", {**elsewhere, **FORMS}),
+        "plugins": Annotated[tuple[plugin, ...], Strict(False)],
+    }
+
+
 if TYPE_CHECKING:
     AnyScheme: TypeAlias = Scheme
     AnyModel: TypeAlias = Model
     AnyMethod: TypeAlias = Method
-    AnyPlugin: TypeAlias = Method
+    AnyPlugins: TypeAlias = tuple[Method, ...]
 else:
     AnyScheme = choice(SCHEMES, "partition scheme")
-    AnyModel = choice(MODELS, "model")
-    BASES = {name: method for name, method in METHODS.items() if not method.plugin}
-    PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
-    FORMS = {
-        f"fed{form}": f"is written {{name: fedopt, form: {form}}}" for form in ("adam", "yogi", "adagrad")
-    }
-    ELSEWHERE = dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'")
-    AnyMethod = choice(BASES, "method", {**ELSEWHERE, **FORMS})
-    AnyPlugin = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
+    AnyModel, AnyMethod, AnyPlugins = choices().values()
 
 
 def _share(value: Any) -> Any:
@@ -169,7 +177,7 @@ class RunSpec(Settings):
     local_test: AnyLocalTest | None = None
     model: AnyModel
     method: AnyMethod
-    plugins: tuple[AnyPlugin, ...] = Field(default=(), strict=False)
+    plugins: AnyPlugins = ()
     training: Training = Training()
     rounds: int = Field(default=100, ge=1)
     participation: AnyParticipation = Participation()

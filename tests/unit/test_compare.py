@@ -11,6 +11,7 @@ from PIL import Image
 from scipy import stats
 from typer.testing import CliRunner, Result
 
+import fltrain
 from fltrain import cli
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
@@ -19,8 +20,7 @@ from fltrain.reporting.tables.cells import cells
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import Comparison, compare
-from fltrain.tracking.dataframes import find_runs
-from fltrain.tracking.run_view import RunView
+from fltrain.tracking.runs import Run, find_runs
 
 from .helpers import tiny, write_config
 
@@ -60,40 +60,39 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chosen(root: Path, *where: str) -> list[RunView]:
+def chosen(root: Path, *where: str) -> list[Run]:
     return find_runs(root, where, CONFIG)
 
 
 def by_name(comparison: Comparison) -> dict[str, Any]:
-    shown = comparison.shown
     return {
-        " ".join([line.variant, *(line.condition[key] for key in shown)]): line for line in comparison.lines
+        " ".join([line["compared"], *(line[key] for key in comparison.shown)]): line
+        for line in comparison.frame.to_dict("records")
     }
 
 
 def test_means_and_differences_are_paired_by_seed(root: Path) -> None:
     compared = compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox"))
-    base, other = compared.lines
-    assert (base.variant, other.variant, compared.baseline) == ("fedavg", "fedprox", "fedavg")
+    (first, base), (second, other) = by_name(compared).items()
+    assert (first, second, compared.baseline) == ("fedavg", "fedprox", "fedavg")
     values = {name: [100 * final for final in finals] for name, finals in FINAL.items()}
-    assert base.value is not None and base.difference is None
-    assert base.value.mean == pytest.approx(60)
-    assert base.value.std == pytest.approx(np.std(values["fedavg"], ddof=1))
-    assert other.difference is not None and other.difference.n == 3
-    assert other.difference.mean == pytest.approx((2 + 1 + 5) / 3)
-    expected = stats.ttest_rel(values["fedprox"], values["fedavg"])
-    assert other.contrast is not None
-    assert other.contrast.interval == pytest.approx(tuple(expected.confidence_interval(0.9)))
+    assert np.isnan(base["difference_mean"]) and base["difference_n"] == 0
+    assert base["mean"] == pytest.approx(60)
+    assert base["std"] == pytest.approx(np.std(values["fedavg"], ddof=1))
+    assert other["difference_n"] == 3
+    assert other["difference_mean"] == pytest.approx((2 + 1 + 5) / 3)
+    expected = stats.ttest_rel(values["fedprox"], values["fedavg"]).confidence_interval(0.9)
+    assert (other["difference_low"], other["difference_high"]) == pytest.approx(tuple(expected))
 
 
 def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     """Each learning rate has its own baseline."""
     compared = compare(chosen(root, "method=fedavg,fedprox"))
     lines = by_name(compared)
-    assert compared.shown == ("training.lr",)
+    assert compared.shown == ["training.lr"]
     assert list(lines) == ["fedavg 0.1", "fedprox 0.1", "fedavg 0.5", "fedprox 0.5"]
-    assert lines["fedprox 0.5"].difference.mean == pytest.approx(-10)
-    assert lines["fedprox 0.1"].difference.n == 3
+    assert lines["fedprox 0.5"]["difference_mean"] == pytest.approx(-10)
+    assert lines["fedprox 0.1"]["difference_n"] == 3
     (remark,) = compared.remarks
     assert "only lines with the same training.lr are compared" in remark
     assert "--over method,plugins,training.lr" in remark
@@ -103,19 +102,19 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
 def test_any_setting_can_be_compared(root: Path) -> None:
     lines = by_name(compare(chosen(root, "method=fedavg,fedprox"), over=["training"]))
     assert list(lines) == [f"training.lr={lr} {name}" for name in FINAL for lr in (0.1, 0.5)]
-    assert lines["training.lr=0.5 fedavg"].difference.mean == pytest.approx(40)
-    assert lines["training.lr=0.5 fedavg"].difference.n == 1
+    assert lines["training.lr=0.5 fedavg"]["difference_mean"] == pytest.approx(40)
+    assert lines["training.lr=0.5 fedavg"]["difference_n"] == 1
     only = compare(
         chosen(root, "method=fedavg")
     )  # if methods are equal, the setting that differs is compared
-    assert [line.variant for line in only.lines] == ["training.lr=0.1", "training.lr=0.5"]
+    assert list(only.frame["compared"]) == ["training.lr=0.1", "training.lr=0.5"]
 
 
 def test_the_baseline_can_be_chosen(root: Path) -> None:
     runs = chosen(root, "training.lr=0.1 method=fedavg,fedprox")
     compared = compare(runs, baseline="fedprox")
-    assert [line.variant for line in compared.lines] == ["fedprox", "fedavg"]
-    assert by_name(compared)["fedavg"].difference.mean == pytest.approx(-8 / 3)
+    assert list(compared.frame["compared"]) == ["fedprox", "fedavg"]
+    assert by_name(compared)["fedavg"]["difference_mean"] == pytest.approx(-8 / 3)
     for wanted, reason in {"fed": "several begin with it", "fedprx": "did you mean 'fedprox'"}.items():
         with pytest.raises(FltrainError, match=reason):
             compare(runs, baseline=wanted)
@@ -125,13 +124,13 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     """As in tables: 10 % among ten classes."""
     compared = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"))
     line = by_name(compared)["moon"]
-    assert (len(line.runs), line.diverged, line.value.mean) == (2, 1, pytest.approx((40 + 10) / 2))
+    assert (line["seeds"], line["diverged"], line["mean"]) == (2, 1, pytest.approx((40 + 10) / 2))
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
     assert row["seeds"] == "2 (1 diverged)" and row["difference to fedavg"].startswith("-30.00 ± 28.28")
     assert compared.remarks == ["diverged runs count as chance accuracy"]
     seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
-    assert by_name(seconds)["moon"].value.n == 1
+    assert by_name(seconds)["moon"]["n"] == 1
 
 
 def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
@@ -139,8 +138,9 @@ def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     plain = record(results, tiny(), 0.5)
     measured = record(results, tiny(evaluation={"statistics": ["drift"]}), 0.5)
     record(results, tiny(method="fedprox", evaluation={"statistics": ["drift"]}), 0.6)
-    base, other = compare(chosen(tmp_path)).lines
-    assert set(base.runs[0]) == {plain, measured} and other.difference is not None
+    base, other = by_name(compare(chosen(tmp_path))).values()
+    assert set(base["runs"].split()) == {plain, measured} and other["difference_n"] == 1
+    assert base["seeds"] == 1
     record(results, tiny(evaluation={"targets": [0.5]}), 0.7)
     with pytest.raises(FltrainError, match="have the same settings and seed, but not the same value"):
         compare(chosen(tmp_path))
@@ -152,13 +152,12 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     for (method, plugin), final in finals.items():
         record(results, tiny(method=method, plugins=[plugin] if plugin else []), final)
     runs = chosen(tmp_path)
-    variants = [line.variant for line in compare(runs).lines]
-    assert variants == ["fedavg", "fedavg+flfa", "fedprox", "fedprox+flfa"]
+    assert list(compare(runs).frame["compared"]) == ["fedavg", "fedavg+flfa", "fedprox", "fedprox+flfa"]
     compared = compare(runs, over=["plugins"])
     lines = by_name(compared)
     assert compared.baseline == "none"
-    assert lines["flfa fedavg"].difference.mean == pytest.approx(10)
-    assert lines["flfa fedprox"].difference.mean == pytest.approx(-5)
+    assert lines["flfa fedavg"]["difference_mean"] == pytest.approx(10)
+    assert lines["flfa fedprox"]["difference_mean"] == pytest.approx(-5)
     with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
         compare(runs, over=["model"])
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
@@ -185,16 +184,15 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path) -> None:
         record(results, entry.spec, round(float(draws.uniform(0.5, 0.6)), 3), diverged=lost)
     shown = cells(planned.sheet, results.record, Published.read(None))
     gains = {cell.row: cell for cell in shown if cell.column == "+ ECGR"}
-    compared = compare(find_runs(tmp_path / "results", (), config), over=["plugins"])
-    lines = {line.condition["method"]: line for line in compared.lines if line.variant == "ecgr"}
+    frame = fltrain.compare(tmp_path / "results", over=["plugins"], config=config)
+    lines = frame[frame["compared"] == "ecgr"].set_index("method").to_dict("index")
     assert gains.keys() == lines.keys() == set(methods)
     for method, cell in gains.items():
         line = lines[method]
-        assert line.value is not None and line.difference is not None and line.contrast is not None
-        assert (line.value.mean, line.value.std, line.diverged) == (cell.mean, cell.std, cell.diverged)
-        assert (line.difference.mean, line.difference.std) == (cell.gain, cell.gain_std)
-        assert line.contrast.interval == cell.gain_interval
-        assert (line.contrast.spread.cells == 5) == (method != "moon")
+        assert (line["mean"], line["std"], line["diverged"]) == (cell.mean, cell.std, cell.diverged)
+        assert (line["difference_mean"], line["difference_std"]) == (cell.gain, cell.gain_std)
+        assert (line["difference_low"], line["difference_high"]) == cell.gain_interval
+        assert (line["spread_cells"] == 5) == (method != "moon")
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
@@ -202,7 +200,7 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
-    assert compare(chosen(root, "status=diverged")).lines[0].value.mean == pytest.approx(10)
+    assert compare(chosen(root, "status=diverged")).frame["mean"][0] == pytest.approx(10)
 
 
 def test_runs_are_chosen(root: Path) -> None:
@@ -266,10 +264,9 @@ def test_the_command_prints_a_table_draws_curves_and_writes_files(root: Path, tm
     choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")
     error = run_compare(root, "--plot", "curves.gif").exception
     assert isinstance(error, FltrainError) and "ends in .png, .pdf or .svg" in str(error)
-    result = run_compare(root, *choice, "--plot", str(picture), "--out", str(table), "--sketch")
+    result = run_compare(root, *choice, "--plot", str(picture), "--out", str(table))
     assert result.exit_code == 0, result.output
     assert "60.00 ± 10.00" in result.output and "+2.67 ± 2.08" in result.output
-    assert "test_accuracy, %: 20 to 62.67, rounds 1 to 3" in result.output
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     assert min(pixels.shape[:2]) > 300 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
     (base, other) = csv.DictReader(table.read_text().splitlines())

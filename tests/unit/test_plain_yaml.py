@@ -21,7 +21,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Request
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.mlflow_store import artifacts_of
+from fltrain.tracking.store import artifacts_of
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS
 

@@ -242,8 +242,8 @@ def test_records_are_complete_and_exported_once(done: Checkout) -> None:
         assert record.complete and record.spec == spec.canonical
         assert "final accuracy" in (record.folder / "train.log").read_text()
     query = (
-        "SELECT tags.value FROM tags JOIN runs USING (run_uuid) "
-        "WHERE tags.key = 'fltrain.run_id' AND runs.lifecycle_stage = 'active'"
+        "SELECT runs.name FROM tags JOIN runs USING (run_uuid) "
+        "WHERE tags.key = 'kind' AND tags.value = 'run' AND runs.lifecycle_stage = 'active'"
     )
     with closing(sqlite3.connect(done.results.tracking)) as database:
         assert sorted(run for (run,) in database.execute(query)) == sorted(runs)

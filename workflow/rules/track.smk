@@ -1,5 +1,3 @@
-from dataclasses import astuple
-
 from fltrain.tracking.export import pages_of
 
 
@@ -20,7 +18,7 @@ rule track:
         # Changes if the database was deleted, so that this rule runs again.
         database=JOBS.database,
         memberships=JOBS.memberships,
-        pages=[list(astuple(page)) for page in pages_of(JOBS.plan)],
+        pages=[list(page) for page in pages_of(JOBS.plan)],
     message:
         "exporting runs to MLflow"
     script:

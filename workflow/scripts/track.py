@@ -6,13 +6,14 @@ from fltrain.core.files import write_json, write_text
 from fltrain.core.job_log import LOG, job
 from fltrain.experiments.jobs import database_file
 from fltrain.runs.record import Results
-from fltrain.tracking.export import Page, Wanted, export
+from fltrain.tracking.export import Export, Page, in_words
 
 with job(snakemake.log[0]):
     memberships, scale = snakemake.params.memberships, snakemake.params.scale
     pages = [Page(*page) for page in snakemake.params.pages]
     results = Results(Path("results"))
     store = f"sqlite:///{results.tracking}"
-    LOG.info("%s: %s", store, export(Wanted(results, scale, memberships, list(memberships), pages), store))
+    done = Export(results, scale, memberships, list(memberships), pages).to(store)
+    LOG.info("%s: %s", store, in_words(done))
     write_text(database_file(results), f"{snakemake.params.database}\n")
     write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})

@@ -1,0 +1,246 @@
+"""Recorded runs for MLflow, comparisons and data frames: fields, settings by name, metrics. No torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import pandas as pd
+
+from fltrain.core.errors import FltrainError, count
+from fltrain.core.own import places
+from fltrain.experiments.plan import plan
+from fltrain.runs.curves import Curve, curves_of, is_number
+from fltrain.runs.record import Record, Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runs.today import changed_code, revised
+from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
+
+UNASSIGNED = "unassigned"
+STALE = "stale"
+
+_NAMES = ("paper", "items", "scale", "dataset", "partition", "model", "method", "plugins", "seed", "status")
+FIELDS = (*_NAMES, "revisions", "commit", "folder")
+"""Text fields of every run; several papers, items or scales are separated by spaces.
+
+``status`` is ``completed``, ``diverged`` or ``stale``; ``plugins`` are joined by ``+`` in their order;
+``folder`` is that of the record, relative to the results folder.
+"""
+
+FINALS = ("final_accuracy", "best_accuracy", "seconds", "traffic_bytes", "peak_memory_bytes")
+"""Metrics with one value, in addition to ``final_accuracy.<dataset>`` of further datasets."""
+
+EXTRA = 2
+"""Number of further datasets whose final accuracy is a metric: many slow MLflow's interface down."""
+
+Memberships = Mapping[str, Mapping[str, Sequence[str]]]
+"""Items, such as ``flfa/table1``, by scale and run ID."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded run.
+
+    Attributes:
+        record: its record.
+        spec: its settings. The record of a stale run has another run ID than they have today.
+        fields: see ``FIELDS``.
+    """
+
+    record: Record
+    spec: RunSpec
+    fields: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: Record, memberships: Memberships) -> Self:
+        """Return the run of a complete record; a stale one belongs to the items of its current settings.
+
+        Raises:
+            FltrainError: if the record is damaged, or has settings of another version.
+        """
+        summary, spec = record.summary, record.run_spec
+        if spec is None:
+            raise FltrainError(f"{record.run_id}: its settings are from another version of fltrain")
+        stale = spec.run_id != record.run_id
+        items = {scale: runs[spec.run_id] for scale, runs in memberships.items() if spec.run_id in runs}
+        commit = record.provenance.get("commit") or "unknown"
+        revisions = {key: _revision_text(value) for key, value in record.spec["revisions"].items()}
+        fields = {
+            **membership(items),
+            **short_names(spec),
+            "status": STALE if stale else str(summary["status"]),
+            "revisions": ", ".join(f"{key} {text}" for key, text in revisions.items()),
+            "commit": f"{commit}-dirty" if record.provenance.get("dirty") else str(commit),
+            "folder": f"{record.folder.parent.name}/{record.run_id}",
+        }
+        if stale:
+            fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
+        if change := changed_code(record.provenance, spec):
+            fields["code"] = change
+        return cls(record, spec, fields)
+
+    @property
+    def run_id(self) -> str:
+        """ID of the run."""
+        return self.record.run_id
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Spec and revisions as text by dotted name: ``training.lr``, ``plugins.flfa.n_fa``."""
+        return dict(flat_settings(self.record.spec))
+
+    @cached_property
+    def named(self) -> dict[str, str]:
+        """All settings and fields, for ``fltrain.runs.where``."""
+        return {**self.settings, **self.fields}
+
+    @cached_property
+    def finals(self) -> dict[str, float]:
+        """Finite metrics with one value; accuracies from 0 to 1."""
+        summary, costs, extra = self.record.summary, self.record.costs, self.record.summary.get("extra", {})
+        values = {
+            "final_accuracy": summary["accuracy"]["final"],
+            "best_accuracy": summary["accuracy"]["best"],
+            "validation_accuracy": summary.get("validation", {}).get("final"),
+            "seconds": costs["seconds"]["total"],
+            "traffic_bytes": sum(summary["bytes"].values()),
+            "peak_memory_bytes": costs.get("peak_device_memory_bytes") or costs.get("peak_memory_bytes"),
+            **{f"final_accuracy.{name}": extra[name] for name in sorted(extra)[:EXTRA]},
+        }
+        return {name: float(value) for name, value in values.items() if is_number(value)}
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """Metrics over rounds."""
+        return curves_of(self.record, self.spec)
+
+    def value(self, metric: str) -> float | None:
+        """Return the single value of a metric, or the last one of a curve; None without one."""
+        if metric in self.finals:
+            return self.finals[metric]
+        curve = self.curves.get(metric)
+        return curve[-1][1] if curve else None
+
+
+def factor(metric: str) -> int:
+    """Return 100 for accuracies, which tables and MLflow show in percent, else 1."""
+    return 100 if "accuracy" in metric else 1
+
+
+def membership(items: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the fields ``paper``, ``items`` and ``scale`` of a run with these items by scale."""
+    every = [item for scale in sorted(items) for item in items[scale]]
+    return {
+        "paper": " ".join(dict.fromkeys(item.partition("/")[0] for item in every)) or UNASSIGNED,
+        "items": " ".join(dict.fromkeys(every)) or NONE,
+        "scale": " ".join(sorted(items)) or NONE,
+    }
+
+
+def _revision_text(revision: Any) -> str:
+    return "+".join(map(str, revision)) or "-" if isinstance(revision, list) else str(revision)
+
+
+# ------------------------------------------------------------------------------------------------- choosing
+def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[Run]:
+    """Return the chosen runs of a results folder; stale ones only if ``status`` is among the keys.
+
+    Damaged records, and records with settings of another version, are left out with a warning.
+
+    Raises:
+        FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
+    """
+    conditions, folder = parse_where(where), Results(Path(results))
+    scales = [scale for one in conditions if one.key == "scale" and not one.excluded for scale in one.values]
+    declared = {path.stem for place in places(Path(config)) for path in (place / "scales").glob("*.yaml")}
+    present = [scale for scale in sorted(declared) if (folder.root / scale).is_dir()]
+    memberships = {scale: plan(Path(config), scale).memberships for scale in scales or present}
+    try:
+        return _choose(list(_recorded(folder, memberships)), conditions)
+    except FltrainError:
+        if scales:  # a message about the scales has to list the others, too
+            others = {scale: plan(Path(config), scale).memberships for scale in present}
+            _choose(list(_recorded(folder, {**others, **memberships})), conditions)
+        raise
+
+
+def _recorded(results: Results, memberships: Memberships) -> Iterator[Run]:
+    for record in results.records():
+        try:
+            yield Run.of(record, memberships)
+        except FltrainError as error:
+            logging.getLogger(__name__).warning("left out: %s", error)
+
+
+def _choose(every: list[Run], where: Sequence[Condition]) -> list[Run]:
+    keys = {condition.key for condition in where}
+    if not every:
+        raise FltrainError("there are no runs yet; train some, or name another folder or store")
+    if "status" not in keys:
+        every = [run for run in every if run.fields["status"] != STALE]
+        if not every:
+            raise FltrainError("all runs are stale; choose them with status=stale")
+    try:
+        return choose(every, where, lambda run: run.named)
+    except FltrainError as error:
+        unknown = sum(run.fields["paper"] == UNASSIGNED for run in every)
+        if unknown and keys & {"paper", "items"} and "scale" not in keys:
+            raise FltrainError(
+                f"{error}; the items of {count(unknown, 'run')} are unknown: after an import, name the "
+                "scale, for example --where scale=published"
+            ) from None
+        raise
+
+
+# ---------------------------------------------------------------------------------------------- data frames
+def load_runs(
+    results: str | Path = "results", *, where: str | Iterable[str] = (), config: str | Path = "config"
+) -> pd.DataFrame:
+    """Load metrics of runs: a row per run, metric and round.
+
+    Columns: ``run``; ``paper``, ``items``, ``scale``, ``dataset``, ``partition``, ``model``, ``method``,
+    ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round`` (from 1) and ``value``
+    (accuracies from 0 to 1). Metrics with one value belong to the last round.
+
+    Args:
+        results: folder that holds ``runs/``.
+        where: conditions, for example ``"items=flfa/table1 method=fedavg,fedprox training.lr!=0.1"``; keys
+            are the columns above, ``commit``, ``revisions``, ``folder``, and settings by dotted name.
+        config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items.
+
+    Raises:
+        FltrainError: if no run is left, or the configuration is not valid.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for run in find_runs(results, where, config):
+        names = (run.run_id, *(run.fields[name] for name in _NAMES))
+        finals = {metric: [(run.spec.rounds, value)] for metric, value in run.finals.items()}
+        for metric, curve in {**run.curves, **finals}.items():
+            rows += ((*names, metric, round, value) for round, value in curve)
+    categories = dict.fromkeys(("run", *(name for name in _NAMES if name != "seed"), "metric"), "category")
+    frame = pd.DataFrame(rows, columns=["run", *_NAMES, "metric", "round", "value"])
+    return frame.astype({"seed": "int64", "round": "int64", "value": "float64"} | categories)
+
+
+def load_settings(
+    results: str | Path = "results", *, where: str | Iterable[str] = (), config: str | Path = "config"
+) -> pd.DataFrame:
+    """Load fields, settings and final metrics of runs: a row per run, indexed by its ID.
+
+    Columns are all fields, all settings by dotted name (as text, empty if a run does not have one) and
+    metrics with one value. The arguments are those of ``load_runs``.
+
+    Raises:
+        FltrainError: if no run is left, or the configuration is not valid.
+    """
+    runs = find_runs(results, where, config)
+    rows = {run.run_id: {**run.settings, **run.fields, **run.finals} for run in runs}
+    frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
+    metrics = {name for run in runs for name in run.finals}
+    order = [*FIELDS, *(str(name) for name in frame if name not in FIELDS)]
+    texts = {name: "" for name in order if name not in metrics}
+    return frame[order].fillna(texts).astype({"seed": "int64"})

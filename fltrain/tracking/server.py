@@ -1,0 +1,126 @@
+"""MLflow's interface to a results folder, served by this process and set up for our runs.
+
+MLflow keeps the columns and charts of a list, and the open parts of its interface, in the browser. Its page
+gets a script that sets them at the first visit; later changes by the user stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fltrain.core.hashing import short_hash
+from fltrain.runs.curves import CURVES
+from fltrain.tracking.export import CELLS, TABLES, opened
+from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
+
+RUN_COLUMNS = (
+    *("metrics.`final_accuracy`", "tags.`method`", "tags.`plugins`", "tags.`dataset`", "tags.`skew`"),
+    *("tags.`seed`", "tags.`status`"),
+)
+CELL_COLUMNS = (
+    *("metrics.`mean`", "metrics.`std`", "metrics.`gain`", "metrics.`published`"),
+    *("tags.`verdict`", "tags.`diverged`"),
+)
+TABLE_COLUMNS = ("params.`title`", "tags.`paper`", "tags.`scale`")
+_SECTIONS = ("Curves", "Model metrics")  # MLflow itself makes the second only, sorted by name
+_PREFERENCES = {
+    "mlflow.workflowType_v1": "machine_learning",  # Model training
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
+    "mlflow.telemetry.info.alert.dismissed_v1": True,
+}
+_SCRIPT = """<script>
+const [start, settings] = %s;
+for (const [key, value, version] of settings) {
+  if (localStorage.getItem("fltrain " + key) === version) continue;
+  localStorage.setItem(key, JSON.stringify(value));
+  localStorage.setItem("fltrain " + key, version);
+}
+if (!location.hash) location.replace(start);
+</script>"""
+
+
+def state_of(name: str) -> dict[str, Any]:
+    """Return the settings of an experiment's list: columns, and groups and charts of runs."""
+    columns = {TABLES: TABLE_COLUMNS, CELLS: CELL_COLUMNS}.get(name, RUN_COLUMNS)
+    state: dict[str, Any] = {
+        "selectedColumns": columns,
+        "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
+        "columnWidths": {"attributes.`Run Name`": 340} | dict.fromkeys(columns, 95),
+    }
+    if name in (TABLES, CELLS):
+        return state
+    charts = [
+        {
+            **{"uuid": name, "type": "LINE", "metricKey": name, "displayName": name},
+            **{"metricSectionId": _SECTIONS[0], "isGenerated": True, "range": {}},
+            **{"xAxisKey": "step", "yAxisKey": "metric"},
+            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
+        }
+        for name in CURVES
+    ]
+    sections = [{"uuid": name, "name": name, "display": True, "isReordered": False} for name in _SECTIONS]
+    group = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "cell"}]}
+    return {**state, "groupBy": group, "compareRunCharts": charts, "compareRunSections": sections}
+
+
+def experiments(database: Path) -> dict[str, str]:
+    """Return the IDs of the experiments in a database by name, oldest first; tables and cells are last."""
+    found = import_mlflow().MlflowClient(f"{SQLITE}{database}").search_experiments()
+    named = {one.name: one.experiment_id for one in found if one.name != "Default"}
+    return dict(sorted(named.items(), key=lambda pair: (pair[0] in (TABLES, CELLS), int(pair[1]))))
+
+
+def address(name: str, experiment: str) -> str:
+    """Return the address of an experiment in MLflow's interface."""
+    return opened(experiment, order="metrics.`gain`" if name == CELLS else "")
+
+
+def prepared(page: str, ids: dict[str, str]) -> str:
+    """Return MLflow's page with the script that sets up the lists of these experiments."""
+    settings: dict[str, Any] = dict(_PREFERENCES)
+    for name, experiment in ids.items():
+        key = f'MLflowLocalStorage-1.1-ExperimentPage-["{experiment}"]-ReactComponentState'
+        settings[key] = state_of(name)
+    start = next((address(name, experiment) for name, experiment in ids.items()), "#/experiments")
+    versioned = [[key, value, short_hash(value)] for key, value in settings.items()]
+    data = json.dumps([start, versioned]).replace("<", "\\u003c")
+    return page.replace("<head>", f"<head>{_SCRIPT % data}", 1)
+
+
+def serve(database: Path, port: int) -> None:
+    """Serve MLflow on 127.0.0.1 until Ctrl-C.
+
+    Args:
+        database: SQLite database of MLflow.
+        port: port.
+    """
+    store = f"{SQLITE}{database}"
+    os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for language models
+    warnings.simplefilter("ignore")  # MLflow's own
+    import uvicorn
+    from flask import request
+    from mlflow.server import app, constants
+
+    os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = store
+    os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = store
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = "mlflow-artifacts:/"
+    os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = str(artifacts_of(database))
+    os.environ[constants.SERVE_ARTIFACTS_ENV_VAR] = "true"
+    page = (Path(app.root_path) / str(app.static_folder) / "index.html").read_text(encoding="utf-8")
+
+    @app.before_request
+    def front() -> str | None:
+        return prepared(page, experiments(database)) if request.path == "/" else None
+
+    from mlflow.server.fastapi_app import app as whole
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            os._exit(0)  # nothing is left to write; an open browser would delay the end
+
+    Server(uvicorn.Config(whole, host="127.0.0.1", port=port, log_level="warning")).run()

@@ -1,0 +1,151 @@
+"""Use from Python: the page of the documentation, registered classes, errors."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+import fltrain
+from fltrain.core.errors import FltrainError
+from fltrain.methods import METHODS
+from fltrain.methods.base import Method
+from fltrain.methods.fedavg import FedAvg
+from fltrain.models.base import Model
+from fltrain.models.networks import MODELS
+from fltrain.runs import spec
+from fltrain.runs.register import refresh
+from fltrain.runs.spec import RunSpec
+
+from .helpers import TINY
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "python.md"
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """Forget the classes that a test registered."""
+    known: tuple[dict[str, Any], ...] = (METHODS, MODELS, spec.BASES, spec.PLUGINS)
+    before = [dict(one) for one in known]
+    yield
+    for registry, names in zip(known, before, strict=True):
+        registry.clear()
+        registry.update(names)
+    refresh()
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """The Python blocks of a page, each with the output that follows it."""
+    found = re.findall(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", text, re.DOTALL)
+    assert found
+    return found
+
+
+def test_the_page_shows_what_its_code_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last digits of accuracies can differ between machines."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for code, output in blocks(PAGE.read_text(encoding="utf-8")):
+        exec(compile(code, "python.md", "exec"), names)
+        printed = capsys.readouterr().out
+        words, shown = (re.sub(r"[-\d.]+|\s+", " ", text).split() for text in (printed, output))
+        assert words == shown
+        numbers, expected = (
+            [float(number) for number in re.findall(r"(?<![\w-])-?\d+\.\d+(?![\w-])", text)]
+            for text in (printed, output)
+        )
+        assert numbers == pytest.approx(expected, abs=0.02 if max(expected, default=0) <= 1 else 1.0)
+    assert Path("curves.png").stat().st_size > 5000
+
+
+NOTEBOOK = """
+@fltrain.register
+class Half(Method):
+    name: Literal["half"] = "half"
+
+    def correct(self, gradient, weights, local, step_state):
+        return FACTOR * gradient
+"""
+
+
+def define(factor: float) -> None:
+    """Run a cell of a notebook, which defines a method."""
+    names = {"__name__": "__main__", "fltrain": fltrain, "Method": Method, "Literal": Literal}
+    exec(NOTEBOOK.replace("FACTOR", str(factor)), names)
+
+
+def test_an_edited_class_is_another_run(tmp_path: Path) -> None:
+    runs = []
+    for factor in (0.5, 0.25, 0.5):
+        define(factor)
+        runs.append(fltrain.train({**TINY, "method": "half", "rounds": 1}, tmp_path))
+    first, second, again = runs
+    assert first.run_id == again.run_id != second.run_id
+    assert not first.metrics.equals(second.metrics) and first.metrics.equals(again.metrics)
+
+
+def test_registering_changes_no_other_run() -> None:
+    before = [RunSpec.parse({**TINY, "plugins": plugins}, "test").run_id for plugins in ([], ["flfa"])]
+    define(0.5)
+    assert [
+        RunSpec.parse({**TINY, "plugins": plugins}, "test").run_id for plugins in ([], ["flfa"])
+    ] == before
+    for wrong, message in (
+        ({"method": "hal"}, "unknown method 'hal'; did you mean 'half'"),
+        ({"plugins": ["half"]}, "'half' is no plug-in; write it under 'method'"),
+        ({"method": {"name": "fedprox", "mux": 1}}, "unknown key 'mux'; did you mean 'mu'"),
+    ):
+        with pytest.raises(FltrainError, match=message):
+            RunSpec.parse({**TINY, **wrong}, "test")
+
+
+def test_a_registered_network_is_trained_and_loaded(tmp_path: Path) -> None:
+    from torch import nn
+
+    @fltrain.register
+    class Flat(Model):
+        name: Literal["flat_notebook"] = "flat_notebook"
+        min_side: ClassVar[int] = 1
+
+        def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
+            return {"flatten": nn.Flatten(), "classifier": nn.Linear(channels * side * side, classes)}
+
+    record = fltrain.train({**TINY, "model": "flat_notebook", "evaluation": {"keep": "model"}}, tmp_path)
+    images, labels = record.test_images()
+    right = (record.model()(images).argmax(1) == labels).float().mean()
+    assert float(right) == pytest.approx(record.metrics["test_accuracy"].iloc[-1])
+    with pytest.raises(FltrainError, match=r"no metric 'drift' \(it has: test_accuracy"):
+        record.plot("drift")
+
+
+def test_a_run_without_a_model_says_how_to_keep_one(tmp_path: Path) -> None:
+    record = fltrain.train({**TINY, "rounds": 1}, tmp_path)
+    assert repr(record).startswith(f"<{record.run_id}: completed, final accuracy ")
+    with pytest.raises(FltrainError, match=r"keeps no model; set evaluation\.keep"):
+        record.model()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (FedAvg, "'fedavg' is the name of fltrain.methods.fedavg.FedAvg; choose another"),
+        (int, "int is no subclass of fltrain.methods.base.Method"),
+        (Method, "Method has no name"),
+        (Model, "Model does not define min_side"),
+    ],
+)
+def test_a_class_that_cannot_be_registered_is_refused(wrong: type, message: str) -> None:
+    with pytest.raises(FltrainError, match=message):
+        fltrain.register(wrong)  # type: ignore[type-var]
+
+
+def test_a_plan_is_made_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = fltrain.plan("demo", config=ROOT / "config").runs
+    monkeypatch.chdir(tmp_path)
+    assert fltrain.plan("demo", config=ROOT / "config").runs.keys() == here.keys()
+    with pytest.raises(FltrainError, match="there is no such folder"):
+        fltrain.plan("demo")
