@@ -56,11 +56,18 @@ onstart:
 
 onsuccess:
     pages = sorted(Path(OUT).rglob("*.html"))
-    made = [page for page in pages if page.stat().st_mtime >= workflow.fltrain_start]
+    made = [
+        page for page in pages if page.stat().st_mtime >= workflow.fltrain_start
+    ]
     # The front page and those of papers lead to all others.
     shown = [page for page in made if page.name == "index.html"] or made
     if shown:
-        print("Pages:", *sorted(shown, key=lambda page: len(page.parts)), sep="\n  ", file=sys.stderr)
+        print(
+            "Pages:",
+            *sorted(shown, key=lambda page: len(page.parts)),
+            sep="\n  ",
+            file=sys.stderr,
+        )
 
 
 wildcard_constraints:
