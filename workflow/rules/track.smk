@@ -4,8 +4,7 @@ from fltrain.tracking.export import pages_of
 rule track:
     """Export runs, tables and figures to MLflow in one process; exporting again changes nothing."""
     input:
-        JOBS.summaries(JOBS.plan.runs),
-        JOBS.outputs(),
+        JOBS.outputs(),  # made after all runs
     output:
         f"{OUT}/tracked.json",
     log:
