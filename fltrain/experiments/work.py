@@ -26,6 +26,9 @@ from fltrain.models.network import Network, in_mode
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
 
+ELEMENTWISE = (nn.BatchNorm2d, nn.GroupNorm, nn.ReLU, nn.ReLU6, nn.Dropout, nn.Dropout2d)
+"""Layers without products that keep the shape of their input."""
+
 MEASURED = 0.5
 """Seconds of training after which a measurement of speed ends."""
 
@@ -33,7 +36,7 @@ MEASURED = 0.5
 class Work:
     """Counts multiply-adds of runs, those of seeds once.
 
-    Each network is built once.
+    Each network is built once, on the meta device, without numbers.
     """
 
     def __init__(self) -> None:
@@ -95,9 +98,13 @@ class Work:
         key = (shape, *(part.model_dump_json() for part in (spec.model, *adapting)))
         if key not in self._networks:
             channels, side, classes = shape
-            # Not on the meta device: its operations import PyTorch's compiler, which takes seconds.
-            network = spec.composition.adapt(spec.model.network(channels, side, classes), classes)
-            images = torch.zeros(2, channels, side, side)
+            with torch.device("meta"):
+                network = spec.model.network(channels, side, classes)
+            network = spec.composition.adapt(network, classes).to("meta")
+            for module in network.modules():  # slow on the meta device
+                if isinstance(module, ELEMENTWISE):
+                    module.__dict__["forward"] = lambda maps: maps
+            images = torch.zeros(2, channels, side, side, device="meta")
             self._networks[key] = network_work(network, images, classes)
         return self._networks[key]
 
