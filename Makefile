@@ -34,31 +34,40 @@ STAMP := $(VENV)/.installed
 # An upgrade of Python can remove the environment's interpreter; then install again.
 $(shell test -x $(BIN)/python || rm -f $(STAMP))
 
+# Their bytecode is compiled once, instead of by each of the first processes.
+IMPORTED := torch torchvision matplotlib.pyplot scipy.stats mlflow snakemake.cli fltrain.cli
+
 UV_OPTIONS := --python $(BIN)/python --no-build-isolation
 # A start without bytecode takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 # These concern the project alone, without the user's own folder.
 golden schema docs: export FLTRAIN_PATH :=
 
-.PHONY: help env reproduce tables results test test-slow test-gpu coverage golden lint format docs ui schema lock clean
+.PHONY: help env quick reproduce tables results test test-slow test-gpu coverage golden lint format docs ui schema lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
-ifeq ($(origin PYTHON),command line)
-	@wanted=$$("$(PYTHON)" -V 2>&1); present=$$($(BIN)/python -V); [ "$$wanted" = "$$present" ] || \
-	  { echo "error: $(VENV) has $$present, not $$wanted; delete $(VENV) to install it again" >&2; exit 1; }
-endif
-
-$(BIN)/python:
+# pyenv has shims of Pythons that are installed but not active: these exist and do not start.
+define CHECK_PYTHON
 	@command -v "$(PYTHON)" >/dev/null || \
 	  { echo "error: '$(PYTHON)' not found; set PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c '' 2>/dev/null || \
 	  { found=$$(pyenv whence "$(PYTHON)" 2>/dev/null | tail -n 1); \
 	    echo "error: '$(PYTHON)' does not start ($$("$(PYTHON)" -V 2>&1 | head -n 1)); set" \
 	    "$${found:+PYENV_VERSION=$$found, or }PYTHON=/path/to/python3" >&2; exit 1; }
+endef
+
+env: $(STAMP) ## create .venv with the locked packages (does nothing when up to date)
+ifeq ($(origin PYTHON),command line)
+	$(CHECK_PYTHON)
+	@wanted=$$("$(PYTHON)" -V 2>&1); present=$$($(BIN)/python -V); [ "$$wanted" = "$$present" ] || \
+	  { echo "error: $(VENV) has $$present, not $$wanted; delete $(VENV) to install it again" >&2; exit 1; }
+endif
+
+$(BIN)/python:
+	$(CHECK_PYTHON)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || \
 	  { echo "error: fltrain needs Python 3.11.4 or newer, not $$("$(PYTHON)" -V 2>&1); set PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import venv, ensurepip' 2>/dev/null || \
@@ -71,16 +80,18 @@ $(BIN)/python:
 # The installer (uv) and the build backend (setuptools, for the one package without a wheel) come from the
 # lock, too: nothing runs that was not checked against a hash.
 $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
-	@echo "Installing the locked packages into $(VENV): about 3 GB to download, 6 GB on disk (PyTorch brings CUDA)"
+	@echo "Installing the locked packages into $(VENV): about 3 GB to download, 6 GB on disk (PyTorch brings CUDA;"
+	@echo "docs/artifact.md shows how to install less)"
 	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
 	@echo "[1/3] installer"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
 	@echo "[2/3] packages"
 	@sync="$(BIN)/python -m uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock"; \
 	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep -v '^ [+~-] ' || true; }; fi
-	@echo "[3/3] fltrain, and the bytecode of the packages that it imports (half a minute)"
+	@echo "[3/3] fltrain, and the bytecode of the packages that it imports (half a minute):"
 	@$(BIN)/python -m uv pip install --quiet $(UV_OPTIONS) --no-deps --editable .
-	@$(BIN)/python -c 'import fltrain.cli, matplotlib.pyplot, mlflow, pandas, scipy.stats, snakemake.cli, torchvision'
+	@$(BIN)/python -c 'import importlib, sys; [print(" ", name, flush=True) or importlib.import_module(name) for name in \
+	  sys.argv[1:]]' $(IMPORTED)
 	@touch $@
 
 # All tables and figures of a scale, with training or from existing records; prints their location.
@@ -93,6 +104,13 @@ define WHERE
 	@echo "Tables and figures:  results/$(SCALE)/<paper>/"
 	@echo "Runs in MLflow:      $(1)make ui"
 endef
+
+quick: env ## make one table with verdicts: a control with known truth, from five runs, in a minute
+	@$(BIN)/snakemake --cores $(CORES) --config scale=demo items=controls -- results/demo/index.html
+	@echo
+	@echo "Overview:            results/demo/index.html  (open it in a browser)"
+	@echo "Table:               results/demo/controls/flower.html"
+	@echo "All tables:          make reproduce"
 
 reproduce: env ## train everything that is missing and build the report
 	@$(call WORKFLOW,true)

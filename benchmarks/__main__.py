@@ -16,6 +16,7 @@ SUITE = {
     "scaling": "time and memory of a round by clients, steps and network",
     "on_cuda": "everything that is to be measured on a GPU",
     "peers": "the same work in this engine, a bare loop, Flower and pfl",
+    "rounds": "rounds to a target with FedAvg's 2NN in the same four",
 }
 
 

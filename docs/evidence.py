@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -100,6 +102,7 @@ class Row:
         verdict: the published verdict; empty if nothing was run.
         evidence: numbers behind the verdict.
         margin: tolerance of the test.
+        numbers: the main number with its interval.
     """
 
     claim: str
@@ -107,6 +110,15 @@ class Row:
     verdict: str
     evidence: str
     margin: str
+    numbers: str = ""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A claim in a table of the page of results, and a line of details, which is empty if nothing was run."""
+
+    cells: list[str]
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -136,15 +148,15 @@ class Evidence:
                     hours[run] = json.load(file)["seconds"]["total"] / 3600
         return {run: (hours[run], size[run]) for run in hours}
 
-    def main(self, paper: str) -> list[list[str]]:
-        """Published values and main claims of a paper: claim, runs, verdict, numbers, how sure."""
+    def main(self, paper: str) -> list[Listed]:
+        """Published values and main claims of a paper: claim, verdict, numbers, runs."""
         tables, claims = self._tables(paper), self._claims(paper)
         if unknown := [name for name in MAIN[paper] if name not in claims]:
             raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
         return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
 
-    def replications(self) -> list[list[str]]:
-        """Claims of the conceptual replications: claim, runs, verdict, numbers, how sure."""
+    def replications(self) -> list[Listed]:
+        """Claims of the conceptual replications: claim, verdict, numbers, runs."""
         return [self._line(row) for row in self._claims(REPLICATION).values()]
 
     def replicated(self) -> Counter[str]:
@@ -208,7 +220,8 @@ class Evidence:
                 verdict, evidence = one["verdict"] + marks, one["evidence"]
                 stated = f"; stated: {one['stated']}" if one["stated"] else ""
             text = f"{claim.claim} ({claim.where}{stated})"
-            rows[claim.claim] = Row(text, items, verdict, evidence, tolerance(claim.test, evidence))
+            margin = tolerance(claim.test, evidence)
+            rows[claim.claim] = Row(text, items, verdict, evidence, margin, main_numbers(evidence))
         return rows
 
     def _declared(self, paper: str) -> Paper:
@@ -230,27 +243,24 @@ class Evidence:
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
             verdicts = Counter(cells["verdict"] + sides + marks)
             margin = (cells["margin"] / cells["published"]).max()
+            ratios = (cells["mean"] / cells["published"])[lambda found: found < math.inf]
             yield Row(
                 f"{len(cells)} values of `{path.stem}`",
                 (f"{paper}/{path.stem}",),
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
                 "; ".join(places + ours + cells["published"].map(" (published {:g})".format)),
                 f"± {margin:.0%} of the value",
+                f"{ratios.min():.2f} to {ratios.max():.2f} of the published values",
             )
 
-    def _line(self, row: Row) -> list[str]:
-        numbers, part, _ = row.evidence.partition(" Undecided, as")
+    def _line(self, row: Row) -> Listed:
+        evidence, part, _ = row.evidence.partition(" Undecided, as")
         if not row.verdict:
             needed = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
-            return [
-                row.claim,
-                f"none of {len(needed)}",
-                "**not run yet**",
-                "",
-                "none with the paper's protocol",
-            ]
+            return Listed([row.claim, "**not run yet**", "", f"none of {len(needed)}"], "")
+        detail = f"*{row.claim}*: {evidence.rstrip('.')}."
         if row.verdict in ("tested", "not judged"):
-            return [row.claim, "", row.verdict, numbers.rstrip("."), ""]
+            return Listed([row.claim, row.verdict, "", ""], detail)
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
@@ -260,7 +270,8 @@ class Evidence:
             sure = "the runs cover a part of the claim" if part else "open: wide interval or few seeds"
         elif "exploratory" in row.verdict:
             sure = "suggests, does not confirm"
-        return [row.claim, runs, row.verdict, numbers.rstrip("."), sure]
+        cells = [row.claim, row.verdict, row.numbers, f"{len(self._runs(row))}"]
+        return Listed(cells, f"{detail} Runs: {runs}. How sure: {sure}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]
@@ -272,6 +283,23 @@ class Evidence:
         """Number of the runs, their hours and megabytes."""
         hours, size = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
         return [str(len(runs)), f"{hours:.1f}", f"{size / 1e6:.1f}"]
+
+
+INTERVAL = r"\[[-+.\de]+, [-+.\de]+\]"
+MAIN_NUMBER = re.compile(
+    rf"mean (?P<mean>[-+.\de]+(?: %)? {INTERVAL})"
+    r"|(?:^|: )(?P<value>[-+.\de]+) over \d+ seeds.*?; stated (?P<stated>[-+.\de]+)"
+    r"|failed: (?P<failed>\d+ of \d+) runs"
+)
+
+
+def main_numbers(evidence: str) -> str:
+    """Return each mean with its interval; or the value and the stated one; or the number of failed runs."""
+    parts = []
+    for found in MAIN_NUMBER.finditer(evidence):
+        mean, value, stated, failed = found.group("mean", "value", "stated", "failed")
+        parts.append(mean or (f"{failed} failed" if failed else f"{value} (stated {stated})"))
+    return "; ".join(parts)
 
 
 def counted(verdicts: pd.Series[str]) -> str:

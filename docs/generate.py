@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from click import Context
-from evidence import MAIN, REPLICATION, Evidence
+from evidence import MAIN, REPLICATION, Evidence, Listed
 from extent import Covered, cells, coverage, experiments, totals
 from typer.cli import get_docs_for_click
 from typer.main import get_command
@@ -350,12 +350,13 @@ from the [published records](../published/README.md): {datasets}. These runs are
 [conceptual replications](#conceptual-replications) of four papers. All else is declared and tested, but not
 run yet.
 
-* **Runs**: published runs with the paper's own protocol as far as its text states it (in the last three
-  sections: with ours), their seeds, and the part of the claim that they cover. *None of N*: the paper's
-  protocol needs N runs (`--scale paper`), and we have none of them.
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
-* **Numbers**: intervals are 90 % intervals over seeds.
+* **Numbers**: the main one, with its 90 % interval over seeds. *Details* below a table have all of them, the
+  seeds, and the part of the claim that the runs cover.
+* **Runs**: published runs with the paper's own protocol as far as its text states it (in the last three
+  sections: with ours). *None of N*: the paper's protocol needs N runs (`--scale paper`), and we have none of
+  them.
 
 Before you trust a verdict, look at the [controls](protocol.md#controls): tables with a known truth, judged by
 the same rule. To check the results yourself, see [artefact evaluation](artifact.md).
@@ -431,7 +432,7 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
 `fltrain verify` checks the digests of records and makes the tables again. Then open
 `results/published/index.html`. To see training as well, run `make reproduce`, which trains the
-demonstration in about nine minutes on two cores.
+demonstration in about five minutes on two cores.
 
 ## Make a claim again
 
@@ -481,21 +482,26 @@ def evidence() -> Evidence:
     return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), plan(CONFIG, "paper"))
 
 
-def by_paper(
-    heads: Sequence[str], rows: Callable[[str], list[list[str]]], note: Callable[[str], str] = lambda _: ""
-) -> str:
-    """A table for each paper that has rows, below a note."""
+def by_paper(text: Callable[[str], str], note: Callable[[str], str] = lambda _: "") -> str:
+    """The text on each paper that has one, below a note."""
     titles = {item.paper.paper: item.paper.title for item in evidence().complete.items}
-    made = {paper: rows(paper) for paper in MAIN}
+    made = {paper: text(paper) for paper in MAIN}
     return "\n\n".join(
-        f"## [{titles[paper]}](papers/{paper}.md)\n\n{note(paper)}{table(heads, lines)}"
-        for paper, lines in made.items()
-        if lines
+        f"## [{titles[paper]}](papers/{paper}.md)\n\n{note(paper)}{found}"
+        for paper, found in made.items()
+        if found
     )
 
 
 VERDICTS = ("tuned settings", "default settings")
 """Heads of the columns with verdicts of the fair table."""
+
+
+def listed(rows: Sequence[Listed]) -> str:
+    """A table with a line for each claim, and the folded details."""
+    found = table(["claim", "verdict", "numbers", "runs"], [row.cells for row in rows])
+    details = "\n".join(f"* {row.detail}" for row in rows if row.detail)
+    return f"{found}\n\n<details><summary>Details</summary>\n\n{details}\n\n</details>" if details else found
 
 
 def replication_note(paper: str) -> str:
@@ -507,8 +513,8 @@ def replication_note(paper: str) -> str:
 
 def results() -> str:
     """The page of results."""
-    known, heads = evidence(), ["claim", "runs", "verdict", "numbers", "how sure"]
-    papers = by_paper(heads, known.main, replication_note)
+    known = evidence()
+    papers = by_paper(lambda paper: listed(known.main(paper)), replication_note)
     ran = sum(bool(known.decided(paper)) for paper in MAIN)
     counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
     datasets = " and ".join(f"{runs} runs on {title}" for title, runs in counts.most_common())
@@ -518,7 +524,7 @@ def results() -> str:
         papers=papers,
         ran=ran,
         datasets=datasets,
-        replications=table(heads, known.replications()),
+        replications=listed(known.replications()),
         fair=table(["label skew", "runs", *VERDICTS], fair),
         controls=table(["control", "runs", "verdicts"], controls),
     )
@@ -530,7 +536,7 @@ def artifact() -> str:
     known, costs = evidence(), ["make it again", "runs", "hours", "MB"]
     hours = [hours for hours, _ in known.costs.values()]
     return ARTIFACT.format(
-        papers=by_paper(heads, known.decided),
+        papers=by_paper(lambda paper: table(heads, rows) if (rows := known.decided(paper)) else ""),
         count=len(hours),
         hours=sum(hours),
         replications=table(heads, known.decided(REPLICATION)),

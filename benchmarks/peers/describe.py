@@ -12,6 +12,7 @@ from task import Task, read
 
 from fltrain.data.readers.arrays import Npz
 from fltrain.engine.local import batch_orders
+from fltrain.engine.simulation import cohort
 from fltrain.models.base import build
 from fltrain.runs.spec import RunSpec
 
@@ -54,21 +55,36 @@ def spec_of(dataset: str, case: Case) -> RunSpec:
     return RunSpec.parse(settings, f"the benchmark on {dataset}")
 
 
-def write_task(folder: Path, spec: RunSpec, file: Path, rounds: int, shards: int) -> Task:
-    """Write the task for all simulators; the file of images has MedMNIST's layout."""
+def write_task(
+    folder: Path,
+    spec: RunSpec,
+    file: Path,
+    rounds: int,
+    shards: int,
+    clients: int = CLIENTS,
+    tested: bool = False,
+) -> Task:
+    """Write the task for all simulators; the file of images has MedMNIST's layout.
+
+    Images are divided into ``shards``; the first ``clients`` are the clients', of which each round draws as
+    many as the spec says.
+    """
     raw = Npz().read(file)
     _, channels, side, _ = raw.train_images.shape
     scheme = spec.partition.model_copy(update={"clients": shards})
-    drawn = scheme.split(raw.train_labels, raw.classes, spec.seed)[:CLIENTS]
+    drawn = scheme.split(raw.train_labels, raw.classes, spec.seed)[:clients]
     size = min(map(len, drawn))
     if size % spec.training.batch_size:
         # The peers treat a last batch that is not full in different ways.
         sys.exit(f"error: batches of {spec.training.batch_size} must divide a client's {size} images evenly")
     chosen = np.concatenate([indices[:size] for indices in drawn])
-    own = np.arange(len(chosen)).reshape(CLIENTS, size)
+    own = np.arange(len(chosen)).reshape(clients, size)
     epochs = spec.training.epochs
     orders = [
-        [own[client][batch_orders(spec.seed, round, client, epochs, size)] for client in range(CLIENTS)]
+        [
+            own[client][batch_orders(spec.seed, round, client, epochs, size)]
+            for client in cohort(spec, clients, round)
+        ]
         for round in range(rounds)
     ]
     normalisation = spec.dataset.entry.normalisation(spec.dataset.normalisation, channels)
@@ -87,7 +103,7 @@ def write_task(folder: Path, spec: RunSpec, file: Path, rounds: int, shards: int
         start=np.concatenate([one.detach().numpy().ravel() for one in network.parameters()]),
     )
     training = spec.training.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
-    work = {"model": spec.model.name, "classes": raw.classes, "rounds": rounds, "clients": CLIENTS}
-    (folder / "task.json").write_text(json.dumps(work | training))
+    work = {"model": spec.model.name, "classes": raw.classes, "rounds": rounds, "clients": len(orders[0])}
+    (folder / "task.json").write_text(json.dumps(work | training | {"tested": tested}))
     (folder / "spec.json").write_text(spec.to_json())
     return read(str(folder))

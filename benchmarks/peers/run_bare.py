@@ -13,7 +13,7 @@ LAYOUTS = {"channels_first": torch.contiguous_format, "channels_last": torch.cha
 
 
 def run(task: Task, layout: str = "channels_first") -> tuple[nn.Module, Report]:
-    report = Report()
+    report = Report(task)
     network = task.network().to(memory_format=LAYOUTS[layout])
     server = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     for round in range(task.rounds):
@@ -24,8 +24,8 @@ def run(task: Task, layout: str = "channels_first") -> tuple[nn.Module, Report]:
             for name, tensor in network.state_dict().items():
                 mean[name].add_(tensor, alpha=1 / task.clients)
         server = {name: tensor.to(server[name].dtype) for name, tensor in mean.items()}
-        report.round_ended()
-    network.load_state_dict(server)
+        network.load_state_dict(server)
+        report.round_ended(lambda: trained(network))
     return network, report
 
 

@@ -35,11 +35,12 @@ def train_client(message: Message, context: Context) -> Message:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     task, _ = arguments()
-    network, report = task.network(), Report()
+    network, report = task.network(), Report(task)
 
     def round_ended(round: int, arrays: ArrayRecord) -> None:
         if round > 0:  # it is called before the first round, too
-            report.round_ended()
+            network.load_state_dict(arrays.to_torch_state_dict())
+            report.round_ended(lambda: trained(network))
 
     def all_there(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
         # Flower goes on without clients that fail; then it would not be the same work.

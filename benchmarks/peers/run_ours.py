@@ -33,10 +33,10 @@ def run(task: Task, workers: int = 1) -> tuple[Simulation, Report]:
     divided = Partition(list(arrays["shards"]), "")
     cpu = torch.device("cpu")
     simulation = Simulation(spec, data, divided, cpu, partial(LocalTraining, workers=Workers(workers)))
-    report = Report()
+    report = Report(task)
     for round in range(task.rounds):
         simulation.round(round)
-        report.round_ended()
+        report.round_ended(lambda: (simulation.server.weights, simulation.server.buffers))
     return simulation, report
 
 

@@ -52,20 +52,20 @@ class ModelWithStatistics(PyTorchModel):
 class Rounds(TrainingProcessCallback):
     """Notes when rounds end."""
 
-    def __init__(self) -> None:
-        self.report = Report()
+    def __init__(self, task: Task) -> None:
+        self.report = Report(task)
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        self.report.round_ended()
+        self.report.round_ended(lambda: trained(model.pytorch_model.network))
         return False, Metrics()
 
 
 def run(task: Task) -> tuple[nn.Module, Report]:
     np.random.seed(0)  # all workers draw the same users
     images, labels = task.train
-    rounds = Rounds()
+    rounds = Rounds(task)
 
     def user(client: int) -> PyTorchTensorDataset:
         # pfl goes through a user's images in their order. Epochs lie one behind the other here, each in its

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,7 +26,11 @@ TEST_BATCH = 64
 
 @dataclass(frozen=True)
 class Task:
-    """Federated averaging. All clients train in every round, on given batches, from given weights."""
+    """Federated averaging on given batches, from given weights.
+
+    ``clients`` is the number of clients that train in a round; a batch names its images, so these can be
+    others in every round. If the task is ``tested``, accuracies after each round are reported.
+    """
 
     folder: str
     model: str
@@ -37,6 +42,7 @@ class Task:
     lr: float
     momentum: float
     weight_decay: float
+    tested: bool = False
 
     @cached_property
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -98,7 +104,12 @@ def ecgr_cnn(channels: int, side: int, classes: int) -> nn.Module:
     )
 
 
-NETWORKS = {"lenet5": lenet5, "ecgr_cnn": ecgr_cnn}
+def two_nn(channels: int, side: int, classes: int) -> nn.Module:
+    hidden = (nn.Linear(channels * side**2, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(200, classes))
+
+
+NETWORKS = {"lenet5": lenet5, "ecgr_cnn": ecgr_cnn, "2nn": two_nn}
 
 
 def train(network: nn.Module, task: Task, round: int, client: int) -> None:
@@ -141,17 +152,27 @@ def with_weights(network: nn.Module, weights: Tensor) -> nn.Module:
 
 @dataclass
 class Report:
-    """Ends of the rounds, in seconds since the epoch."""
+    """Ends of the rounds, in seconds since the epoch, and accuracies after them if the task is tested."""
 
+    task: Task
     ends: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
 
-    def round_ended(self) -> None:
+    def round_ended(self, weights: Callable[[], Iterable[Tensor]]) -> None:
+        """Note the end of a round; ``weights`` returns the new global ones in the order of ``trained``."""
         self.ends.append(time.time())
+        if self.task.tested:
+            self.accuracies.append(accuracy(_flat(weights()), self.task))
 
-    def finish(self, weights: list[Tensor]) -> None:
-        """Write the ends of the rounds and the final weights to the working directory."""
-        np.save("weights.npy", torch.cat([tensor.detach().flatten() for tensor in weights]).numpy())
+    def finish(self, weights: Iterable[Tensor]) -> None:
+        """Write ends and accuracies of the rounds, and the final weights, to the working directory."""
+        np.save("weights.npy", _flat(weights).numpy())
         np.save("ends.npy", self.ends)
+        np.save("accuracies.npy", self.accuracies)
+
+
+def _flat(weights: Iterable[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in weights])
 
 
 def arguments() -> tuple[Task, int]:

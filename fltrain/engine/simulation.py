@@ -67,6 +67,15 @@ class Costs:
         self.seconds[name] += time.perf_counter() - started
 
 
+def cohort(spec: RunSpec, clients: int, number: int) -> list[int]:
+    """Return the clients of a round (counted from 0), ascending.
+
+    They are drawn uniformly without replacement, and equal for every method.
+    """
+    random = stream(spec.seed, Purpose.CLIENT_SAMPLING, round=number)
+    return sorted(random.choice(clients, spec.participation.per_round(clients), replace=False).tolist())
+
+
 class Simulation:
     """A run in memory: ``run`` trains it and yields the rows of its record.
 
@@ -194,10 +203,8 @@ class Simulation:
             yield self.round(number)
 
     def sample(self, number: int) -> list[int]:
-        """Return the cohort of a round, ascending: uniform without replacement, equal for every method."""
-        count = self.spec.participation.per_round(self.task.clients)
-        random = stream(self.spec.seed, Purpose.CLIENT_SAMPLING, round=number)
-        return sorted(random.choice(self.task.clients, count, replace=False).tolist())
+        """Return the cohort of a round (counted from 0)."""
+        return cohort(self.spec, self.task.clients, number)
 
     def round(self, number: int) -> list[Row]:
         """Run one round (counted from 0) and return its rows (which count from 1)."""

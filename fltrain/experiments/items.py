@@ -152,7 +152,7 @@ class PlannedItem:
             scale=self.scale_title + part,
             restricted=self.restricted,
             assumptions=self.assumptions,
-            reduced=self.scale.reduced,
+            reduced=self.scale.reduces(self.paper),
             seen=self.reduction.seen or self.scale.seen,
             rejudged=self.reduction.rejudged,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},

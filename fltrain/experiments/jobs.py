@@ -274,14 +274,14 @@ class Jobs:
         """Return a paper's title, scale, texts of its page, sheets of its items, and claims."""
         items = [item for item in self.plan.items if item.paper.paper == name]
         scale, declared = self.plan.scale, self.papers[name]
-        titles = dict.fromkeys(item.scale_title for item in items)
+        titles, reduced = dict.fromkeys(item.scale_title for item in items), scale.reduces(declared)
         return {
             "paper": name,
             "title": declared.title,
             "kind": declared.kind,
             "scale": scale.scale,
-            "reduced": scale.reduced,
-            "scale_note": scale_sentence("; ".join(titles), scale.reduced),
+            "reduced": reduced,
+            "scale_note": scale_sentence("; ".join(titles), reduced),
             "about": {
                 "citation": declared.citation,
                 "covers": {item.name: list(item.item.covers) for item in items},

@@ -387,7 +387,7 @@ def _expand(
         axes=shown,
         entries=entries,
         applied=tuple(applied),
-        restricted=() if scale.reduced else _shortened(item.axes, shown),
+        restricted=() if scale.reduces(paper) else _shortened(item.axes, shown),
     )
     found = Problems()
     if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):

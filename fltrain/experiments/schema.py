@@ -436,7 +436,7 @@ class Scale(Reduction):
     Attributes:
         scale: its name, which is also the name of the file.
         title: its heading.
-        reduced: true if runs depart from the papers' protocol; pages then give no verdicts.
+        reduced: true if runs depart from the papers' protocol; pages then give verdicts on controls only.
         items: items (``flfa/table1``) or papers (``flfa``), each with optional further changes.
     """
 
@@ -448,6 +448,10 @@ class Scale(Reduction):
         BeforeValidator(_by_name, json_schema_input_type=list[str | dict[str, Reduction]]),
         Field(min_length=1),
     ]
+
+    def reduces(self, paper: Paper) -> bool:
+        """Return True if runs of a paper depart from its protocol; the protocol of a control is ours."""
+        return self.reduced and paper.kind != "control"
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:

@@ -175,16 +175,10 @@ def test_the_example_of_the_python_page_runs(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "methods/README",
-        "configuration",
-        *(f"methods/{method}" for method in METHODS),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("results", "artifact")),
-    ],
+    "name", ["methods/README", "configuration", *(f"methods/{method}" for method in METHODS)]
 )
 def test_pages_made_from_code_and_configuration_are_up_to_date(name: str) -> None:
-    """``docs/generate.py --check`` also checks the other pages, which takes longer."""
+    """``docs/generate.py --check`` in ``.ci/run`` also checks the other pages, which takes longer."""
     written = runpy.run_path(str(ROOT / "docs" / "generate.py"))["WRITTEN"]
     assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == written[name]()
 

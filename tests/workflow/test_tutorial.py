@@ -34,8 +34,10 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
             )
             assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
             outputs.append(ran.stdout + ran.stderr)
-    planned, _, compared, changed, final = outputs
+    planned, _, compared, changed, final, edited = outputs
     assert re.search(r"\b12\b", planned)
     assert "fedprox+ecgr" in compared
     assert re.search(r"^train +2$", changed, re.MULTILINE), changed
     assert "clip" in final
+    assert "the code of clip changed since 2 runs" in edited
+    assert not re.search(r"^train\b", edited, re.MULTILINE), edited
