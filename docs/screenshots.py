@@ -33,7 +33,7 @@ from fltrain.tracking.server import address
 
 SIZE = {"width": 1280, "height": 720}
 SECONDS = 120
-PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "flfa/table4"
+PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "fedavg/table1_2nn"
 
 
 @contextmanager
@@ -81,9 +81,9 @@ class Tour:
         self.page.evaluate("localStorage.clear()")
         self.page.goto(f"{self.address}/#/{place}")
 
-    def runs(self, condition: str) -> list[str]:
-        """MLflow's ids of the runs of the paper that meet a condition; there must be some."""
-        found = [run.info.run_id for run in self.client.search_runs([self.experiment], condition)]
+    def runs(self, condition: str, experiment: str) -> list[str]:
+        """MLflow's ids of the runs of an experiment that meet a condition; there must be some."""
+        found = [run.info.run_id for run in self.client.search_runs([experiment], condition)]
         if not found:
             raise SystemExit(f"error: the store holds no run with {condition}")
         return found
@@ -131,14 +131,14 @@ class Tour:
 
     def ablation(self) -> None:
         """Parallel coordinates over the settings of an ablation."""
-        condition = f"tags.items LIKE '%{ABLATION},%' and tags.plugins = 'flfa'"
-        chosen = quote(json.dumps(self.runs(condition)))
-        self.open(f"compare-runs?runs={chosen}&experiments={quote(json.dumps([self.experiment]))}")
-        expect(self.page.locator(".parcoords .axis-title", has_text="plugins.flfa").first).to_be_visible()
+        home = self.experiments[ABLATION.partition("/")[0]]
+        chosen = quote(json.dumps(self.runs(f"tags.items LIKE '%{ABLATION},%'", home)))
+        self.open(f"compare-runs?runs={chosen}&experiments={quote(json.dumps([home]))}")
+        expect(self.page.locator(".parcoords .axis-title", has_text="participation").first).to_be_visible()
 
     def run(self) -> None:
         """A run, and in its description the way to its table."""
-        (first, *_) = self.runs(f"tags.items LIKE '%{TABLE},%' and tags.plugins = 'flfa'")
+        (first, *_) = self.runs(f"tags.items LIKE '%{TABLE},%' and tags.plugins = 'flfa'", self.experiment)
         self.open(f"experiments/{self.experiment}/runs/{first}")
         link = self.page.get_by_role("link", name=TABLE, exact=True)
         expect(link).to_be_visible()

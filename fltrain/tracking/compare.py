@@ -27,7 +27,7 @@ from fltrain.reporting.text import interval_text, markdown_table, number_text
 from fltrain.reporting.verdict import apart, families_of
 from fltrain.runs.curves import CURVES
 from fltrain.runs.where import NONE, begins
-from fltrain.tracking.runs import FINALS, STALE, Run, factor
+from fltrain.tracking.runs import FINALS, STALE, RecordedRun, factor
 
 TABLES, PICTURES = (".csv", ".md"), (".png", ".pdf", ".svg")
 """File endings of tables and of pictures."""
@@ -162,7 +162,10 @@ def check_ending(path: Path, endings: Sequence[str]) -> None:
 
 # ------------------------------------------------------------------------------------------------- comparing
 def compare(
-    runs: Sequence[Run], metric: str = "final_accuracy", over: Sequence[str] = (), baseline: str | None = None
+    runs: Sequence[RecordedRun],
+    metric: str = "final_accuracy",
+    over: Sequence[str] = (),
+    baseline: str | None = None,
 ) -> Comparison:
     """Return a comparison of runs.
 
@@ -204,7 +207,7 @@ def compare(
 
 
 def _values(
-    runs: Sequence[Run], metric: str, conditions: pd.DataFrame, variants: dict[str, str], base: str
+    runs: Sequence[RecordedRun], metric: str, conditions: pd.DataFrame, variants: dict[str, str], base: str
 ) -> pd.DataFrame:
     """Return the values and gains of the runs: a row per condition, variant and seed, as in tables."""
     frame = conditions.assign(
@@ -237,7 +240,7 @@ def _lines(values: pd.DataFrame, place_of: list[str], base: str) -> pd.DataFrame
     }
     gains: list[tuple[Hashable, Hashable]] = []
     for place in samples:
-        first: Run = groups[place]["run"].iloc[0][0]
+        first: RecordedRun = groups[place]["run"].iloc[0][0]
         gains.append(((first.fields["dataset"], first.fields["plugins"]), place[:-1]))
     families = dict(zip(samples, apart(gains), strict=True))
     priors = families_of((families[place], sample) for place, sample in samples.items())
@@ -266,7 +269,7 @@ def _three(statistic: Statistic | None) -> tuple[float, float, int]:
     return statistic.mean, math.nan if statistic.std is None else statistic.std, statistic.n
 
 
-def _check_metric(metric: str, runs: Sequence[Run]) -> None:
+def _check_metric(metric: str, runs: Sequence[RecordedRun]) -> None:
     possible = {*FINALS, *CURVES, *(name for run in runs for name in run.finals)}
     check_known("unknown metric", [metric], sorted(possible))
     whole = [run for run in runs if run.fields["status"] not in (DIVERGED, STALE)]
@@ -278,7 +281,7 @@ def _without(metric: str) -> str:
     return f"none of the chosen runs has {metric!r}; add it to evaluation.statistics of their specs"
 
 
-def _differing(runs: Sequence[Run]) -> pd.DataFrame:
+def _differing(runs: Sequence[RecordedRun]) -> pd.DataFrame:
     """Return the settings that are not the same in all runs, method and plug-ins first: a row per run.
 
     Settings of methods and plug-ins count only if they differ between runs of one method.
@@ -292,7 +295,7 @@ def _differing(runs: Sequence[Run]) -> pd.DataFrame:
     return frame[[key for key in map(str, values[values > 1].index) if not begins(key, _NEUTRAL)]]
 
 
-def _variants(runs: Sequence[Run], compared: pd.DataFrame) -> dict[str, str]:
+def _variants(runs: Sequence[RecordedRun], compared: pd.DataFrame) -> dict[str, str]:
     """Return the variant of each run by its ID, in order: FedAvg first, then by method and settings.
 
     A variant is named by method and plug-ins, if these are compared, and by the compared settings in which
@@ -334,7 +337,7 @@ def _baseline(variants: Sequence[str], wanted: str | None) -> str:
     return candidates[0]
 
 
-def _value(runs: Sequence[Run], metric: str) -> float:
+def _value(runs: Sequence[RecordedRun], metric: str) -> float:
     """Return the value of runs with the same settings and seed; NaN if they have none.
 
     A diverged run has chance accuracy.
@@ -355,7 +358,7 @@ def _value(runs: Sequence[Run], metric: str) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------- curves
-def curves_of(comparison: Comparison, runs: Sequence[Run], metric: str) -> pd.DataFrame:
+def curves_of(comparison: Comparison, runs: Sequence[RecordedRun], metric: str) -> pd.DataFrame:
     """Return curves of a metric: a row per round, a column per (line, seed); accuracies in percent.
 
     Raises:
@@ -383,7 +386,7 @@ def line_names(comparison: Comparison) -> list[str]:
     return short if len(set(short)) == len(short) else names
 
 
-def plot(comparison: Comparison, runs: Sequence[Run], metric: str, path: Path) -> None:
+def plot(comparison: Comparison, runs: Sequence[RecordedRun], metric: str, path: Path) -> None:
     """Draw curves, mean and range over seeds, in the style of the papers' figures, to one of ``PICTURES``.
 
     Raises:

@@ -31,7 +31,7 @@ from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.today import stale_records
 from fltrain.runs.where import NONE, short_names
-from fltrain.tracking.runs import STALE, Run, factor, membership
+from fltrain.tracking.runs import STALE, RecordedRun, factor, membership
 from fltrain.tracking.store import KEY, NOTE, UNCHANGED, Store, writing
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Export:
             present = store.present("tags.kind = 'run'") if self.runs else {}
             for record in _reported(list(self._records()), "runs"):
                 try:
-                    run = Run.of(record, {self.scale: self.memberships})
+                    run = RecordedRun.of(record, {self.scale: self.memberships})
                     names[run.run_id] = run.fields
                     counts += self._export_run(store, run, present.get(run.run_id, ()))
                 except (FltrainError, *BROKEN) as error:
@@ -158,7 +158,7 @@ class Export:
         return [file for file in files if file.is_file()]
 
     # -------------------------------------------------------------------------------------------------- runs
-    def _export_run(self, store: Store, run: Run, present: Sequence[entities.Run]) -> Counter[str]:
+    def _export_run(self, store: Store, run: RecordedRun, present: Sequence[entities.Run]) -> Counter[str]:
         record, status = run.record, run.fields["status"]
         tags = self._run_tags(store, run, present[0].data.tags if present else {})
         # Records hold durations, no dates: the run ended when its last file was written. MLflow has no dates
@@ -189,7 +189,7 @@ class Export:
             counts["models written"] = 1
         return counts
 
-    def _run_tags(self, store: Store, run: Run, before: Mapping[str, str]) -> dict[str, str]:
+    def _run_tags(self, store: Store, run: RecordedRun, before: Mapping[str, str]) -> dict[str, str]:
         """Return all tags of a run, given those of its earlier export: items of other scales stay."""
         items: dict[str, list[str]] = json.loads(before.get(_ITEMS, "{}"))
         items[self.scale] = list(self.memberships.get(run.spec.run_id, ()))
@@ -312,13 +312,13 @@ def _shown(metric: str, value: float) -> float:
     return round(100 * value, 2) if factor(metric) == 100 else value
 
 
-def skew(run: Run) -> str:
+def skew(run: RecordedRun) -> str:
     """Return the setting that decides how labels differ between clients, for example ``alpha 0.3``."""
     found = ((text, run.settings.get(f"partition.{key}")) for key, text in _SKEWS.items())
     return next((f"{text} {value}" for text, value in found if value), run.fields["partition"])
 
 
-def cell_of(run: Run) -> str:
+def cell_of(run: RecordedRun) -> str:
     """Return a name that all seeds of one setting share, and no other run has: MLflow groups runs by it."""
     settings = short_hash({key: value for key, value in run.record.spec.items() if key != "seed"})
     return f"{run.spec.composition.name}, {run.fields['dataset']}, {skew(run)} ({settings[:4]})"

@@ -42,7 +42,7 @@ Memberships = Mapping[str, Mapping[str, Sequence[str]]]
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """A recorded run.
 
     Attributes:
@@ -146,7 +146,7 @@ def _revision_text(revision: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- choosing
-def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[Run]:
+def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
     """Return the chosen runs of a results folder; stale ones only if ``status`` is among the keys.
 
     Damaged records, and records with settings of another version, are left out with a warning.
@@ -168,15 +168,15 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         raise
 
 
-def _recorded(results: Results, memberships: Memberships) -> Iterator[Run]:
+def _recorded(results: Results, memberships: Memberships) -> Iterator[RecordedRun]:
     for record in results.records():
         try:
-            yield Run.of(record, memberships)
+            yield RecordedRun.of(record, memberships)
         except FltrainError as error:
             logging.getLogger(__name__).warning("left out: %s", error)
 
 
-def _choose(every: list[Run], where: Sequence[Condition]) -> list[Run]:
+def _choose(every: list[RecordedRun], where: Sequence[Condition]) -> list[RecordedRun]:
     keys = {condition.key for condition in where}
     if not every:
         raise FltrainError("there are no runs yet; train some, or name another folder or store")

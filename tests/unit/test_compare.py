@@ -20,7 +20,7 @@ from fltrain.reporting.tables.cells import cells
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import Comparison, compare
-from fltrain.tracking.runs import Run, find_runs
+from fltrain.tracking.runs import RecordedRun, find_runs
 
 from .helpers import tiny, write_config
 
@@ -60,7 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def chosen(root: Path, *where: str) -> list[Run]:
+def chosen(root: Path, *where: str) -> list[RecordedRun]:
     return find_runs(root, where, CONFIG)
 
 

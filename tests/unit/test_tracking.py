@@ -550,7 +550,7 @@ def test_the_interface_is_set_up_for_our_runs_and_ends_at_once(store: Exports) -
         printed, errors = process.communicate(timeout=10)
     assert time.monotonic() - started < 1 and (process.returncode, errors) == (0, "")
     assert names >= {"flfa", "ecgr"} and f"{address}/#/experiments/" in printed
-    assert '"mlflow.workflowType_v1": "machine_learning"' in page and "final_accuracy" in page
+    assert '"mlflow.workflowType_v1", "machine_learning"' in page and "final_accuracy" in page
 
 
 # ------------------------------------------------------------------------------------ while runs are trained
