@@ -32,7 +32,7 @@ def against(interval: Interval, margin: float) -> Literal["inside", "outside", "
 
 
 @dataclass(frozen=True)
-class Statistic:
+class SeedSummary:
     """Mean (or median, or maximum) over ``n`` seeds; a mean of two or more has the sample's deviation."""
 
     mean: float
@@ -40,7 +40,7 @@ class Statistic:
     n: int
 
     @classmethod
-    def of(cls, values: Iterable[float], over_seeds: OverSeeds = "mean") -> Statistic | None:
+    def of(cls, values: Iterable[float], over_seeds: OverSeeds = "mean") -> SeedSummary | None:
         """Summarise the present values; None if there are none."""
         present = known(values)
         if not present:

@@ -20,7 +20,7 @@ import pandas as pd
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
-from fltrain.core.statistics import Sample, Statistic, contrast, known
+from fltrain.core.statistics import Sample, SeedSummary, contrast, known
 from fltrain.data.datasets import registry
 from fltrain.reporting.frame import DIVERGED, DONE, at_labels
 from fltrain.reporting.text import interval_text, markdown_table, number_text
@@ -246,7 +246,8 @@ def _lines(values: pd.DataFrame, place_of: list[str], base: str) -> pd.DataFrame
     priors = families_of((families[place], sample) for place, sample in samples.items())
     lines = []
     for place, seeds in groups.items():
-        value, gain = Statistic.of(seeds["value"]), Statistic.of(seeds["gain"]) if place in samples else None
+        value = SeedSummary.of(seeds["value"])
+        gain = SeedSummary.of(seeds["gain"]) if place in samples else None
         found = contrast(samples[place], family=priors[families[place]]) if place in samples else None
         low, high = found.interval if found else (math.nan, math.nan)
         numbers = [
@@ -262,7 +263,7 @@ def _lines(values: pd.DataFrame, place_of: list[str], base: str) -> pd.DataFrame
     return pd.DataFrame(lines, columns=[*place_of, *NUMBERS])
 
 
-def _three(statistic: Statistic | None) -> tuple[float, float, int]:
+def _three(statistic: SeedSummary | None) -> tuple[float, float, int]:
     """Return mean, deviation and number of seeds; NaN if there is none."""
     if statistic is None:
         return math.nan, math.nan, 0

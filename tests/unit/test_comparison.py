@@ -17,8 +17,8 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import (
     Family,
     Sample,
+    SeedSummary,
     Spread,
-    Statistic,
     against,
     contrast,
     discoveries,
@@ -201,7 +201,7 @@ def numbers(values: Sequence[float], published: float | None = 60.0, **changes: 
     """A cell as the rule gets it, with these fields of the cell or of the inputs changed."""
     of_basis = {name: changes.pop(name) for name in RuleInputs.__dataclass_fields__ if name in changes}
     fields = {"over_seeds": "mean", "seeds": len(values), "published_seeds": 3, "margin": 1.0, **changes}
-    summary, gain = Statistic.of(values, fields["over_seeds"]), Statistic.of(fields.get("gains", ()))
+    summary, gain = SeedSummary.of(values, fields["over_seeds"]), SeedSummary.of(fields.get("gains", ()))
     means = {"mean": summary and summary.mean, "gain": gain and gain.mean}
     cell = TableCell(values=values, n=len(values), published=published, **means, **fields)
     return cell, RuleInputs(**{"floor": 0.01, **of_basis})

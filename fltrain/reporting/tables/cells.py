@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from fltrain.core.floats import average
-from fltrain.core.statistics import Statistic
+from fltrain.core.statistics import SeedSummary
 from fltrain.experiments.layout import Average, Measured, Sheet, Table
 from fltrain.experiments.published import Published, PublishedValue
 from fltrain.reporting.frame import (
@@ -127,7 +127,7 @@ def _cell(
     valued = lines[lines["value"].notna()] if not of_gain else lines.iloc[:0]
     gained = lines[lines["gain"].notna()] if has_base or of_gain else lines.iloc[:0]
     values, gains = tuple(map(float, valued["value"])), tuple(map(float, gained["gain"]))
-    value, gain = Statistic.of(values, what.over_seeds), Statistic.of(gains)
+    value, gain = SeedSummary.of(values, what.over_seeds), SeedSummary.of(gains)
     metric = average.reported if average else measured.reported
     printed, theirs = published.find(metric, names, sheet.reduced), None
     base_names = lines["base_names"].dropna()
