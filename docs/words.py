@@ -1,12 +1,13 @@
 """Count the words of the documentation that are written by hand: ``python docs/words.py``.
 
 Generated reference does not count: the pages on configuration and commands, the tables of the other generated
-pages, and everything below the line on pages that ``docs/generate.py`` completes. Formulas, examples and
-tables written by hand count.
+pages and their details, and everything below the line on pages that ``docs/generate.py`` completes. Formulas,
+examples and tables written by hand count.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 PAGES = Path(__file__).parent
@@ -14,7 +15,9 @@ BUDGET = 45_000
 REFERENCE = {"commands.md", "configuration.md"}
 """Pages without hand-written text."""
 TABLES = {"results.md", "artifact.md", "methods/README.md"}
-"""Pages whose tables are generated."""
+"""Pages whose tables and details are generated."""
+GENERATED = re.compile(r"\||\* \*[^*]")
+"""Begin of a line of them."""
 MARK = "<!-- docs/generate.py writes the rest of this page"
 
 
@@ -23,7 +26,7 @@ def words(page: Path) -> int:
     name, text = page.relative_to(PAGES).as_posix(), page.read_text(encoding="utf-8").partition(MARK)[0]
     if name in REFERENCE:
         return 0
-    lines = (line for line in text.splitlines() if not (name in TABLES and line.startswith("|")))
+    lines = (line for line in text.splitlines() if not (name in TABLES and GENERATED.match(line)))
     return sum(len(line.split()) for line in lines)
 
 
