@@ -28,7 +28,7 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.tracking.export import CELLS, TABLES, equals, opened
+from fltrain.tracking.export import CELLS, TABLES, opened
 from fltrain.tracking.server import address
 
 SIZE = {"width": 1280, "height": 720}
@@ -99,7 +99,7 @@ class Tour:
         if not mode:
             expect(self.page.get_by_role("columnheader", name=column).first).to_be_visible()
         count = len(self.client.search_runs([self.experiments[experiment]], condition, max_results=100))
-        expect(self.page.get_by_text(f"{count} matching runs")).to_be_visible()
+        expect(self.page.get_by_text(f"{count} matching run")).to_be_visible()
         expect(self.page.get_by_text("You're viewing a shared view")).to_have_count(0)
 
     def find(self) -> None:
@@ -125,7 +125,7 @@ class Tour:
 
     def compared(self) -> None:
         """Tables side by side, cell by cell."""
-        self.view(TABLES, equals("paper", PAPER), "", "&compareRunsMode=ARTIFACT")
+        self.view(TABLES, "", "", "&compareRunsMode=ARTIFACT")
         expect(self.page.get_by_placeholder("Filter by cell")).to_be_visible()
         expect(self.page.get_by_role("columnheader", name="mean").first).to_be_visible()
 

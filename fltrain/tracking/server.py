@@ -50,7 +50,7 @@ def state_of(name: str) -> dict[str, Any]:
     state: dict[str, Any] = {
         "selectedColumns": columns,
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 340} | dict.fromkeys(columns, 95),
+        "columnWidths": {"attributes.`Run Name`": 280} | dict.fromkeys(columns, 85),
     }
     if name in (TABLES, CELLS):
         return state
