@@ -161,19 +161,6 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert len(trials.entries) == 10 and "nothing is selected yet" in final.refused
 
 
-def test_the_example_of_the_python_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config").symlink_to(ROOT / "config")
-    monkeypatch.chdir(tmp_path)
-    exec("\n".join(examples("python", "python")), {"__name__": "__main__"})
-    lines = capsys.readouterr().out.splitlines()
-    accuracies = [float(line.split()[1]) for line in lines if line.startswith("digits-")]
-    assert len(accuracies) == 4
-    assert min(accuracies) > 0.2, "twice the accuracy of guessing"
-    assert (tmp_path / "results" / "python" / "curves.png").stat().st_size > 1000
-
-
 @pytest.mark.parametrize(
     "name", ["methods/README", "configuration", *(f"methods/{method}" for method in METHODS)]
 )
