@@ -225,11 +225,14 @@ SUMMARY: dict[str, Any] = {
         },
         {"name": "figure1", "exploratory": {}},
     ],
-    "aggregates": {
-        "gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4},
-        "improvement": {"estimate": 0.75, "low": 0.5, "high": 1.0, "cells": 4},
+    "main_gain": {
+        "item": "table1",
+        "measure": "accuracy",
+        "estimate": 1.25,
+        "interval": [0.5, 2.0],
+        "cells": 4,
+        "seeds": 3,
     },
-    "pooled": {"measure": "accuracy", "plugin": "flfa", "items": ["table1", "table2"]},
     "forest": [forest([Bar("FLFA <b>", 1.0, 0.5, 1.5, (-1.0, 1.0))], "difference"), ""],
     "claims": [
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),

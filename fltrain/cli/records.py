@@ -66,11 +66,13 @@ def import_archive(
 ) -> None:
     """Import the records of an archive into RESULTS/runs.
 
-    If one record is invalid, none is imported.
+    If one record is invalid, none is imported. Existing records are kept: the output counts different ones.
     """
     from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results), replace)
+    kept = f", {done['kept']} kept with other numbers (--replace imports the archived ones)"
     typer.echo(
         f"{archive}: {done['added']} added, {done['replaced']} replaced, {done['unchanged']} unchanged"
+        f"{kept if done['kept'] else ''}"
     )

@@ -116,16 +116,15 @@ def counted(summary: Mapping[str, Any]) -> dict[str, tuple[dict[str, float], dic
 def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]) -> str:
     """Return one sentence with the main number of a paper and its interval; empty without any number.
 
-    It is the gain of the paper's plug-in over all cells; else the range of the differences to published
+    It is the gain of the paper's plug-in in its first item; else the range of the differences to published
     values, of the gains over a base, or of our values, with intervals if there are any.
     """
-    gain, pooled = summary["aggregates"].get("gain"), summary["pooled"]
-    if gain and summary["kind"] == "paper":
-        ends = f"{gain['low']:+.2f} to {gain['high']:+.2f}"
-        over = f"{count(gain['cells'], 'cell')} of {count(len(pooled['items']), 'table')}"
+    if (gain := summary["main_gain"]) and summary["kind"] == "paper":
+        low, high = gain["interval"]
         return (
-            f"With {pooled['plugin']}, {pooled['measure']} changes by {gain['estimate']:+.2f} points "
-            f"(90 % interval {ends}; interquartile mean over {over})."
+            f"Gain over the base method, {gain['measure']}: {gain['estimate']:+.2f} points (90 % interval "
+            f"{low:+.2f} to {high:+.2f}; mean over {count(gain['cells'], 'cell')} of {gain['item']}, "
+            f"{count(gain['seeds'], 'seed')})."
         )
     every = [cell for group in cells.values() for cell in group]
     whose = "published" if summary["kind"] == "paper" else "reference"

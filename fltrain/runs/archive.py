@@ -35,6 +35,9 @@ MAX_FILE_BYTES = 64 * 2**20
 MAX_BYTES = 8 * 2**30
 """Limit for all unpacked files."""
 
+NUMBERS = ("spec.json", "metrics.jsonl", "summary.json")
+"""Files that are equal after the same training with the same arithmetic."""
+
 RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"({RUN_ID})/({'|'.join(map(re.escape, RECORD_FILES))})")
 _STAGING = ".import-"
@@ -77,11 +80,11 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Count
         replace: replace records that differ from the archived ones.
 
     Returns:
-        The number of records that are ``added``, ``replaced``, and ``unchanged`` because they were equal.
+        The number of records that are ``added``; ``replaced``; ``unchanged``, because spec and numbers are
+        equal (with ``replace``, also costs and provenance); and ``kept``, although their numbers differ.
 
     Raises:
-        FltrainError: if the archive is invalid; if records differ and ``replace`` is False; if a run is being
-            trained; or if a file cannot be written.
+        FltrainError: if the archive is invalid, a run is being trained, or a file cannot be written.
     """
     results.create()
     lock = FileLock(results.runs / ".import.lock", timeout=0)
@@ -120,7 +123,7 @@ def _import(path: Path, results: Results, replace: bool, staging: Path) -> Count
 
 
 def _receive(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
-    """Put a record into its place, if it differs; return ``added``, ``replaced`` or ``unchanged``.
+    """Put a record into its place, if it differs; return ``added``, ``replaced``, ``unchanged`` or ``kept``.
 
     Args:
         new: folder of the record, named by its run ID.
@@ -134,11 +137,12 @@ def _receive(new: Path, results: Results, replace: bool, commit: bool = True) ->
     try:
         with leased(results.lease(new.name)):
             old = results.record(new.name).complete
-            _, different, unreadable = filecmp.cmpfiles(new, place, RECORD_FILES, shallow=False)
+            compared = RECORD_FILES if replace else NUMBERS
+            _, different, unreadable = filecmp.cmpfiles(new, place, compared, shallow=False)
             if old and not different and not unreadable:
                 return "unchanged"
             if old and not replace:
-                raise FltrainError(f"{place} differs from its record (--replace imports the archived one)")
+                return "kept"
             if commit:
                 exchange(new, place)
             return "replaced" if old else "added"

@@ -27,7 +27,7 @@ from fltrain.core.statistics import (
 )
 from fltrain.experiments.layout import Sheet
 from fltrain.experiments.published import Published, read_anomalies
-from fltrain.reporting.summary import aggregates, pooled_cells
+from fltrain.reporting.summary import main_gain
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import absent
 from fltrain.reporting.tables.cells import cells as table_cells
@@ -539,26 +539,21 @@ def table_cell(values: Sequence[float], published: float, **changes: Any) -> Tab
     return judged(values, published, measure="final_accuracy", label="accuracy", **changes)
 
 
-def test_aggregates_over_cells() -> None:
-    cells = []
-    for place in range(8):
-        base = [60.0 + place, 61.0 + place, 62.0 + place]
-        gains = (place - 3.0, place - 3.5, place - 2.5)
-        values = [one + gain for one, gain in zip(base, gains, strict=True)]
-        more = {"gains": gains, "base_values": base, "runs": [f"run-{place}"], "row": str(place)}
-        more["plugin"] = "x"
-        cells.append(table_cell(values, float(np.mean(values)) - 1.0, **more))
-    found = aggregates(pooled_cells([*cells, *cells]))
-    assert {one.cells for one in found.values()} == {8}, "runs that tables share count once"
-    rivals = [cell.having(plugin="") for cell in cells]
-    assert pooled_cells(rivals) == [], "gains over another method are not pooled"
-    # The middle half of gains from -3.5 to 4.5.
-    assert found["gain"].estimate == pytest.approx(stats.trim_mean([g for c in cells for g in c.gains], 0.25))
-    wins = [np.mean([x > y for x in cell.values for y in cell.base_values]) for cell in cells]
-    assert found["improvement"].estimate == pytest.approx(np.mean(wins), abs=0.1)
-    for one in found.values():
-        assert one.low <= one.estimate <= one.high
-    assert aggregates([]) == {}
+def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
+    """Its interval is that of the seeds' means: cells of one seed rise and fall together."""
+    gains = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)]
+    cells = [
+        table_cell([60.0] * 3, 60.0, item="table1", row=str(place), plugin="flfa", gains=of_cell)
+        for place, of_cell in enumerate(gains)
+    ]
+    later = [cell.having(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
+    found = main_gain([*cells, *later])
+    half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
+    assert (found["item"], found["estimate"], found["cells"], found["seeds"]) == ("table1", 3.0, 2, 3)
+    assert found["interval"] == pytest.approx((3.0 - half, 3.0 + half))
+    assert main_gain([cell.having(plugin="") for cell in cells]) == {}, "rival methods are never combined"
+    assert main_gain([cells[0], cells[1].having(gains=(1.0, 2.0))]) == {}, "a seed is missing"
+    assert main_gain([]) == {}
 
 
 class Toy(Cells):

@@ -185,7 +185,10 @@ def test_the_readme_counts_the_published_runs() -> None:
     declared, published, demo = (set(plan(ROOT / "config", scale).runs) for scale in scales)
     of_papers = len(declared & published)
     text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"Of the {len(declared):,} runs that the six papers declare, {of_papers} have been made" in text
+    assert (
+        f"Of the {len(declared):,} runs that our files declare for six papers, {of_papers} have been made"
+        in text
+    )
     assert f"The other {len(published) - of_papers} published runs are controls" in text
     assert f"It trains {len(demo)} runs on the handwritten digits" in text
 

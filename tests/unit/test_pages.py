@@ -306,10 +306,6 @@ def test_a_paper_without_claims_has_no_table_of_them(toy: Toy) -> None:
     assert "claim-table" not in page.ids and "Not run" not in text_of(page)
 
 
-GAIN = {"gain": {"estimate": 1.25, "low": 0.5, "high": 2.0, "cells": 4}}
-FLFA = {"measure": "accuracy", "plugin": "flfa", "items": ["table1", "table2"]}
-
-
 def numbers(row: str, **columns: Any) -> TableCell:
     return TableCell(**{"item": "table1", "row": row, "label": "accuracy, %", "decimals": 2, **columns})
 
@@ -323,17 +319,17 @@ def test_a_finding_has_numbers_and_intervals() -> None:
         *(numbers(row, label="rounds", gain=1.0, gain_low=0.0, gain_high=2.0) for row in "efgh"),
         numbers("d", gain=9.0, gain_low=-math.inf, gain_high=math.inf),
     ]
-    summary = {"kind": "paper", "aggregates": GAIN, "pooled": FLFA}
+    summary = {"kind": "paper", "main_gain": SUMMARY["main_gain"]}
     assert paper.finding(summary, {"x": cells}) == (
-        "With flfa, accuracy changes by +1.25 points (90 % interval +0.50 to +2.00; interquartile mean "
-        "over 4 cells of 2 tables)."
+        "Gain over the base method, accuracy: +1.25 points (90 % interval +0.50 to +2.00; mean over 4 cells "
+        "of table1, 3 seeds)."
     )
     assert paper.finding({**summary, "kind": "comparison"}, {"x": cells}) == (
         "Differences from the base method, accuracy, %: from -2.00 [-3.00, -1.00] (b) to "
         "+1.00 [+0.50, +1.50] (a), median +0.00, in 3 cells (with 90 % intervals)."
     )
     one = [numbers("a", mean=60.5, low=60.0, high=61.0)]
-    bare = {**summary, "aggregates": {}}
+    bare = {**summary, "main_gain": {}}
     assert paper.finding(bare, {"x": one}) == (
         "Our values, accuracy, %: 60.50 [60.00, 61.00] (a), with its 90 % interval."
     )
