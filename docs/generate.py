@@ -353,7 +353,8 @@ run yet.
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
 * **Numbers**: the main one, with its 90 % interval over seeds. *Details* below a table have all of them, the
-  seeds, and the part of the claim that the runs cover.
+  seeds, and the part of the claim that the runs cover. A claim about several places or methods shows their
+  mean, but its verdict is as sure as the weakest of them.
 * **Runs**: published runs with the paper's own protocol as far as its text states it (in the last three
   sections: with ours). *None of N*: the paper's protocol needs N runs (`--scale paper`), and we have none of
   them.
