@@ -69,7 +69,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def _failed(request: Request) -> list[str]:
-    """Say what was not loaded; a reload aborts the images that are still loading."""
+    """Name a file that was not loaded. A reload aborts images that are still loading, which is no fault."""
     return [f"not loaded: {request.url}"] if request.failure != "net::ERR_ABORTED" else []
 
 
