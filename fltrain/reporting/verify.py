@@ -69,7 +69,6 @@ class Verification:
         self._data: dict[str, dict[str, Any]] = {}
         self._partitions: dict[str, str] = {}
         self._damaged: set[str] = set()
-        self._without_digests: list[str] = []
 
     def findings(self) -> Iterator[Problem]:
         """Yield a finding for each fault. Files are checked after the files that they depend on."""
@@ -78,7 +77,6 @@ class Verification:
             self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),
             self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
             self._each("record", self._finished(), self._check_record),
-            self._undigested(),
             self._tables(),
             self._leftovers(),
         )
@@ -155,12 +153,6 @@ class Verification:
             if "summary.json" in files or (files.intersection(RECORD_FILES) and not stopped):
                 yield folder
 
-    def _undigested(self) -> Iterator[Problem]:
-        if runs := self._without_digests:
-            first = f"{runs[0]} and {len(runs) - 1} more" if len(runs) > 1 else runs[0]
-            what = "published record of an older version, without digests of its own"
-            yield Problem(f"{first}: {what}; equal to the published archive", harmless=True)
-
     def _check_record(self, folder: Path) -> Iterator[Problem]:
         run = folder.name
         try:
@@ -169,8 +161,6 @@ class Verification:
             self._damaged.add(run)
             yield Problem(str(error))
             return
-        if "summary" not in digests:
-            self._without_digests.append(run)
         models = folder / MODELS_FILE
         known = {*RECORD_FILES, "train.log"}
         if spec is None or spec.evaluation.keep != "nothing":

@@ -452,9 +452,6 @@ def _check_summary(spec: RunSpec, rows: Sequence[Row], summary: Row) -> None:
 def check_digests(folder: Path) -> dict[str, bytes]:
     """Check that the files of a complete record are unchanged; return their contents.
 
-    Records of the first versions have a digest of the metrics only. Those in the published archive are
-    accepted, which ``undigested.txt`` lists.
-
     Raises:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
@@ -472,22 +469,11 @@ def check_digests(folder: Path) -> dict[str, bytes]:
         "provenance.json": (provenance.get("digest"), with_digest(provenance)["digest"]),
     }
     for name, (stated, computed) in found.items():
-        if stated is None and fingerprint(contents) not in _undigested():
-            raise ValueError(f"{name}: has no digest, and its record is not a published one")
-        if stated not in (None, computed):
+        if stated is None:
+            raise ValueError(f"{name}: has no digest")
+        if stated != computed:
             raise ValueError(f"{name}: changed after training (its digest differs)")
     return contents
-
-
-def fingerprint(contents: Mapping[str, bytes]) -> str:
-    """Return the start of a digest of a whole record."""
-    return sha256("".join(sha256(contents[name]) for name in RECORD_FILES).encode())[:20]
-
-
-@cache
-def _undigested() -> frozenset[str]:
-    """Return the fingerprints of the published records without digests."""
-    return frozenset(Path(__file__).with_name("undigested.txt").read_text().split())
 
 
 def _content(path: Path) -> bytes:

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_json, write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.runs.record import (
@@ -269,26 +267,6 @@ def test_an_edited_record_gives_no_results(
             getattr(edited, part)
     (record.folder / file).write_text(text)
     assert Record(record.folder).usable, "a restored file is accepted"
-
-
-PUBLISHED = Path(__file__).parents[2] / "published" / "records.tar.gz"
-
-
-def test_records_without_digests_are_accepted_as_published_only(tmp_path: Path) -> None:
-    """They were made by the first versions; without digests, an edit would not show."""
-    with tarfile.open(PUBLISHED) as archive:
-        archive.extractall(tmp_path, filter="data")
-    folders = [
-        folder for folder in tmp_path.iterdir() if '"summary":' not in (folder / "summary.json").read_text()
-    ]
-    assert len(folders) == 85
-    folder = min(folders)
-    assert "summary" not in check_record(folder)[1] and Record(folder).usable
-    write_json(folder / "costs.json", {**read_json(folder / "costs.json"), "peak_memory_bytes": 1})
-    edited = Record(folder).damage
-    assert edited.endswith(
-        "has no digest, and its record is not a published one; restore the file or retrain the run"
-    )
 
 
 @pytest.mark.parametrize("name", RECORD_FILES)

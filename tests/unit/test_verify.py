@@ -24,11 +24,9 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Problem, Verification
 from fltrain.runs.record import (
     MODELS_FILE,
-    RECORD_FILES,
     Record,
     Results,
     checkpoint_file,
-    fingerprint,
     summary_digest,
 )
 from fltrain.runs.today import stale_runs
@@ -375,26 +373,6 @@ def test_models_of_another_training_are_named(place: Place) -> None:
     arrays, about = read_arrays(models, "file of models")
     write_arrays(models, {name: array + 1 for name, array in arrays.items()}, about)
     place.only(f"{place.records[2].run_id}: {MODELS_FILE} is of another training")
-
-
-def test_published_records_without_digests_are_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.rmtree(place.results.root / "one")
-    for record in place.records[:2]:
-        edit_json(record.folder / "summary.json", lambda summary: summary)
-        summary = json.loads((record.folder / "summary.json").read_text())
-        del summary["digests"]["summary"]
-        write_json(record.folder / "summary.json", summary)
-    assert [one.harmless for one in place.findings()] == [False, False]
-    known = {fingerprint(check_names(record.folder)) for record in place.records[:2]}
-    monkeypatch.setattr("fltrain.runs.record._undigested", lambda: known)
-    shutil.copytree(place.results.runs, place.root / "copy" / "runs")  # as their state is remembered
-    moved = Place(place.root).results.root.rename(place.root / "other")
-    shutil.copytree(moved, place.results.root)
-    place.only(f"{min(one.run_id for one in place.records[:2])} and 1 more: published record", harmless=True)
-
-
-def check_names(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in RECORD_FILES}
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"runs\n", b"row,row\na,b,c,d\n"])
