@@ -98,6 +98,7 @@ class Row:
 
     Attributes:
         claim: its text and place in the paper.
+        stated: the number that it states, if it does.
         items: IDs of the items that it needs.
         verdict: the published verdict; empty if nothing was run.
         evidence: numbers behind the verdict.
@@ -111,11 +112,15 @@ class Row:
     evidence: str
     margin: str
     numbers: str = ""
+    stated: str = ""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A claim in a table of the page of results, and a line of details, which is empty if nothing was run."""
+    """A claim on the page of results: a line of a table and one of the folded details.
+
+    Of a claim without a verdict on runs, ``cells`` is empty.
+    """
 
     cells: list[str]
     detail: str
@@ -218,10 +223,9 @@ class Evidence:
             elif one := judged.get((claim.where, claim.claim)):
                 marks = ", exploratory" * (one["exploratory"] == "True")
                 verdict, evidence = one["verdict"] + marks, one["evidence"]
-                stated = f"; stated: {one['stated']}" if one["stated"] else ""
-            text = f"{claim.claim} ({claim.where}{stated})"
-            margin = tolerance(claim.test, evidence)
-            rows[claim.claim] = Row(text, items, verdict, evidence, margin, main_numbers(evidence))
+                stated = one["stated"]
+            text, margin = f"{claim.claim} ({claim.where})", tolerance(claim.test, evidence)
+            rows[claim.claim] = Row(text, items, verdict, evidence, margin, main_numbers(evidence), stated)
         return rows
 
     def _declared(self, paper: str) -> Paper:
@@ -230,6 +234,7 @@ class Evidence:
 
     def _tables(self, paper: str) -> Iterator[Row]:
         """The published values of each table that has verdicts on them."""
+        titles = {item.id: item.item.title for item in self.published.items}
         for path in sorted((self.folder / paper).glob("*.csv")):
             cells = pd.read_csv(path)
             if path.stem == "claims":
@@ -245,7 +250,7 @@ class Evidence:
             margin = (cells["margin"] / cells["published"]).max()
             ratios = (cells["mean"] / cells["published"])[lambda found: found < math.inf]
             yield Row(
-                f"{len(cells)} values of `{path.stem}`",
+                f"{titles[f'{paper}/{path.stem}']}: {len(cells)} values",
                 (f"{paper}/{path.stem}",),
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
                 "; ".join(places + ours + cells["published"].map(" (published {:g})".format)),
@@ -257,10 +262,13 @@ class Evidence:
         evidence, part, _ = row.evidence.partition(" Undecided, as")
         if not row.verdict:
             needed = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
-            return Listed([row.claim, "**not run yet**", "", f"none of {len(needed)}"], "")
-        detail = f"*{row.claim}*: {evidence.rstrip('.')}."
-        if row.verdict in ("tested", "not judged"):
-            return Listed([row.claim, row.verdict, "", ""], detail)
+            return Listed([], f"*{row.claim}*: needs {len(needed)} runs.")
+        stated = f", stated: {row.stated}" if row.stated else ""
+        detail = f"*{row.claim}{stated}*: {evidence.rstrip('.')}."
+        if row.verdict == "not judged":
+            return Listed([], f"*{row.claim}*: not judged. {evidence.rstrip('.')}.")
+        if row.verdict == "tested":
+            return Listed([row.claim, row.verdict, ""], detail)
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
@@ -270,8 +278,7 @@ class Evidence:
             sure = "the runs cover a part of the claim" if part else "open: wide interval or few seeds"
         elif "exploratory" in row.verdict:
             sure = "suggests, does not confirm"
-        cells = [row.claim, row.verdict, row.numbers, f"{len(self._runs(row))}"]
-        return Listed(cells, f"{detail} Runs: {runs}. How sure: {sure}.")
+        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. How sure: {sure}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]

@@ -352,12 +352,13 @@ run yet.
 
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
-* **Numbers**: the main one, with its 90 % interval over seeds. *Details* below a table have all of them, the
-  seeds, and the part of the claim that the runs cover. A claim about several places or methods shows their
-  mean, but its verdict is as sure as the weakest of them.
-* **Runs**: published runs with the paper's own protocol as far as its text states it (in the last three
-  sections: with ours). *None of N*: the paper's protocol needs N runs (`--scale paper`), and we have none of
-  them.
+* **Numbers**: the main one, with its 90 % interval over seeds. A claim about several places or methods shows
+  their mean, but its verdict is as sure as the weakest of them.
+* **Details**, folded below each table: all numbers, the runs and seeds, and the part of the claim that they
+  cover. The runs follow the paper's own protocol as far as its text states it (in the last three sections:
+  ours).
+* **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs
+  (`--scale paper`), and claims that runs cannot decide.
 
 Before you trust a verdict, look at the [controls](protocol.md#controls): tables with a known truth, judged by
 the same rule. To check the results yourself, see [artefact evaluation](artifact.md).
@@ -499,10 +500,14 @@ VERDICTS = ("tuned settings", "default settings")
 
 
 def listed(rows: Sequence[Listed]) -> str:
-    """A table with a line for each claim, and the folded details."""
-    found = table(["claim", "verdict", "numbers", "runs"], [row.cells for row in rows])
-    details = "\n".join(f"* {row.detail}" for row in rows if row.detail)
-    return f"{found}\n\n<details><summary>Details</summary>\n\n{details}\n\n</details>" if details else found
+    """A table with a line for each claim that was run or tested, and the folded details and other claims."""
+    shown, others = [row for row in rows if row.cells], [row for row in rows if not row.cells]
+    parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
+    for summary, group in (("Details", shown), (f"Not run yet: {len(others)} claims", others)):
+        details = "\n".join(f"* {row.detail}" for row in group)
+        folded = f"<details><summary>{summary}</summary>\n\n{details}\n\n</details>"
+        parts += [folded] if group else []
+    return "\n\n".join(parts)
 
 
 def replication_note(paper: str) -> str:

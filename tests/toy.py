@@ -130,10 +130,11 @@ class Toy:
         paper = {
             "name": "paper",
             "title": "A paper on <toys>",
+            "titles": {"table1": "Accuracy & gain", "figure1": "A square", "table10": "Another table"},
             "items": items,
             "tables": ["table1", "table10"],
         }
-        other = {"name": "other", "title": "Another paper", "items": {}, "tables": []}
+        other = {"name": "other", "title": "Another paper", "titles": {}, "items": {}, "tables": []}
         return Listing.parse(
             {
                 "scale": "toy",
@@ -216,6 +217,7 @@ SUMMARY: dict[str, Any] = {
     "items": [
         {
             "name": "table1",
+            "title": "Accuracy & gain",
             "verdicts": {"reproduced": 3, "not reproduced": 1},
             "expected": {"reproduced": 2.5, "inconclusive": 1.5},
             "gains": {"direction reproduced": 2},
@@ -223,7 +225,7 @@ SUMMARY: dict[str, Any] = {
             "differences": {"equivalent": 5, "inconclusive": 6},
             "exploratory": {"cells": 7},
         },
-        {"name": "figure1", "exploratory": {}},
+        {"name": "figure1", "title": "A square", "exploratory": {}},
     ],
     "main_gain": {
         "item": "table1",

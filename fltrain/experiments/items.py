@@ -153,6 +153,7 @@ class PlannedItem:
             restricted=self.restricted,
             assumptions=self.assumptions,
             reduced=self.scale.reduces(self.paper),
+            control=self.paper.kind == "control",
             seen=self.reduction.seen or self.scale.seen,
             rejudged=self.reduction.rejudged,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},

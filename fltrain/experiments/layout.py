@@ -555,7 +555,8 @@ class Sheet(Settings):
 
     ``restricted`` lists restrictions by a full scale's axes or by the user's selection; ``scale`` names them.
     ``seen`` is the day by which the runs had been seen: a rule of that day or later is exploratory.
-    ``rejudged`` names the cells whose verdict a later version of the rule has changed.
+    ``rejudged`` names the cells whose verdict a later version of the rule has changed. It is known which
+    published values of a ``control`` are true.
     """
 
     id: str
@@ -564,6 +565,7 @@ class Sheet(Settings):
     caption: str
     scale: str
     reduced: bool
+    control: bool = False
     axes: dict[str, Annotated[tuple[str, ...], Strict(False)]]
     table: Table | None
     figure: Figure | None

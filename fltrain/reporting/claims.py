@@ -514,7 +514,7 @@ def _value(
     words, tried, whole = f"stated {stated:g}", "", True
     if cell := _printed(evidence, sheet, test, cells, stated):
         numbers, said, mean, ends, margin, p = _of_cell(cell, gain=bool(test.over))
-        words += f", as the cell {cell.place} of {cell.item}, which is {said}"
+        words += f", as the cell {cell.place} of “{sheet.title}”, which is {said}"
     else:
         where, values = OVER_PLACES, evidence.per_seed
         if test.extreme and evidence.samples:
@@ -529,7 +529,7 @@ def _value(
             margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
         mean = average(values)
         at = f" ({where})" if where != OVER_PLACES else ""
-        numbers = ", ".join([f"{mean:.2f} over {count(len(values), 'seed')}{at}", *evidence.losses])
+        numbers = ", ".join([f"{mean:z.2f} over {count(len(values), 'seed')}{at}", *evidence.losses])
         found = evidence.contrast(where, PublishedMean(stated, sheet.reported_seeds or 1), margin, tries)
         ends, p = (found.interval, found.p_outside) if found else (None, None)
         tried = f"Bonferroni over {tries} places" if tries > 1 else ""
@@ -537,7 +537,7 @@ def _value(
     if ends is None or mean is None:
         return Finding("undecided", numbers, f"{words}, margin {margin:.3g}; {UNTESTABLE}", mean)
     verdict = PLACES[against(ends, margin)] if whole else "undecided"
-    interval = f"ours minus stated {mean - stated:+.2f} {interval_text(ends, 2, '+')}"
+    interval = f"ours minus stated {mean - stated:+z.2f} {interval_text(ends, 2, '+')}"
     decision = ", ".join(filter(None, (words, f"margin {margin:.3g}", interval, tried)))
     low, high = ends
     return Finding(verdict, numbers, decision, mean, (stated + low, stated + high), p, p if whole else None)
@@ -617,17 +617,25 @@ def to_frame(judged: Sequence[Judged]) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=columns)
 
 
-def to_markdown(title: str, scale_note: str, judged: Sequence[Judged]) -> str:
-    """Return the claims as a Markdown table."""
+def to_markdown(title: str, scale_note: str, judged: Sequence[Judged], titles: Mapping[str, str] = {}) -> str:
+    """Return the claims as a Markdown table; ``titles`` are those of the items by name."""
     lines = [["where", "claim", "stated", "verdict", "evidence", "item"]]
     lines += [
-        [one.where, one.claim, one.stated, one.verdict, one.finding.evidence, one.item] for one in judged
+        [
+            *(one.where, one.claim, one.stated, one.verdict, one.finding.evidence),
+            "; ".join(titles.get(name, name) for name in one.item.split(", ")),
+        ]
+        for one in judged
     ]
-    notes = [LEGEND]
-    notes += [DROPPED_CLAIMS] if any(not one.listed for one in judged) else []
+    notes = claim_notes(one.listed for one in judged)
     notes += [EXPLORATORY] if any(one.exploratory for one in judged) else []
     table = markdown_table(lines, numbers=False)
     return without_tags(f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n")
+
+
+def claim_notes(listed: Iterable[bool]) -> list[str]:
+    """Return the explanations below a table of claims."""
+    return [LEGEND, *([] if all(listed) else [DROPPED_CLAIMS])]
 
 
 DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."

@@ -17,6 +17,7 @@ from fltrain.experiments.layout import Curves, Sheet, curves_of
 from fltrain.reporting.frame import Runs, curve, curve_place, finished
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.runs import curves as records
+from fltrain.runs.curves import factor
 from fltrain.runs.record import Record
 
 ROWS = 30_000
@@ -60,7 +61,10 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
 
 
 def points(sheet: Sheet, runs: Runs) -> pd.DataFrame:
-    """Return the curves of all finished runs of an item, one row per cell, seed and round."""
+    """Return the curves of all finished runs of an item, one row per cell, seed and round.
+
+    Accuracies are in per cent.
+    """
     layout = sheet.table or sheet.figure
     drawn = curves_of(layout) if isinstance(layout, Curves) else []
     further = [name for name in drawn if tuple(name.split(".")) not in records.CURVES.values()]
@@ -75,7 +79,14 @@ def points(sheet: Sheet, runs: Runs) -> pd.DataFrame:
     metrics = [name for name in frame.columns if name not in PLACE]
     # The page opens with the metric that the figure draws.
     metrics.sort(key=lambda name: name in records.CURVES and ".".join(records.CURVES[name]) not in drawn)
-    return frame[[*PLACE, *metrics]].reset_index(drop=True)
+    frame = frame[[*PLACE, *metrics]].reset_index(drop=True)
+    frame[metrics] *= [factor(name) for name in metrics]
+    return frame.rename(columns={name: heading(name) for name in metrics})
+
+
+def heading(metric: str) -> str:
+    """Return the name of a metric as the page shows it, with its unit: ``test accuracy, %``."""
+    return metric.replace("_", " ") + (", %" if factor(metric) == 100 else "")
 
 
 def _curves(record: Record, further: list[str]) -> pd.DataFrame:

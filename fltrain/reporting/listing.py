@@ -13,10 +13,11 @@ Texts = Annotated[tuple[str, ...], Strict(False)]
 
 
 class ListedPaper(Settings):
-    """A paper with the run IDs of each of its tables and figures; ``tables`` names the tables."""
+    """A paper with the title and the run IDs of each table and figure; ``tables`` names the tables."""
 
     name: str
     title: str
+    titles: dict[str, str]
     items: dict[str, Texts]
     tables: Texts
 
@@ -45,6 +46,7 @@ class Listing(Settings):
                 ListedPaper(
                     name=name,
                     title=paper.title,
+                    titles={item.name: item.item.title for item in items},
                     items={item.name: tuple(item.run_ids) for item in items},
                     tables=tuple(item.name for item in items if item.item.table),
                 )

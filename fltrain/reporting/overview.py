@@ -71,9 +71,10 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
     front = TEMPLATES.get_template("index.html").render(
         **common,
         cards=cards,
+        controls=any(card["kind"] == "control" for card in cards),
         open_claims={verdict: sum(card["open"].get(verdict, 0) for card in cards) for verdict in OPEN},
         items=[
-            (f"{paper.name}/{name}", RunCounts.of(ids, records))
+            (paper.title, f"{paper.name}/{name}", paper.titles[name], RunCounts.of(ids, records))
             for paper in listing.papers
             for name, ids in paper.items.items()
         ],
@@ -88,15 +89,25 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
     write_text(runs, TEMPLATES.get_template("runs.html").render(**common, rows=rows, index=index.name))
 
 
-def _pages(listing: Listing, records: Iterable[str], folder: Path) -> Iterable[list[tuple[str, str]]]:
-    """Return for each run the names of its items with their pages; the page is empty if there is none."""
-    members: dict[str, dict[tuple[str, str], None]] = {run: {} for run in records}
+@dataclass(frozen=True)
+class ItemLink:
+    """A table or figure of a run, with its page; empty if there is none."""
+
+    name: str
+    title: str
+    page: str
+
+
+def _pages(listing: Listing, records: Iterable[str], folder: Path) -> Iterable[list[ItemLink]]:
+    """Return the items of each run."""
+    members: dict[str, dict[ItemLink, None]] = {run: {} for run in records}
     for paper in listing.papers:
         for item, runs in paper.items.items():
             name = f"{paper.name}/{item}"
             pages = [page for ending in (".html", CURVES_FORM) if (folder / (page := name + ending)).exists()]
+            link = ItemLink(name, paper.titles[item], next(iter(pages), ""))
             for run in runs:
-                members[run][name, next(iter(pages), "")] = None
+                members[run][link] = None
     return map(list, members.values())
 
 
@@ -110,6 +121,7 @@ def _card(listed: ListedPaper, folder: Path) -> dict[str, Any]:
     contents = {"table": listed.tables, "figure": listed.items.keys() - listed.tables}
     return {
         "listed": listed,
+        "kind": summary.get("kind", ""),
         "page": page if (folder / page).exists() else "",
         "finding": summary.get("finding", ""),
         "picture": next((file for file in files if (folder / file).exists()), ""),

@@ -13,10 +13,10 @@ from typing import Any
 from fltrain.core.errors import count
 from fltrain.core.statistics import Interval
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, Sheet
-from fltrain.reporting.claims import JUDGED
+from fltrain.reporting.claims import JUDGED, claim_notes
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import PublishedNotes, anchors, explained
-from fltrain.reporting.tables.render import Grid, Notes
+from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
 from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
@@ -48,12 +48,13 @@ def page(
     grids = {
         sheet.id: Grid.of(sheet, shown[sheet.id], notes[sheet.id].marks) for sheet in sheets if sheet.table
     }
-    claims = summary["claims"]
+    claims, counts = summary["claims"], counted(summary)
+    dropped = any(not cell.listed for group in shown.values() for cell in group)
     scale_notes = {sheet.scale_note for sheet in sheets}
     assumptions: dict[str, list[str]] = {}
     for sheet in sheets:
         for text in sheet.assumptions:
-            assumptions.setdefault(text, []).append(_name(sheet))
+            assumptions.setdefault(text, []).append(sheet.title)
     return TEMPLATES.get_template("paper.html").render(
         summary=summary,
         about=about,
@@ -63,9 +64,10 @@ def page(
         notes=notes,
         published={key: PublishedNotes.on(group) for key, group in shown.items()},
         anchors={key: anchors(group) for key, group in shown.items()},
-        explained=explained(*grids.values()),
-        counts=counted(summary),
-        meanings={**VERDICTS, **GAIN_VERDICTS},
+        explained=" ".join(filter(None, (explained(*grids.values()), DROPPED_CELLS * dropped))),
+        claim_notes=" ".join(claim_notes(bool(claim["listed"]) for claim in claims)),
+        counts=counts,
+        meanings=_meanings(counts),
         exploratory=_exploratory(summary),
         judged=[claim for claim in claims if claim["verdict"] != "not run"],
         not_run=[claim for claim in claims if claim["verdict"] == "not run"],
@@ -81,6 +83,13 @@ def _name(sheet: Sheet) -> str:
 def _files(folder: Path, name: str) -> dict[str, str]:
     """Return the addresses of the files of an item that exist, by their names on the page."""
     return {form: file for form, ending in FORMS.items() if (folder / (file := name + ending)).exists()}
+
+
+def _meanings(counts: Mapping[str, tuple[Mapping[str, float], object]]) -> dict[str, str]:
+    """Return the meaning of each verdict on a value or gain that occurs."""
+    given = {verdict for what, (verdicts, _) in counts.items() if what != "claims" for verdict in verdicts}
+    meanings = [*VERDICTS.items(), *GAIN_VERDICTS.items()]
+    return {verdict: meaning for verdict, meaning in meanings if verdict in given}
 
 
 def _exploratory(summary: Mapping[str, Any]) -> str:
@@ -101,13 +110,16 @@ HEADINGS = {
 
 
 def counted(summary: Mapping[str, Any]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:
-    """Add up verdicts over a paper's items, by heading, with the numbers expected if all values were true."""
+    """Add up verdicts over a paper's items, by heading, with the numbers expected if all values were true.
+
+    The truth of controls is known, so they have no expected numbers.
+    """
     found: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     for heading, (verdicts, expected) in HEADINGS.items():
         totals: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         for item in summary.get("items", ()):
             totals[0].update(item.get(verdicts, {}))
-            totals[1].update(item.get(expected, {}))
+            totals[1].update(item.get(expected, {}) if summary["kind"] != "control" else {})
         found[heading] = (dict(totals[0]), dict(totals[1]))
     found["claims"] = (dict(Counter(claim["verdict"] for claim in summary.get("claims", ()))), {})
     return {heading: counts for heading, counts in found.items() if counts[0]}
@@ -119,12 +131,13 @@ def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]
     It is the gain of the paper's plug-in in its first item; else the range of the differences to published
     values, of the gains over a base, or of our values, with intervals if there are any.
     """
+    titles = {item["name"]: item["title"] for item in summary["items"]}
     if (gain := summary["main_gain"]) and summary["kind"] == "paper":
         low, high = gain["interval"]
         return (
-            f"Gain over the base method, {gain['measure']}: {gain['estimate']:+.2f} points (90 % interval "
-            f"{low:+.2f} to {high:+.2f}; mean over {count(gain['cells'], 'cell')} of {gain['item']}, "
-            f"{count(gain['seeds'], 'seed')})."
+            f"Gain over the base method, {gain['measure']}: {gain['estimate']:+z.2f} points (90 % interval "
+            f"{low:+z.2f} to {high:+z.2f}; mean over {count(gain['cells'], 'cell')} of "
+            f"“{titles[gain['item']]}”, {count(gain['seeds'], 'seed')})."
         )
     every = [cell for group in cells.values() for cell in group]
     whose = "published" if summary["kind"] == "paper" else "reference"
@@ -136,7 +149,7 @@ def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]
     ):
         finite = [cell for cell in every if all(map(math.isfinite, _numbers(cell, column, ends)))]
         if finite:
-            return _range(what, finite, column, ends)
+            return _range(what, finite, column, ends, titles)
     return ""
 
 
@@ -147,7 +160,7 @@ def _numbers(cell: TableCell, column: str, ends: str) -> list[float]:
     return [math.nan if value is None else value, *(interval or [math.nan])]
 
 
-def _range(what: str, cells: Sequence[TableCell], column: str, ends: str) -> str:
+def _range(what: str, cells: Sequence[TableCell], column: str, ends: str, titles: Mapping[str, str]) -> str:
     """Return a sentence on the smallest, the largest and the median number of the most common accuracy."""
     counts = Counter(cell.label for cell in cells)
     label = max(counts, key=lambda name: ("%" in name, counts[name]))
@@ -159,11 +172,11 @@ def _range(what: str, cells: Sequence[TableCell], column: str, ends: str) -> str
         value = number_text(
             getattr(cell, column), cell.decimals, sign, None, getattr(cell, ends) if ends else None
         )
-        return f"{value} ({f'{cell.item}: ' if len(items) > 1 else ''}{cell.place})"
+        return f"{value} ({f'{titles[cell.item]}: ' if len(items) > 1 else ''}{cell.place})"
 
     if len(ranked) == 1:
         return f"{what}, {label}: {text(first)}{', with its 90 % interval' if ends else ''}."
-    middle = round(median(getattr(cell, column) for cell in ranked), first.decimals) + 0.0
+    middle = median(getattr(cell, column) for cell in ranked)
     return (
         f"{what}, {label}: from {text(first)} to {text(last)}, median "
         f"{number_text(middle, first.decimals, sign)}, in {len(ranked)} cells"

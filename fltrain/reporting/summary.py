@@ -40,7 +40,12 @@ def paper_summary(
     return {
         **paper,
         "items": [
-            {"name": sheet.id.partition("/")[2], **_counts(cells.get(sheet.id, ()))} for sheet in sheets
+            {
+                "name": sheet.id.partition("/")[2],
+                "title": sheet.title,
+                **_counts(cells.get(sheet.id, ())),
+            }
+            for sheet in sheets
         ],
         "claims": to_frame(judged)[columns].to_dict("records"),
         "main_gain": main_gain(every),

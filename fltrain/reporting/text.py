@@ -13,7 +13,7 @@ from fltrain.core.statistics import Interval
 def interval_text(interval: Interval, decimals: int, sign: str = "") -> str:
     """Format an interval, for example ``[66.05, 68.63]``."""
     low, high = interval
-    return f"[{low:{sign}.{decimals}f}, {high:{sign}.{decimals}f}]"
+    return f"[{low:{sign}z.{decimals}f}, {high:{sign}z.{decimals}f}]"
 
 
 def number_text(
@@ -23,10 +23,13 @@ def number_text(
     std: float | None = None,
     interval: Interval | None = None,
 ) -> str:
-    """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite)."""
+    """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite).
+
+    A negative number that rounds to zero has no minus sign.
+    """
     if value is None:
         return ""
-    text = "never" if math.isinf(value) else f"{value:{sign}.{decimals}f}"
+    text = "never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}"
     if interval:
         return f"{text} {interval_text(interval, decimals, sign)}"
     return text if std is None else f"{text} ± {std:.{decimals}f}"

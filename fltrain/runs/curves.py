@@ -18,6 +18,12 @@ CURVES = {
 }
 """Metrics with a value per round: kind of row and name of its value."""
 
+
+def factor(metric: str) -> int:
+    """Return 100 for accuracies, which pages and MLflow show in per cent, else 1."""
+    return 100 if "accuracy" in metric else 1
+
+
 Curve = list[tuple[int, float]]
 """Rounds (from 1) and values."""
 

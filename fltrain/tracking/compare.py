@@ -25,9 +25,9 @@ from fltrain.data.datasets import registry
 from fltrain.reporting.frame import DIVERGED, DONE, at_labels
 from fltrain.reporting.text import interval_text, markdown_table, number_text
 from fltrain.reporting.verdict import apart, families_of
-from fltrain.runs.curves import CURVES
+from fltrain.runs.curves import CURVES, factor
 from fltrain.runs.where import NONE, begins
-from fltrain.tracking.runs import FINALS, STALE, RecordedRun, factor
+from fltrain.tracking.runs import FINALS, STALE, RecordedRun
 
 TABLES, PICTURES = (".csv", ".md"), (".png", ".pdf", ".svg")
 """File endings of tables and of pictures."""

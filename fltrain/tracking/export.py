@@ -28,10 +28,11 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
+from fltrain.runs.curves import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.today import stale_records
 from fltrain.runs.where import NONE, short_names
-from fltrain.tracking.runs import STALE, RecordedRun, factor, membership
+from fltrain.tracking.runs import STALE, RecordedRun, membership
 from fltrain.tracking.store import KEY, NOTE, UNCHANGED, Store, writing
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ REVISION = 8
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
+PAGES = "table"
+"""Tag with the addresses of our pages that show a run, table, figure or cell."""
 TABLES, CELLS = "tables", "cells"
 """Experiments of all tables and figures, and of the cells of all tables."""
 OUTCOMES = ("diverged", "published", "published_gain")
@@ -127,7 +130,8 @@ class Export:
             for paper, note in papers.items():
                 store.experiment(paper)
                 tables = opened(store.experiment(TABLES), equals("paper", paper))
-                store.experiment(paper, {NOTE: f"[Tables and figures]({tables})\n\n{note}"})
+                home = self._address(self.scale, f"{paper}/index")
+                store.experiment(paper, {NOTE: f"[Tables and figures]({tables}), page `{home}`\n\n{note}"})
             present = store.present("tags.kind = 'run'") if self.runs else {}
             for record in _reported(list(self._records()), "runs"):
                 try:
@@ -206,6 +210,7 @@ class Export:
             **{key: value or NONE for key, value in {"code": "", **fields, **belongs}.items()},
             # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
             "items": "".join(f"{item}, " for item in of_items).strip() or NONE,
+            PAGES: " ".join(self._address(scale, name) for scale in items for name in items[scale]) or NONE,
             "partition_id": run.spec.partition_id,
             "skew": skew(run),
             "cell": cell_of(run),
@@ -227,6 +232,7 @@ class Export:
         ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
         table = {"mlflow.loggedArtifacts": '[{"path": "table.json", "type": "table"}]'} if cells else {}
         same = {"paper": _paper(page.id), "item": page.id, "scale": self.scale}
+        same[PAGES] = self._address(self.scale, page.id)
 
         def write(new: entities.Run) -> None:
             store.log(new, {"title": page.title})
@@ -261,6 +267,14 @@ class Export:
         for obsolete in (run for runs in present.values() for run in runs):
             store.delete(obsolete)
         return counts
+
+    def _address(self, scale: str, item: str) -> str:
+        """Return the page of a table, or the place of a figure on its paper's page."""
+        folder, page = self.results.root / scale, f"{item}.html"
+        if (folder / page).exists() or item.endswith("/index"):
+            return (folder / page).as_posix()
+        paper, _, name = item.partition("/")
+        return f"{(folder / paper / 'index.html').as_posix()}#{name}"
 
     def _runs_of(self, store: Store, page: Page) -> str:
         """Return a link to the runs of an item, in all of their experiments; empty if it has none."""

@@ -126,11 +126,6 @@ class RecordedRun:
         return curve[-1][1] if curve else None
 
 
-def factor(metric: str) -> int:
-    """Return 100 for accuracies, which tables and MLflow show in percent, else 1."""
-    return 100 if "accuracy" in metric else 1
-
-
 def membership(items: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return the fields ``paper``, ``items`` and ``scale`` of a run with these items by scale."""
     every = [item for scale in sorted(items) for item in items[scale]]

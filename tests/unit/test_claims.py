@@ -583,11 +583,12 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     judged = judgement.judge(
         [claim], read_claims(stated), [sheet], runs.results.record, lambda _: nothing, True
     )
-    markdown = judgement.to_markdown("A toy", "Reduced scale: toy.", judged).splitlines()
+    markdown = judgement.to_markdown("A toy", "Reduced scale: toy.", judged, {"toy": "A title"})
+    markdown = markdown.splitlines()
     assert markdown[0] == "**Claims of A toy. Reduced scale: toy.**"
     assert markdown[4] == (
         r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 [+1.931, +2.269] (x minus none) over "
-        "3 seeds. | toy |"
+        "3 seeds. | A title |"
     )
     (line,) = judgement.to_frame(judged).to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")
@@ -597,7 +598,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", summary)
     counts = ("verdicts", "expected", "gains", "expected_gains", "differences", "exploratory")
     empty: Yaml = {name: {} for name in counts}
-    assert summary["items"] == [{"name": "toy", **empty}]
+    assert summary["items"] == [{"name": "toy", "title": sheet.title, **empty}]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 

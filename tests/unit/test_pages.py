@@ -22,6 +22,7 @@ from fltrain.reporting import curves, overview, paper
 from fltrain.reporting.listing import Listing
 from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables.html import verdict_sentence
+from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
@@ -292,7 +293,10 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "figure1.png" in page.loaded and "<svg" in page.text
     assert "0 inconclusive" in text and "expected 1.5" in page.of("small")
     assert "FLFA <always> helps" in page.of("td") and "contradicted†" in page.of("span")
-    assert re.search(r">figure1</a>, <a [^>]*>table1</a></td>", page.text), "a claim about both"
+    assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
+    assert "figure1" not in text and "table1" not in text, "people read titles"
+    assert "† drops out of the list of contradicted claims" in text
+    assert "has the other sign" not in text, "only verdicts that occur are explained"
     assert "Exploratory: 1 of 2 judged claims and 7 table cells." in text, "only these"
     assert "Not run: 1 claims, 1 tables and figures" in text and "sec. 10: Toys last" in page.of("li")
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
@@ -304,6 +308,21 @@ def test_a_paper_without_claims_has_no_table_of_them(toy: Toy) -> None:
     cells = {toy.sheet.id: read_csv(folder / "table1.csv")}
     page = Page(paper.page(summary, {**ABOUT, "untrained": {}}, [toy.sheet, toy.figure], cells, folder))
     assert "claim-table" not in page.ids and "Not run" not in text_of(page)
+
+
+def test_controls_have_no_expected_numbers(toy: Toy) -> None:
+    """Their truth is known: some of their values are false on purpose."""
+    assert paper.counted(SUMMARY)["published values"][1] != {}
+    assert paper.counted({**SUMMARY, "kind": "control"})["published values"] == (
+        {"reproduced": 3, "not reproduced": 1},
+        {},
+    )
+    cells = read_csv(toy.folder / "paper" / "table1.csv")
+    texts = [
+        " ".join(Notes.of(Sheet(**{**dict(toy.sheet), "control": control}), cells, []).texts)
+        for control in (False, True)
+    ]
+    assert ["expected if every published value were true" in text for text in texts] == [True, False]
 
 
 def numbers(row: str, **columns: Any) -> TableCell:
@@ -319,10 +338,10 @@ def test_a_finding_has_numbers_and_intervals() -> None:
         *(numbers(row, label="rounds", gain=1.0, gain_low=0.0, gain_high=2.0) for row in "efgh"),
         numbers("d", gain=9.0, gain_low=-math.inf, gain_high=math.inf),
     ]
-    summary = {"kind": "paper", "main_gain": SUMMARY["main_gain"]}
+    summary = {key: SUMMARY[key] for key in ("kind", "main_gain", "items")}
     assert paper.finding(summary, {"x": cells}) == (
         "Gain over the base method, accuracy: +1.25 points (90 % interval +0.50 to +2.00; mean over 4 cells "
-        "of table1, 3 seeds)."
+        "of “Accuracy & gain”, 3 seeds)."
     )
     assert paper.finding({**summary, "kind": "comparison"}, {"x": cells}) == (
         "Differences from the base method, accuracy, %: from -2.00 [-3.00, -1.00] (b) to "
@@ -400,7 +419,7 @@ def test_a_chart_opens_with_lines_whatever_its_parts_are_called(tmp_path: Path) 
 
 def metrics_of(toy: Toy, run: str) -> list[tuple[float, ...]]:
     lines = (toy.results.run(run) / "metrics.jsonl").read_text().splitlines()
-    return [(row["round"], row["accuracy"], row["loss"]) for row in map(json.loads, lines)]
+    return [(row["round"], 100 * row["accuracy"], row["loss"]) for row in map(json.loads, lines)]
 
 
 def test_a_page_of_many_curves_keeps_every_nth_round(monkeypatch: pytest.MonkeyPatch, toy: Toy) -> None:

@@ -22,6 +22,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import number_text
 from fltrain.runs.measures import MEASURES
 from fltrain.runs.record import Record, write_record
 
@@ -532,6 +533,12 @@ def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: 
     assert "\n% A-1: assumed." in below
 
 
+def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
+    assert number_text(-0.001, 2) == "0.00" and number_text(-0.001, 2, "+") == "+0.00"
+    assert number_text(-0.0, 1, "+", interval=(-0.04, 0.04)) == "+0.0 [+0.0, +0.0]"
+    assert number_text(-0.005001, 2) == "-0.01"
+
+
 def test_markdown_holds_no_html(runs: Runs) -> None:
     """Imported records can have any text, for example the name of a processor."""
     runs.add({"method": "<script>alert(1)</script> a < b"}, 0.5)
@@ -563,7 +570,8 @@ def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) 
     assert 'class="own best"' in rows["best"] and "≈" not in rows["best"]
     assert "≈" in rows["near"] and "≈" not in rows["far"]
     assert 'class="gain"' in rows["near"] and 'class="gain down"' in rows["far"]
-    assert "Bold: best of its column." in page and "excludes zero" in page
+    assert "Bold: best of its column." in page and "≈: not shown to be worse" in page
+    assert "Red: a gain" in page and "Blue: a gain" not in page, "only marks that occur are explained"
     single = Runs(runs.results.root / "single")
     single.add({"method": "a"}, 0.5)
     single.add({"method": "b"}, 0.6)

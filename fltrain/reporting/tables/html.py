@@ -240,18 +240,20 @@ def table_page(
     )
 
 
-BEST = (
-    "Bold: best of its column. ≈: not shown to be worse (one-sided tests at 5 %, paired by seed, with Holm's "
-    "correction)."
-)
-TONES = "A gain is coloured if its 90 % interval excludes zero: blue for the better, red for the worse."
+BEST = "Bold: best of its column."
+TIED = "≈: not shown to be worse (one-sided tests at 5 %, paired by seed, with Holm's correction)."
+TONES = {
+    "up": "Blue: a gain whose 90 % interval excludes zero, for the better.",
+    "down": "Red: a gain whose 90 % interval excludes zero, for the worse.",
+}
 
 
 def explained(*grids: Grid) -> str:
-    """Explain bold numbers and colours, if the tables have any."""
+    """Explain the marks and colours of numbers that the tables have."""
     entries = [entry for grid in grids for row in grid.rows.values() for entry in row]
     parts = [BEST] if any(entry.best for entry in entries) else []
-    parts += [TONES] if any(entry.tone for entry in entries) else []
+    parts += [TIED] if any(entry.tied for entry in entries) else []
+    parts += [text for tone, text in TONES.items() if any(entry.tone == tone for entry in entries)]
     return " ".join(parts)
 
 

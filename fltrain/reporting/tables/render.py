@@ -378,7 +378,7 @@ class Notes:
         return cls(
             marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
             seeds=" ".join(filter(None, (targets, over_seeds(sheet), best, at_end, diverged))),
-            comparison=_comparison(shown),
+            comparison=_comparison(shown, sheet.control),
             stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
             absent=f"Published values without a run here: {len(missing)}." if missing else "",
             remarks=tuple(remarks),
@@ -395,7 +395,7 @@ class Notes:
         return [*filter(None, (self.seeds, *doubts, self.comparison, self.stale, self.absent)), *self.remarks]
 
 
-def _comparison(shown: Sequence[TableCell]) -> str:
+def _comparison(shown: Sequence[TableCell], control: bool) -> str:
     own = [cell for cell in shown if cell.gain_margin and cell.published_gain is None]
     compared = [COMPARED.format(margin=cell.gain_margin) for cell in own]
     judged = [
@@ -405,7 +405,8 @@ def _comparison(shown: Sequence[TableCell]) -> str:
     ]
     if not judged:
         return " ".join(dict.fromkeys(compared))
-    parts = [RULE.format(margins=_ranges(judged, "margin") or "none declared"), expected_numbers(judged)]
+    parts = [RULE.format(margins=_ranges(judged, "margin") or "none declared")]
+    parts += [] if control else [expected_numbers(judged)]
     if detectable := _ranges(judged, "detectable"):
         parts.append(f"Difference that would be found with a probability of 80 %: {detectable}.")
     if any(cell.gain_verdict for cell in judged):

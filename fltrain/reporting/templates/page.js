@@ -38,7 +38,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   tools.hidden = false;
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
   const texts = rows.map((row) =>
-    ` ${[...row.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase(),
+    ` ${row.dataset.names ?? ""} ${[...row.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase(),
   );
   const show = () => {
     // All words have to be there; what stands in quotes, as a whole word.
