@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import time
 from collections.abc import Iterator
@@ -21,6 +22,12 @@ SAME_SECONDS = 1.0
 """Signals within this time after the first one in seconds count as sent with it."""
 
 
+def _ignore() -> None:
+    """Ignore the signals while the process ends: Python would restore their default, which kills it."""
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Stopping:
     """Handles signals by setting a flag, which training polls between clients.
 
@@ -38,6 +45,7 @@ class Stopping:
 
         A signal that comes after the work is done does not change the exit code.
         """
+        atexit.register(_ignore)
         return {number: signal.signal(number, self._handle) for number in ENDINGS}
 
     @contextmanager

@@ -212,11 +212,13 @@ def test_no_further_run_starts_after_a_signal(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_signal_after_the_last_record_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    """The process has printed that the run is completed."""
+    """The process has printed that the run is completed. Python deletes ``late`` after its handlers."""
     (tmp_path / "run.json").write_text(tiny(model="mlp", rounds=1).to_json())
     code = (
         "import atexit, os, signal, sys, fltrain.cli\n"
-        "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (10, 15, 2)])\n"
+        "def kill(kill=os.kill, me=os.getpid()): [kill(me, number) for number in (10, 15, 2)]\n"
+        "late = type('Late', (), {'__del__': lambda self, kill=kill: kill()})()\n"
+        "atexit.register(kill)\n"
         "sys.argv = ['fltrain', 'train', 'run.json']\n"
         "fltrain.cli.main()"
     )
