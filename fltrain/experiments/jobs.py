@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -30,6 +30,9 @@ from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_runs, named, stale_runs
+
+if TYPE_CHECKING:
+    from snakemake.settings.types import DAGSettings
 
 CHECKOUT = Path(__file__).parents[2]
 TABLE_FORMS = {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM}
@@ -332,27 +335,15 @@ def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
             )
 
 
-def forces_training(arguments: Sequence[str]) -> bool:
+def forces_training(settings: DAGSettings) -> bool:
     """Return True if Snakemake is forced to train: ``-F``; ``-R`` or ``-f`` with ``train`` or runs."""
-    option, all_targets = "", not {"-f", "--force"}.isdisjoint(arguments)
-    for word in arguments:
-        name, _, value = word.partition("=") if word.startswith("-") else ("", "", word)
-        option = name or option
-        chosen = value == "train" or "runs/" in value
-        if name in ("-F", "--forceall") or (chosen and (all_targets or option in ("-R", "--forcerun"))):
-            return True
-    return False
+    chosen = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
+    return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
 
 
-def set_environment(forced: bool) -> None:
-    """Set environment variables of all jobs.
-
-    Shell commands find this process's Python, even if its environment is not activated. If ``forced``, jobs
-    train runs that have a record.
-    """
+def set_path() -> None:
+    """Let shell commands of jobs find this process's Python, even if its environment is not activated."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    if forced:
-        os.environ["FLTRAIN_AGAIN"] = "true"
 
 
 def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from snakemake.cli import get_argument_parser
+from snakemake.settings.types import DAGSettings
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
@@ -90,9 +92,10 @@ def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: 
     ("arguments", "forced"),
     [
         ("-R train --cores 1", True),
-        ("--forcerun claims results/runs/digits-fedavg-0/summary.json -n", True),
-        ("--forcerun=train", True),
-        ("-F", True),
+        ("-Rtrain", True),
+        ("--forcerun claims results/runs/digits-fedavg-0/summary.json -p", True),
+        ("--forcer=train", True),
+        ("-pF", True),
         ("-f results/runs/digits-fedavg-0/summary.json", True),
         ("results/runs/digits-fedavg-0/summary.json", False),
         ("-R claims --until train", False),
@@ -100,7 +103,14 @@ def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: 
     ],
 )
 def test_training_that_snakemake_is_forced_to_is_done(arguments: str, forced: bool) -> None:
-    assert forces_training(["snakemake", *arguments.split()]) == forced
+    parsed = get_argument_parser().parse_args(arguments.split())
+    settings = DAGSettings(
+        targets=set(parsed.targets),
+        forcetargets=parsed.force,
+        forceall=parsed.forceall,
+        forcerun=parsed.forcerun,
+    )
+    assert forces_training(settings) == forced
 
 
 def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> None:

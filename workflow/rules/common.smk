@@ -1,6 +1,7 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
+import os
 import sys
 import time
 from pathlib import Path
@@ -32,8 +33,8 @@ gc.freeze()
 SCALE, OUT = JOBS.request.scale, JOBS.folder
 
 # Without `--sdm`, jobs run in the Python environment of this process. That of `--sdm conda` comes before it, because a job
-# activates it later. Runs that the user forces Snakemake to make are trained even if they have a record.
-jobs.set_environment(workflow.is_main_process and jobs.forces_training(sys.argv))
+# activates it later.
+jobs.set_path()
 
 # Tables, figures, claims and pages are made again when the rule or the code that makes them has changed.
 REPORTING = reporting_version()
@@ -45,6 +46,8 @@ onstart:
     except FltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    if jobs.forces_training(workflow.dag_settings):
+        os.environ["FLTRAIN_AGAIN"] = "true"  # jobs train runs even if they have a record
     JOBS.redate()
     workflow.fltrain_start = time.time()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
