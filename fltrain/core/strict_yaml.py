@@ -108,6 +108,7 @@ def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
     """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; the first name wins."""
     with _refusing(tree.start_mark.name):
         _check_keys([tree, *blocks.values()], blocks)
+        _check_size(tree)
 
 
 def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
@@ -131,7 +132,7 @@ def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
 
 
 def _check_size(tree: yaml.Node) -> None:
-    """Refuse aliases that stand for too many values, or for values that contain them."""
+    """Refuse aliases and blocks that stand for too many values, or for values that contain them."""
     pending = [tree]
     for _ in range(_MOST_VALUES):
         if not pending:
@@ -141,7 +142,7 @@ def _check_size(tree: yaml.Node) -> None:
             pending += [value for _, value in node.value]
         elif isinstance(node, yaml.SequenceNode):
             pending += node.value
-    what = f"aliases stand for more than {_MOST_VALUES:,} values; use fewer (*name) within one another"
+    what = f"aliases (*name) or blocks (use) stand for more than {_MOST_VALUES:,} values; nest fewer of them"
     raise ConstructorError(problem=what, problem_mark=tree.start_mark)
 
 

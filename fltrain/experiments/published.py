@@ -220,6 +220,10 @@ def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], lis
                         raise FltrainError(f"{where}: the {column} {row[column]!r} is not a number")
                 rows.append(row)
             columns = reader.fieldnames or ()
+    except FileNotFoundError:
+        raise FltrainError(
+            f"{path}: there is no such file; write it with the columns {', '.join(needed)}"
+        ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise FltrainError(f"{path}: published values cannot be read ({reason})") from None

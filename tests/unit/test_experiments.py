@@ -77,11 +77,12 @@ class Config:
             (self.folder / f"{path}.yaml").write_text(json.dumps(data))
         return plan(self.folder, name)
 
-    def report(self, values: str, claims: str) -> None:
-        """Write published values and claims."""
+    def report(self, values: str, claims: str | None) -> None:
+        """Write published values, and claims if there are any."""
         (self.folder / "reported").mkdir()
         (self.folder / "reported" / "values.csv").write_text(values)
-        (self.folder / "reported" / "toy_claims.csv").write_text(claims)
+        if claims is not None:
+            (self.folder / "reported" / "toy_claims.csv").write_text(claims)
 
     def error(self, paper: Edit | None = None, scale: Edit | None = None, name: str = "tiny") -> str:
         """The error message of a faulty configuration: a line for each problem."""
@@ -327,6 +328,27 @@ def test_a_paper_is_a_folder_of_items_that_share_blocks(folder: Path) -> None:
     assert two.axes == ten.axes == {"method": ["fedavg", "FedProx"], "plugin": ["BP", "FLFA"]}
     assert [entry.spec.rounds for entry in ten.entries] == [2] * 8
     assert [entry.spec.plugins[0].name for entry in two.entries[2:4]] == ["flfa", "flfa"]
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"gain": {"use": "more"}, "more": {"use": "gain"}},
+        {
+            "gain": {"use": "b6"},
+            "b0": {"measures": [GAIN]},
+            **{f"b{n}": {"use": [f"b{n - 1}"] * 9} for n in range(1, 7)},
+        },
+    ],
+    ids=["in themselves", "half a million"],
+)
+def test_blocks_that_stand_for_too_much_are_refused(folder: Path, blocks: dict[str, Any]) -> None:
+    paper = folder / "papers" / "toy" / "paper.yaml"
+    data = yaml.safe_load(paper.read_text())
+    data["blocks"] |= blocks
+    paper.write_text(yaml.safe_dump(data))
+    with pytest.raises(FltrainError, match=r"blocks \(use\) stand for more than 200,000 values"):
+        plan(folder, "tiny")
 
 
 def test_all_problems_of_a_folder_are_shown_with_file_and_line(folder: Path) -> None:
@@ -666,10 +688,11 @@ def test_published_values_of_known_cells_are_accepted(config: Config, start: str
         (VALUES.replace("50,", "50,,,"), CLAIMS, None, ["line 2 has more cells than"]),
         (VALUES.replace("note", "nota"), CLAIMS, None, ["no column 'note'; did you mean 'nota'?"]),
         (VALUES, CLAIMS.replace("c,,", "d,,"), None, ["toy_claims.csv: has no claim 'c' where 'x'"]),
+        (VALUES, None, None, ["toy_claims.csv: there is no such file", "where, claim, value, unit"]),
     ],
 )
 def test_published_values_of_unknown_cells_are_refused(
-    config: Config, values: str, claims: str, edit: Edit | None, words: list[str]
+    config: Config, values: str, claims: str | None, edit: Edit | None, words: list[str]
 ) -> None:
     """Otherwise they would be found after training, or give verdicts on the wrong cells."""
     config.report(values, claims)

@@ -59,6 +59,12 @@ def test_a_label_that_begins_with_an_underscore_is_in_the_legend(runs: Runs) -> 
     assert [text.get_text().strip("\N{WORD JOINER}") for text in legend.get_texts()] == ["FedAvg", "_ours"]
 
 
+def test_chinese_labels_have_the_best_font_that_is_installed() -> None:
+    installed = ["Arial", "Source Han Sans SC", "Noto Sans CJK JP"]
+    assert style.families(installed) == ["DejaVu Sans", "Noto Sans CJK JP", "Source Han Sans SC"]
+    assert style.STYLE["font.family"][0] == "DejaVu Sans"
+
+
 # Machado, Oliveira and Fernandes 2009, severity 1.0, for linear RGB.
 SIGHTS = {
     "full": np.eye(3),

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import textwrap
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import matplotlib
@@ -54,8 +54,14 @@ CJK = (
 )
 """Fonts for Chinese, Japanese and Korean labels, of which figures use those that are installed."""
 
+
+def families(installed: Collection[str]) -> list[str]:
+    """Return the fonts of figures; the first one that has a letter shows it."""
+    return ["DejaVu Sans", *(font for font in CJK if font in installed)]
+
+
 STYLE: dict[Any, Any] = {
-    "font.family": ["DejaVu Sans", *sorted(set(CJK) & set(get_font_names()), key=CJK.index)],
+    "font.family": families(get_font_names()),
     "font.size": 8.5,
     "axes.titlesize": 8.5,
     "axes.spines.top": False,
