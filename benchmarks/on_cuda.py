@@ -99,7 +99,7 @@ class Machine:
                 commands[name] = [*command, *amount["bench"].split(), "--out", out / f"{name}.json"]
         for how in ([], ["--cuda-graph"]) if self.device != "cpu" else ([],):
             name = f"scaling-{'cuda_graph' if how else 'sequential'}"
-            options = [*how, "--csv", out / f"{name}.csv", "--folder", out / "state"]
+            options = [*how, "--csv", out / f"{name}.csv"]
             commands[name] = [HERE / "scaling.py", *amount["scaling"].split(), *options]
         commands["startup"] = [HERE / "startup.py", *amount["startup"].split(), "--csv", out / "startup.csv"]
         todo = {name: partial(self.run, name, command) for name, command in commands.items()}

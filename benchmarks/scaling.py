@@ -1,7 +1,7 @@
 """Time and memory of a round as one thing grows: clients of a round, local steps, network, clients in all.
 
 For FedAvg, and for SCAFFOLD, whose clients each keep a vector as long as the weights. All clients have taken
-part; their state lies in a file beyond a limit. Images are random bytes, 20 per client, in batches of 10.
+part. Images are random bytes, 20 per client, in batches of 10.
 Each point runs in a process of its own. Times are CPU seconds on one thread, or wall time on a GPU. Memory is
 the peak of the process beyond its size after all imports; on a GPU, PyTorch's peak.
 """
@@ -20,7 +20,6 @@ from bench import seconds
 from common import write_csv
 
 from fltrain.core.errors import FltrainError
-from fltrain.engine.client_store import ClientStore
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.synthetic import synthetic_run
@@ -31,8 +30,6 @@ from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
 
 METHODS = ("fedavg", "scaffold")
 IMAGES, BATCH = 20, 10
-LIMIT_MB = 128
-"""Megabytes of client state in memory; in runs the default is 4 GiB."""
 SETTING = {"model": "lenet5", "dataset": "mnist", "clients": 100, "per_round": 10, "epochs": 5}
 CURVES: dict[str, tuple[tuple[int | str, ...], dict[str, Any]]] = {
     "per_round": ((5, 10, 20, 50, 100), SETTING),
@@ -47,12 +44,9 @@ CURVES: dict[str, tuple[tuple[int | str, ...], dict[str, Any]]] = {
 
 
 def point(
-    setting: dict[str, Any], method: str, device: torch.device, cuda_graph: bool, folder: Path, repeats: int
+    setting: dict[str, Any], method: str, device: torch.device, cuda_graph: bool, repeats: int
 ) -> list[dict[str, Any]]:
-    """Return a row for each timed round of a run: ``seconds``, and facts about the run.
-
-    ``memory`` is the peak in MB, ``kept`` client state in MB, ``in_file`` true if it lies in a file.
-    """
+    """Return a row for each timed round of a run: ``seconds``, ``memory`` (the peak in MB), and facts."""
 
     def peak() -> float:
         return (torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_memory()) / 1e6
@@ -71,14 +65,12 @@ def point(
     before = peak()
     with determined("exact", device):
         run = synthetic_run(settings, IMAGES, 1, device, CapturedTraining if cuda_graph else LocalTraining)
-        run.clients = ClientStore(folder, LIMIT_MB * 10**6, device)
-        control = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
         for client in range(clients):
-            run.clients[client] = {method: control}
+            scaffold = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
+            run.clients[client] = {method: scaffold}
         times = [seconds(lambda number=number: run.round(number), device) for number in range(2 + repeats)]
     facts = {**setting, "method": method, "parameters": run.model.layout.size, "memory": peak() - before}
     facts |= {"steps": per_round * epochs * IMAGES // BATCH}
-    facts |= {"kept": run.clients.bytes / 1e6, "in_file": run.clients.spilled}
     return [{**facts, "repeat": repeat, "seconds": time} for repeat, time in enumerate(times[2:])]
 
 
@@ -88,7 +80,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds of each point")
     parser.add_argument("--cuda-graph", action="store_true", help="capture local steps")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--folder", type=Path, default=Path("results"), help="for client state")
     parser.add_argument("--csv", type=Path, help="write every timed round to this file")
     options = parser.parse_args()
     try:
@@ -98,16 +89,15 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in options.curves:
         values, setting = CURVES[name]
-        lines = [[name, "method", "parameters", "s/round", "ms/step", "memory, MB", "state, MB"]]
+        lines = [[name, "method", "parameters", "s/round", "ms/step", "memory, MB"]]
         for method in METHODS:
             for value in values:
-                task = ({**setting, name: value}, method, device, options.cuda_graph, options.folder)
+                task = ({**setting, name: value}, method, device, options.cuda_graph)
                 with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                     points = pool.submit(point, *task, options.repeats).result()
                 fact, least = points[0], min(one["seconds"] for one in points)
                 time = f"{least:.3f}", f"{1e3 * least / fact['steps']:.2f}", f"{fact['memory']:,.0f}"
-                state = f"{fact['kept']:,.0f}{' (file)' if fact['in_file'] else ''}"
-                lines.append([str(value), method, f"{fact['parameters']:,}", *time, state])
+                lines.append([str(value), method, f"{fact['parameters']:,}", *time])
                 rows += [{"curve": name, **one} for one in points]
         print(f"\n{name} (least of {options.repeats} rounds)\n", markdown_table(lines), sep="\n", flush=True)
         write_csv(options.csv, rows)

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("Snakefile", "workflow", "config", "profiles")
 RECORD = ("spec.json", "metrics.jsonl", "summary.json", MODELS_FILE)
 # Runs are short here: save after every round, because an interval in seconds would never end.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "FLTRAIN_CHECKPOINT_ROUNDS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "FLTRAIN_CHECKPOINT_SECONDS": "0"}
 TIMED = (b"seconds", b"time", b"hours")
 """Words in the head or a row of a table that shows measured times."""
 

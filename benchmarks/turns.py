@@ -30,7 +30,10 @@ more = []
 if workers != "1":
     from functools import partial
     from fltrain.engine.local import LocalTraining
-    from fltrain.engine.workers import Workers
+    try:
+        from fltrain.engine.workers import Workers  # of an older version
+    except ImportError:
+        Workers = int
     more = [partial(LocalTraining, workers=Workers(int(workers)))]
 if watched:
     from fltrain.engine import local

@@ -12,7 +12,6 @@ from task import Report, Task, arguments
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
-from fltrain.engine.workers import Workers
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.process import compute_as_runs
 
@@ -32,7 +31,7 @@ def run(task: Task, workers: int = 1) -> tuple[Simulation, Report]:
     spec = RunSpec.parse(json.loads(Path(task.folder, "spec.json").read_text()), "spec.json")
     divided = Partition(list(arrays["shards"]), "")
     cpu = torch.device("cpu")
-    simulation = Simulation(spec, data, divided, cpu, partial(LocalTraining, workers=Workers(workers)))
+    simulation = Simulation(spec, data, divided, cpu, partial(LocalTraining, workers=workers))
     report = Report(task)
     for round in range(task.rounds):
         simulation.round(round)

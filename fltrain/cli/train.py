@@ -13,13 +13,12 @@ import typer
 from fltrain.cli.options import ResultsOption
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import compose_text, construct, read_plain, read_settings
-from fltrain.methods.types import Memory
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_code
 from fltrain.runs.where import alternatives
 from fltrain.runtime.determinism import Profile
-from fltrain.runtime.devices import RUNS, pick_device
+from fltrain.runtime.devices import pick_device
 from fltrain.runtime.signals import Stopping
 
 
@@ -74,27 +73,18 @@ def train(
     results: ResultsOption = Path("results"),
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",
     runs_per_device: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help=f"Processes that may share a GPU (default: {RUNS}, or 1)."),
-    ] = None,
+        int, _option("FLTRAIN_RUNS_PER_DEVICE", "N", "Processes that may share a GPU.", min=1)
+    ] = 1,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads.")] = 1,
     workers: Annotated[
         int, typer.Option(min=1, metavar="N", help="Processes that divide the clients of a round (CPU).")
     ] = 1,
-    recordings: Annotated[
-        Memory,
-        _option("FLTRAIN_RECORDINGS", "NAME", "Memory for recorded local steps (ecgr): device or host."),
-    ] = "device",
-    client_memory: Annotated[
-        float,
-        _option("FLTRAIN_CLIENT_MEMORY", "GIB", "Memory for client state; the rest goes into a file.", min=0),
-    ] = 4.0,
     checkpoint_seconds: Annotated[
-        float, _option("FLTRAIN_CHECKPOINT_SECONDS", "N", "Seconds between checkpoints of a run.", min=0)
+        float,
+        _option(
+            "FLTRAIN_CHECKPOINT_SECONDS", "N", "Seconds between checkpoints; 0: one after every round.", min=0
+        ),
     ] = 120.0,
-    checkpoint_rounds: Annotated[
-        int | None, _option("FLTRAIN_CHECKPOINT_ROUNDS", "N", "Also save a checkpoint every N rounds.", min=1)
-    ] = None,
     determinism: Annotated[
         Profile, _option("FLTRAIN_DETERMINISM", "NAME", "exact: the same bits every time; or fast (CUDA).")
     ] = "exact",
@@ -150,16 +140,12 @@ def train(
     if due:
         with stopping.interruptible():  # all GPUs may be taken for long
             from fltrain.engine import train as training
-            from fltrain.engine.checkpoint import Interval
 
             chosen = pick_device(device, runs_per_device)
-        interval = Interval(checkpoint_seconds, checkpoint_rounds)
         execution = training.Execution(
             device=chosen,
             threads=threads,
-            recordings=recordings,
-            client_memory=client_memory,
-            checkpoints=interval,
+            checkpoint_seconds=checkpoint_seconds,
             determinism=determinism,
             cuda_graph=cuda_graph,
             workers=workers,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import clear_leftovers, read_arrays, write_arrays
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
-from fltrain.methods.types import Server, State
+from fltrain.methods.types import Server
 from fltrain.runs.record import checkpoint_file, checkpoint_files
 
 LOG = logging.getLogger("fltrain")
@@ -40,15 +39,10 @@ KEPT = 2
 """Number of checkpoints that are kept."""
 
 SHARE = 0.01
-"""Maximum share of the time spent on writing: after a checkpoint that took 1 s, the next is due in 100 s."""
+"""Maximum share of the time spent on writing: after a checkpoint that took 1 s, the next is due in 100 s.
 
-
-@dataclass(frozen=True)
-class Interval:
-    """Time between two checkpoints in seconds, and (if given) in rounds."""
-
-    seconds: float = 120.0
-    rounds: int | None = None
+It does not hold for checkpoints after every round.
+"""
 
 
 @dataclass
@@ -72,19 +66,16 @@ class Checkpoints:
     Attributes:
         folder: their folder; one process at a time may write there.
         identity: settings and digests of the data that the state depends on, by name.
-        interval: time between two of them.
+        seconds: time between two of them; 0 saves one after every round.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], interval: Interval) -> None:
-        self.folder = folder
-        self.identity = identity
-        self.interval = interval
-        self._due = time.monotonic() + interval.seconds
+    def __init__(self, folder: Path, identity: Mapping[str, Any], seconds: float = 120.0) -> None:
+        self.folder, self.identity, self.seconds = folder, identity, seconds
+        self._due = time.monotonic() + seconds
 
-    def due(self, finished: int) -> bool:
-        """True if a checkpoint is due after ``finished`` rounds."""
-        rounds = self.interval.rounds
-        return time.monotonic() >= self._due or (rounds is not None and finished % rounds == 0)
+    def due(self) -> bool:
+        """True if a checkpoint is due."""
+        return time.monotonic() >= self._due
 
     def save(self, simulation: Simulation, progress: Progress) -> bool:
         """Write a checkpoint and delete all but the last ones; return True if it could be written.
@@ -103,7 +94,7 @@ class Checkpoints:
             LOG.warning("no checkpoint after round %d: %s", simulation.finished, error)
             written = False
         now = time.monotonic()
-        self._due = now + max(self.interval.seconds, (now - started) / SHARE)
+        self._due = now + (max(self.seconds, (now - started) / SHARE) if self.seconds else 0.0)
         return written
 
     def restore(self, simulation: Simulation) -> Progress | None:
@@ -129,10 +120,6 @@ class Checkpoints:
             return _restored(simulation, arrays, about)
         return None
 
-    def remove(self) -> None:
-        """Delete all checkpoints of the run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
 
 def _state(simulation: Simulation, progress: Progress) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return all tensors that the next round depends on, by path, and all other facts."""
@@ -140,18 +127,13 @@ def _state(simulation: Simulation, progress: Progress) -> tuple[dict[str, NDArra
     tree = {
         **{"weights": server.weights, "buffers": server.buffers, "counters": server.counters},
         **{"last": simulation.last_models, "server": server.states},
-        **{str(client): clients.stored(client) for client in clients},
+        **{str(client): clients[client] for client in clients},
     }
     leaves: list[tuple[Any, Tensor]] = tree_flatten_with_path(tree)[0]
     tensors = {"/".join(quote(step.key, safe="") for step in path): tensor for path, tensor in leaves}
     about = {
-        # Client state belongs to the run's device, even if it is in a file.
-        "host": [
-            name
-            for name, tensor in tensors.items()
-            if name.startswith(("last/", "server/")) and tensor.device.type != simulation.device.type
-        ],
-        "bfloat16": [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16],
+        "host": [name for name, tensor in tensors.items() if tensor.device.type != simulation.device.type],
+        "bfloat16": (halves := [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]),
         "finished": simulation.finished,
         "clients": list(clients),
         "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},
@@ -161,17 +143,13 @@ def _state(simulation: Simulation, progress: Progress) -> tuple[dict[str, NDArra
         "seconds": progress.seconds,
         "processes": progress.processes,
     }
-    arrays = {name: _array(tensor) for name, tensor in tensors.items()}
+    arrays = {  # NumPy lacks bfloat16
+        name: (tensor.view(torch.int16) if name in halves else tensor).detach().cpu().numpy()
+        for name, tensor in tensors.items()
+    }
     lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in progress.rows)
     arrays["rows"] = np.frombuffer(lines.encode(), np.uint8)
     return arrays, about
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor as an array; NumPy lacks bfloat16."""
-    tensor = tensor.detach().cpu()
-    array: NDArray[Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
 
 
 def _restored(simulation: Simulation, arrays: dict[str, NDArray[Any]], about: Mapping[str, Any]) -> Progress:
@@ -184,12 +162,10 @@ def _restored(simulation: Simulation, arrays: dict[str, NDArray[Any]], about: Ma
         costs.seconds[phase] += seconds
     costs.round_seconds[:] = about["round_seconds"]
     costs.samples = about["samples"]
-
-    def without_tensors() -> dict[str, State]:
-        return {method.name: {} for method in simulation.composition.methods}
-
-    tree: dict[str, Any] = {"last": {}, "server": without_tensors()}
-    tree |= {str(client): without_tensors() for client in about["clients"]}
+    # Methods without a state, too.
+    methods, owners = simulation.composition.methods, ("server", *map(str, about["clients"]))
+    tree: dict[str, Any] = {owner: {method.name: {} for method in methods} for owner in owners}
+    tree["last"] = {}
     for path, array in arrays.items():
         level, (*folders, name), tensor = tree, map(unquote, path.split("/")), torch.from_numpy(array)
         for folder in folders:
@@ -199,6 +175,5 @@ def _restored(simulation: Simulation, arrays: dict[str, NDArray[Any]], about: Ma
     parts = {name: tree[name] for name in ("weights", "buffers", "counters")}
     simulation.server = Server(**parts, states=tree["server"])
     simulation.last_models = tree["last"]
-    for client in about["clients"]:
-        simulation.clients[client] = tree[str(client)]
+    simulation.clients = {client: tree[str(client)] for client in about["clients"]}
     return Progress(rows, about["seconds"], about["processes"])

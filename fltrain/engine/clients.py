@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.data import FederatedData, ImageSet, at_once
-from fltrain.engine.workers import Workers
+from fltrain.engine.workers import divide
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
 from fltrain.methods.types import Local, Server, State, Task, Update
@@ -204,7 +204,7 @@ class ClientExamples:
             return torch.cat([network.features(self.split.batch(part)[0]) for part in parts])
 
 
-def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Update]:
+def initial_updates(clients: Clients, round: Round, workers: int) -> list[Update]:
     """Return the initial uploads of all clients, as updates after no local step."""
 
     def initial(client: int) -> Update:
@@ -214,4 +214,4 @@ def initial_updates(clients: Clients, round: Round, workers: Workers) -> list[Up
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
             return hooks.client_final(update)[0]
 
-    return workers.map(initial, range(len(clients.data.clients)), clients.images)
+    return divide(workers, initial, range(len(clients.data.clients)), clients.images)

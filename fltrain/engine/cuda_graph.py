@@ -23,16 +23,13 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.clients import Clients
 from fltrain.engine.local import LocalTraining, LossAndGradient, Sgd, TakeStep
 from fltrain.methods.composition import LocalHooks
-from fltrain.runtime.process import out_of_memory
 
-NUMBERS = {name: torch.int64 for name in ("client", "round", "steps", "samples")} | {"lr": torch.float32}
+TENSORS = ("start", "buffers", "class_counts", "payload", "state")
+NUMBERS = ("client", "round", "steps", "samples", "lr")
 """Numbers of a client view that differ between clients or rounds."""
 
-MOST_KEPT = 8
-"""Maximum number of sessions; the one used least recently goes."""
-
-Work = Callable[[], LossAndGradient]
-"""A step on fixed tensors; returns loss and gradient."""
+Captured = tuple[torch.cuda.CUDAGraph, LossAndGradient]
+"""A step on fixed tensors, and the tensors that a replay writes its loss and gradient to."""
 
 
 class Session:
@@ -41,20 +38,20 @@ class Session:
     Attributes:
         hooks: the hooks, bound to the fixed tensors.
         batches: image indices and augmentation parameters, by optimiser and number of images.
-        captured: the steps by the same keys; None if one has run but is not captured yet.
+        captured: the steps by the same keys.
     """
 
     def __init__(self, hooks: LocalHooks) -> None:
         self.batches: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self.captured: dict[tuple[int, int], Work | None] = {}
+        self.captured: dict[tuple[int, int], Captured] = {}
         self.tensors, self.states = tree_map(torch.clone, (_tensors(hooks), hooks.step_states))
         fixed = {name: replace(local, **self.tensors[name]) for name, local in hooks.locals_.items()}
-        self.hooks = LocalHooks(hooks.composition, fixed, tree_map(_same, self.states))
+        self.hooks = LocalHooks(hooks.composition, fixed, {})
 
     def load(self, hooks: LocalHooks) -> None:
         """Copy the tensors of a client to the fixed ones."""
-        tree_map(Tensor.copy_, (self.tensors, self.states), (_tensors(hooks), hooks.step_states))
-        self.hooks.step_states = tree_map(_same, self.states)
+        tree_map(Tensor.copy_, self.tensors, _tensors(hooks))
+        self.hooks.step_states = tree_map(Tensor.copy_, self.states, hooks.step_states)
 
     def settle(self) -> None:
         """Copy the step states after a step to the fixed tensors.
@@ -63,16 +60,13 @@ class Session:
             FltrainError: if a method has other tensors than before.
         """
         states = self.hooks.step_states
-        for name, state in states.items():
-            if _forms(state) != _forms(self.states[name]):
-                raise FltrainError(
-                    f"--cuda-graph: the step state of {name!r} changes its names or shapes in a step; "
-                    "leave out --cuda-graph"
-                )
+        if _forms(states) != _forms(self.states):
+            raise FltrainError(
+                "--cuda-graph: a step state changes its names or shapes in a step; leave out --cuda-graph"
+            )
         # First all copies, because a tensor may share the memory of one that is written.
         moved = tree_map(lambda new, old: old if new is old else new.clone(), states, self.states)
-        tree_map(lambda new, old: old if new is old else old.copy_(new), moved, self.states)
-        self.hooks.step_states = tree_map(_same, self.states)
+        self.hooks.step_states = tree_map(Tensor.copy_, self.states, moved)
 
 
 class CapturedTraining(LocalTraining):
@@ -90,79 +84,63 @@ class CapturedTraining(LocalTraining):
     def check(cls, device: torch.device) -> None:
         """Refuse a device that is no GPU."""
         if device.type != "cuda":
-            raise FltrainError(
-                f"--cuda-graph: needs a CUDA device, not {str(device)!r}; leave out --cuda-graph"
-            )
+            raise FltrainError(f"--cuda-graph: needs a CUDA device, not '{device}'; leave out --cuda-graph")
 
     @contextmanager
     def stepping(self, hooks: LocalHooks) -> Iterator[TakeStep]:
         kind = str(_forms((_tensors(hooks), hooks.step_states)))
-        session = self.sessions[kind] = self.sessions.pop(kind) if kind in self.sessions else Session(hooks)
-        if len(self.sessions) > MOST_KEPT:
-            del self.sessions[next(iter(self.sessions))]
+        if kind not in self.sessions:
+            if len(self.sessions) == 8:  # methods whose states have many shapes must not fill the memory
+                self.sessions.clear()
+            self.sessions[kind] = Session(hooks)
+        session = self.sessions[kind]
         session.load(hooks)
-        yield partial(self._replayed, session)
+        yield partial(self._take, session)
         hooks.step_states = tree_map(torch.clone, session.states)
 
-    def _replayed(
-        self, session: Session, optimiser: Sgd, indices: Tensor, changes: Tensor
-    ) -> LossAndGradient:
+    def _take(self, session: Session, optimiser: Sgd, indices: Tensor, changes: Tensor) -> LossAndGradient:
         """Take a step: the first one of its kind as it is, the second one is captured, later ones replay."""
         kind = (id(optimiser), len(indices))
-        if kind not in session.batches:
-            session.batches[kind] = torch.empty_like(indices), torch.empty_like(changes)
-        fixed = session.batches[kind]
-        fixed[0].copy_(indices)
-        fixed[1].copy_(changes)
 
         def work() -> LossAndGradient:
-            result = self.step(session.hooks, optimiser, *fixed)
+            result = self.step(session.hooks, optimiser, *session.batches[kind])
             session.settle()
             return result
 
-        if kind not in session.captured:
-            session.captured[kind] = None
+        if kind not in session.batches:
+            session.batches[kind] = indices.clone(), changes.clone()
             return work()
-        replay = session.captured[kind] = session.captured[kind] or self.capture(work)
-        return replay()
+        tree_map(Tensor.copy_, session.batches[kind], (indices, changes))
+        if kind not in session.captured:
+            session.captured[kind] = self.capture(work)
+        graph, result = session.captured[kind]
+        graph.replay()
+        return result
 
-    def capture(self, work: Work) -> Work:
-        """Capture a step that has run before; return the function that replays it.
+    def capture(self, work: Callable[[], LossAndGradient]) -> Captured:
+        """Capture a step that has run before.
 
         Raises:
             FltrainError: if CUDA refuses an operation of the step.
         """
-        if self.pool is None:
-            gc.collect()  # the graphs of an earlier run must not be freed during a capture
+        gc.collect()  # the graphs of an earlier run must not be freed during a capture
         try:
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
-                result = work()
+                return graph, work()
         except RuntimeError as error:
-            if out_of_memory(error):
-                raise
             raise FltrainError(
                 f"--cuda-graph: a local step cannot be captured ({' '.join(str(error).split())}); "
                 "leave out --cuda-graph"
             ) from None
 
-        def replay() -> LossAndGradient:
-            graph.replay()
-            return result
-
-        return replay
-
 
 def _tensors(hooks: LocalHooks) -> dict[str, dict[str, Any]]:
     """Return all tensors of the client as each method sees it, and its numbers as tensors."""
-    fields = ("start", "buffers", "class_counts", "payload", "state")
     return {
-        method: {name: getattr(local, name) for name in fields}
-        | {
-            name: torch.full((), getattr(local, name), dtype=dtype, device=local.start.device)
-            for name, dtype in NUMBERS.items()
-        }
+        method: {name: getattr(local, name) for name in TENSORS}
+        | {name: torch.full((), getattr(local, name), device=local.start.device) for name in NUMBERS}
         for method, local in hooks.locals_.items()
     }
 
@@ -170,8 +148,3 @@ def _tensors(hooks: LocalHooks) -> dict[str, dict[str, Any]]:
 def _forms(tensors: Any) -> Any:
     """Return shape and type of each tensor, in the same dictionaries."""
     return tree_map(lambda tensor: (tensor.shape, tensor.dtype), tensors)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    """Return the tensor; ``tree_map`` puts it into new dictionaries, which may change."""
-    return tensor

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fltrain.core.rng import Purpose, seeded_torch
 from fltrain.engine.clients import TRAINED, Clients, ClientState, Round
 from fltrain.engine.data import ImageSet, at_once
-from fltrain.engine.workers import ONE_PROCESS, Workers
+from fltrain.engine.workers import divide
 from fltrain.models.network import Network, in_mode
 
 BATCHES = 4
@@ -23,7 +23,7 @@ Predict = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
-class TestResult:
+class Tested:
     """Result of a test, with one entry per tested image.
 
     Attributes:
@@ -35,8 +35,6 @@ class TestResult:
     correct: Tensor
     losses: Tensor
     features: Tensor | None
-
-    __test__ = False  # pytest must not collect it
 
     @property
     def accuracy(self) -> float:
@@ -59,8 +57,8 @@ def test(
     images: ImageSet,
     indices: Tensor | None = None,
     keep_features: bool = False,
-    workers: Workers = ONE_PROCESS,
-) -> TestResult:
+    workers: int = 1,
+) -> Tested:
     """Test the network, in evaluation mode, on all images of a set or on the given ones."""
 
     def predict(batch: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -69,7 +67,7 @@ def test(
 
     order = torch.arange(len(images), device=images.labels.device) if indices is None else indices
     parts = order.split(BATCHES * at_once(order.device))
-    return _joined(workers.map(lambda part: _tested(network, images, part, predict), parts))
+    return _joined(divide(workers, lambda part: _tested(network, images, part, predict), parts))
 
 
 def test_clients(
@@ -77,8 +75,8 @@ def test_clients(
     round: Round,
     client_states: Mapping[int, ClientState],
     tests: Sequence[Tensor],
-    workers: Workers = ONE_PROCESS,
-) -> TestResult:
+    workers: int = 1,
+) -> Tested:
     """Test all clients on their own images, each with its own model and predictions.
 
     Args:
@@ -90,7 +88,7 @@ def test_clients(
     """
     model, composition = clients.model, clients.composition
 
-    def tested(client: int) -> TestResult:
+    def tested(client: int) -> Tested:
         local, client_state = clients.receive(round, client, client_states.get(client), to_train=False)
         if clients.ownership.trained and TRAINED in client_state:
             model.load(**client_state[TRAINED])
@@ -104,10 +102,10 @@ def test_clients(
 
         return _tested(model.network, clients.data.train, tests[client], predict)
 
-    return _joined(workers.map(tested, range(len(tests)), lambda client: len(tests[client])))
+    return _joined(divide(workers, tested, range(len(tests)), lambda client: len(tests[client])))
 
 
-def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predict) -> TestResult:
+def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predict) -> Tested:
     """Test on some images, in batches that fit into memory."""
     if indices.device.type == "cpu":
         # Faster for most networks: tests do not need the double precision of training.
@@ -118,14 +116,14 @@ def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predic
             batch, labels = images.batch(part)
             logits, features = predict(batch)
             losses = functional.cross_entropy(logits, labels, reduction="none")
-            results.append(TestResult(logits.argmax(1) == labels, losses, features))
+            results.append(Tested(logits.argmax(1) == labels, losses, features))
     return _joined(results)
 
 
-def _joined(results: Sequence[TestResult]) -> TestResult:
+def _joined(results: Sequence[Tested]) -> Tested:
     """Concatenate test results."""
     features = [result.features for result in results if result.features is not None]
-    return TestResult(
+    return Tested(
         torch.cat([result.correct for result in results]),
         torch.cat([result.losses for result in results]),
         torch.cat(features) if features else None,

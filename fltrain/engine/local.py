@@ -19,10 +19,10 @@ from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.engine.augment import Augmented
 from fltrain.engine.clients import Clients, ClientState, Round
 from fltrain.engine.trajectory import Trajectory
-from fltrain.engine.workers import ONE_PROCESS, Poll, Workers, never
+from fltrain.engine.workers import divide
 from fltrain.methods.composition import WATCHED_ROUNDS, WATCHED_STEPS, LocalHooks
 from fltrain.methods.ops.vectors import clip_norm
-from fltrain.methods.types import Loss, Memory, Outputs, Phase, Step, Update
+from fltrain.methods.types import Loss, Outputs, Phase, Step, Update
 from fltrain.models.base import Part
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import in_mode
@@ -48,7 +48,6 @@ class LocalTraining:
 
     Attributes:
         name: name in the record of a run.
-        recordings: memory for recorded steps.
         workers: processes that divide the clients of a round.
         poll: called before each client is trained; if it raises, the round has no effect.
     """
@@ -59,12 +58,11 @@ class LocalTraining:
         self,
         clients: Clients,
         *,
-        recordings: Memory = "device",
-        workers: Workers = ONE_PROCESS,
-        poll: Poll = never,
+        workers: int = 1,
+        poll: Callable[[], None] = lambda: None,
     ) -> None:
         self.clients, self.model, self.composition = clients, clients.model, clients.composition
-        self.recordings, self.workers, self.poll = recordings, workers, poll
+        self.workers, self.poll = workers, poll
         self.optimisers = [Sgd(phase, self.model) for phase in self.composition.schedule.phases]
 
     def train(
@@ -83,7 +81,7 @@ class LocalTraining:
             ):
                 return self.train_client(round, client, client_states.get(client))
 
-        return self.workers.map(trained, clients, self.clients.images, self.poll)
+        return divide(self.workers, trained, clients, self.clients.images, self.poll)
 
     # ---------------------------------------------------------------- the algorithm
     def train_client(self, round: Round, client: int, client_state: ClientState | None) -> Trained:
@@ -92,9 +90,7 @@ class LocalTraining:
         hooks = self.composition.client_init(local, round.payloads, client_state)
         hooks.watch = WATCHED_STEPS if round.number < WATCHED_ROUNDS else 0
         model, recording = self.model, self.composition.needs.recording
-        trajectory = recording and Trajectory(
-            recording, local.steps, recording.recorded(local.start, local.buffers), self.recordings
-        )
+        trajectory = Trajectory(recording, local) if recording else None
         model.network.train()
         for optimiser in self.optimisers:
             optimiser.reset(round)
@@ -103,10 +99,10 @@ class LocalTraining:
             for phase, indices, changes in self.batches(round, client):
                 loss, gradient = take_step(self.optimisers[phase], indices, changes)
                 losses += loss
-                if recording and trajectory:
-                    trajectory.add(gradient, recording.recorded(model.weights, model.buffers))
-        recorded = trajectory.finished() if trajectory else None
-        update = self.clients.update(local, local.steps, losses / local.steps, recorded)
+                if trajectory:
+                    trajectory.add(gradient, model.weights, model.buffers)
+        rows = trajectory.rows if trajectory else None
+        update = self.clients.update(local, local.steps, losses / local.steps, rows)
         update, states = hooks.client_final(update)
         ownership, layout = self.clients.ownership, model.layout
         return Trained(ownership.sent(update, layout), {**states, **ownership.client_state(update, layout)})
@@ -169,7 +165,7 @@ class LocalTraining:
             with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):
                 return local.examples.mean_gradient(local.start)
 
-        return torch.stack(self.workers.map(gradient, clients, self.clients.images))
+        return torch.stack(divide(self.workers, gradient, clients, self.clients.images))
 
 
 @dataclass(frozen=True)

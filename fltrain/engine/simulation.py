@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_leaves
 from fltrain.core.errors import FltrainError, noting
 from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.client_store import ClientStore
-from fltrain.engine.clients import SECOND, Clients, Ownership, Round, initial_updates
+from fltrain.engine.clients import SECOND, Clients, ClientState, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData, ImageSet
-from fltrain.engine.evaluation import TestResult, test, test_clients
+from fltrain.engine.evaluation import Tested, test, test_clients
 from fltrain.engine.local import LocalTraining
-from fltrain.engine.statistics import FinishedRound, Row, finite_or_none, statistics_rows
+from fltrain.engine.statistics import FinishedRound, Row, statistics_rows
+from fltrain.methods.checks import recorded
 from fltrain.methods.composition import Composition
 from fltrain.methods.types import Server, State, Task, Update
 from fltrain.metrics.separability import separability
@@ -80,7 +80,7 @@ class Simulation:
     """A run in memory: ``run`` trains it and yields the rows of its record.
 
     A checkpoint holds all that changes between rounds: ``finished`` (number of finished rounds), ``server``,
-    ``clients``, ``last_models`` (models of the last round's clients, if the record keeps them),
+    ``clients`` (client states), ``last_models`` (models of the last cohort, if the record keeps them),
     ``bytes_down``, ``bytes_up``, ``costs`` and the rows so far.
     """
 
@@ -92,9 +92,8 @@ class Simulation:
         device: torch.device,
         trainer: Trainer = LocalTraining,
         extra: Mapping[str, PreparedData] | None = None,
-        store: ClientStore | None = None,
     ) -> None:
-        """Build network, server and data on ``device``; client state goes into ``store``.
+        """Build network, server and data on ``device``.
 
         Raises:
             FltrainError: if the spec does not fit the network or the data.
@@ -138,7 +137,7 @@ class Simulation:
                 second = replace(everyone, composition=Composition((method,)), ownership=ownership)
                 self.trainers.append(trainer(second))
             self._check_single_images(example)
-        self.clients = ClientStore() if store is None else store
+        self.clients: dict[int, ClientState] = {}
         self.last_models: State = {}
         self.finished = self.bytes_down = self.bytes_up = 0
 
@@ -303,7 +302,7 @@ class Simulation:
         """Test after ``finished`` rounds."""
         data, workers, rows = self.data, self.trainer.workers, list[Row]()
 
-        def tested(images: ImageSet, indices: Tensor | None = None, features: bool = False) -> TestResult:
+        def tested(images: ImageSet, indices: Tensor | None = None, features: bool = False) -> Tested:
             self.model.load(self.server.weights, self.server.buffers, self.server.counters)
             return test(self.network, images, indices, features, workers)
 
@@ -312,8 +311,7 @@ class Simulation:
             rows.append(_tested("test", result))
             if result.features is not None:
                 measured = separability(result.features, data.test.labels, data.classes)
-                values = {name: finite_or_none(value) for name, value in measured.items()}
-                rows.append({"kind": "separability", **values})
+                rows.append({"kind": "separability", **recorded(measured)})
         for split, parts in {"local_test": data.tests, "validation": data.validation}.items():
             if parts is None:
                 continue
@@ -328,7 +326,7 @@ class Simulation:
         return rows
 
 
-def _tested(split: str, result: TestResult, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:
+def _tested(split: str, result: Tested, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:
     """Return the row of a test, with mean and spread over ``clients`` if each has its own images."""
     row: Row = {
         "kind": "evaluation",

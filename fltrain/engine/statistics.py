@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fltrain.core.floats import total
+from fltrain.methods.checks import recorded
 from fltrain.methods.types import Server, Update
 from fltrain.metrics.updates import (
     gradient_variance,
@@ -44,40 +44,32 @@ class FinishedRound:
         """Uploaded minus received weights, ``[m, P]``."""
         return torch.stack([update.displacement for update in self.updates])
 
-
-def _grouped(slots: Iterable[Slot], name_of: Callable[[str], str]) -> dict[str, list[Slot]]:
-    """Return slots grouped by a part of their names; slots of a module follow one another."""
-    return {name: list(group) for name, group in groupby(slots, lambda slot: name_of(slot.name))}
-
-
-def _blocks(layout: Layout) -> dict[str, list[Slot]]:
-    """Return the parameters of each top-level block (stem, stage1, ...)."""
-    return _grouped(layout.parameters, lambda name: name.partition(".")[0])
+    @property
+    def blocks(self) -> dict[str, list[Slot]]:
+        """Parameters of each top-level block (stem, stage1, ...)."""
+        slots = groupby(self.layout.parameters, lambda slot: slot.name.partition(".")[0])
+        return {name: list(group) for name, group in slots}
 
 
 def _similarity(round: FinishedRound) -> Row:
     similarity = layer_similarity(round.displacements, round.layout.weights)
-    names = [layer.name for layer in round.layout.layers]
-    by_layer = {name: finite_or_none(value) for name, value in zip(names, similarity, strict=True)}
-    return {"updates": {"similarity": by_layer, "skewness": skewness(similarity)}}
+    by_layer = dict(zip([layer.name for layer in round.layout.layers], similarity, strict=True))
+    return {"updates": {"similarity": recorded(by_layer), "skewness": skewness(similarity)}}
 
 
 def _divergence(round: FinishedRound) -> Row:
     """Return the mean distance of client weights from the new global ones: in total, per layer and block."""
     layout, rows = round.layout, torch.stack([update.trained for update in round.updates])
-    modules = _grouped(layout.parameters, lambda name: name.rpartition(".")[0])
-    layers = {layer.name: modules[layer.name] for layer in layout.layers}
 
-    def of(groups: Mapping[str, Sequence[Slot]]) -> dict[str, float]:
-        return {name: weight_divergence(rows, round.after.weights, slots) for name, slots in groups.items()}
+    def of(slots: Iterable[Slot]) -> float:
+        return weight_divergence(rows, round.after.weights, slots)
 
-    return {
-        "divergence": {
-            **of({"weights": layout.parameters}),
-            "layers": of(layers),
-            "blocks": of(_blocks(layout)),
-        }
+    layers = {
+        layer.name: of(slot for slot in layout.parameters if slot.name.rpartition(".")[0] == layer.name)
+        for layer in layout.layers
     }
+    blocks = {name: of(slots) for name, slots in round.blocks.items()}
+    return {"divergence": {"weights": of(layout.parameters), "layers": layers, "blocks": blocks}}
 
 
 def _dissimilarity(round: FinishedRound) -> Row:
@@ -86,7 +78,7 @@ def _dissimilarity(round: FinishedRound) -> Row:
     The variance of several blocks is the sum of theirs.
     """
     rows = round.gradients()
-    blocks = {name: gradient_variance(rows, slots) for name, slots in _blocks(round.layout).items()}
+    blocks = {name: gradient_variance(rows, slots) for name, slots in round.blocks.items()}
     return {"dissimilarity": {"blocks": blocks, "all": total(blocks.values())}}
 
 
@@ -106,8 +98,3 @@ def statistics_rows(names: Iterable[str], round: FinishedRound) -> list[Row]:
             for kind, values in STATISTICS[name](round).items():
                 rows.setdefault(kind, {}).update(values)
     return [{"kind": kind, **values} for kind, values in rows.items()]
-
-
-def finite_or_none(value: float) -> float | None:
-    """Return the value, or None for infinity and NaN, which JSON lacks."""
-    return value if math.isfinite(value) else None

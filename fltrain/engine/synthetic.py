@@ -14,8 +14,6 @@ from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation, Trainer
 from fltrain.runs.spec import RunSpec
 
-NEVER = 10**6
-
 
 def synthetic_run(
     settings: Mapping[str, Any],
@@ -38,7 +36,7 @@ def synthetic_run(
         FltrainError: if settings are wrong, the registry lacks the size of the images, or they do not fit the
             run.
     """
-    spec = RunSpec.parse({"rounds": NEVER, "evaluation": {"every": NEVER}, **settings}, "synthetic run")
+    spec = RunSpec.parse({"rounds": 10**6, "evaluation": {"every": 10**6}, **settings}, "synthetic run")
     entry, side = spec.dataset.entry, spec.dataset.side
     if not (entry.channels and entry.classes and side):
         raise FltrainError(

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,17 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
-from fltrain.data.prepared import Partition, PreparedData, load_or_prepare, load_partition, partition
-from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.client_store import ClientStore
+from fltrain.data.prepared import PreparedData, load_or_prepare, load_partition, partition
+from fltrain.engine.checkpoint import Checkpoints, Progress
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
-from fltrain.engine.workers import Workers
-from fltrain.methods.types import Memory
+from fltrain.engine.workers import prepare
 from fltrain.runs.record import Record, Results, checkpoint_files, exchange, leased, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import outside_files, source_digests
@@ -47,17 +42,6 @@ LOG = logging.getLogger("fltrain")
 LOG_EVERY_SECONDS = 15.0
 
 
-def ensure_data(dataset: Dataset, results: Results, quiet: bool = False) -> PreparedData:
-    """Return a prepared dataset; download and prepare it first if it is missing."""
-    return load_or_prepare(dataset, results.data(dataset), results.downloads, quiet)
-
-
-def ensure_partition(spec: RunSpec, data: PreparedData, results: Results) -> Partition:
-    """Return the run's partition; make it first if it is missing."""
-    path = results.partition(spec.partition_id)
-    return (load_partition if path.exists() else partition)(spec.division, data, path)
-
-
 @dataclass(frozen=True)
 class Execution:
     """Settings of the execution, which do not change the numbers of a run.
@@ -65,9 +49,7 @@ class Execution:
     Attributes:
         device: device of the run.
         threads: CPU threads.
-        recordings: memory for recorded local steps: ``device`` or ``host``.
-        client_memory: GiB of client state on the device; the rest goes into a file.
-        checkpoints: interval between checkpoints.
+        checkpoint_seconds: time between checkpoints; 0 saves one after every round.
         determinism: profile of CUDA, see ``fltrain.runtime.determinism``.
         cuda_graph: capture local steps as CUDA graphs, see ``fltrain.engine.cuda_graph``.
         workers: processes that divide the clients of each round on the CPU, see ``fltrain.engine.workers``.
@@ -75,9 +57,7 @@ class Execution:
 
     device: torch.device
     threads: int = 1
-    recordings: Memory = "device"
-    client_memory: float = 4.0
-    checkpoints: Interval = field(default_factory=Interval)
+    checkpoint_seconds: float = 120.0
     determinism: Profile = "exact"
     cuda_graph: bool = False
     workers: int = 1
@@ -110,7 +90,7 @@ def train(
         Stopped: after a signal; the state is saved.
     """
     compute_as_runs(execution.threads)
-    Workers(execution.workers).prepare(execution.device, execution.threads)
+    prepare(execution.workers, execution.device, execution.threads)
     results.create()
     place, tf32 = results.place(spec.run_id), spec.precision == "tf32"
     with (
@@ -179,7 +159,9 @@ class _Training:
         with self.stopping.interruptible():
             simulation, digests, identity = self._prepared()
         layout = simulation.model.layout
-        checkpoints = Checkpoints(self.results.checkpoints(spec.run_id), identity, execution.checkpoints)
+        checkpoints = Checkpoints(
+            self.results.checkpoints(spec.run_id), identity, execution.checkpoint_seconds
+        )
         cohort = spec.participation.in_words(spec.partition.clients)
         size = f"{layout.size:,} parameters, {len(layout.layers)} layers, {cohort}"
         LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
@@ -211,7 +193,7 @@ class _Training:
         models = kept_models(simulation)
         write_record(self.place, spec, progress.rows, summary, costs, provenance, models)
         exchange(self.place, self.results.run(spec.run_id))
-        checkpoints.remove()
+        shutil.rmtree(checkpoints.folder, ignore_errors=True)
         if summary["accuracy"]["final"] is not None:
             LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
 
@@ -223,16 +205,21 @@ class _Training:
         account: Callable[[], Progress],
     ) -> Row | None:
         """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
-        spec, until = self.spec, self.spec.evaluation.until
+        spec, until, logged = self.spec, self.spec.evaluation.until, time.monotonic()
+        accuracies = [row["accuracy"] for row in rows if row.get("split") == spec.test_split]
         try:
-            with _progress(spec, bar=not self.quiet) as report, self._described():
+            with self._described():
                 for finished in simulation.run():
                     rows += finished
-                    report(simulation.finished, rows)
-                    tests = [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
-                    if until is not None and max(tests, default=0) >= until:
+                    accuracies += [row["accuracy"] for row in finished if row.get("split") == spec.test_split]
+                    if time.monotonic() - logged >= LOG_EVERY_SECONDS or simulation.finished == spec.rounds:
+                        logged = time.monotonic()
+                        accuracy = f", accuracy {100 * accuracies[-1]:.2f} %" if accuracies else ""
+                        progress = f"round {simulation.finished} of {spec.rounds}{accuracy}"
+                        LOG.info("%s: %s", spec.run_id, progress)
+                    if until is not None and max(accuracies, default=0) >= until:
                         return None
-                    if simulation.finished < spec.rounds and checkpoints.due(simulation.finished):
+                    if simulation.finished < spec.rounds and checkpoints.due():
                         checkpoints.save(simulation, account())
         except Diverged as reason:
             diverged = {"round": simulation.finished + 1, "what": str(reason)}
@@ -247,23 +234,26 @@ class _Training:
     def _prepared(self) -> tuple[Simulation, dict[str, str], dict[str, Any]]:
         """Return the run before its first round, digests of its data, and the checkpoint's identity."""
         spec, results, execution = self.spec, self.results, self.execution
-        data = ensure_data(spec.dataset, results, self.quiet)
+
+        def prepared(dataset: Dataset) -> PreparedData:
+            return load_or_prepare(dataset, results.data(dataset), results.downloads, self.quiet)
+
+        data = prepared(spec.dataset)
         if data.side < spec.model.min_side:  # the size of some datasets is only known now
             raise FltrainError(
                 f"model {spec.model.name!r} needs images of at least {spec.model.min_side} pixels, "
                 f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
             )
-        extra = {dataset.name: ensure_data(dataset, results, self.quiet) for dataset in spec.evaluation.extra}
-        divided = ensure_partition(spec, data, results)
+        extra = {dataset.name: prepared(dataset) for dataset in spec.evaluation.extra}
+        path = results.partition(spec.partition_id)
+        divided = (load_partition if path.exists() else partition)(spec.division, data, path)
         trainer = partial(
             CapturedTraining if execution.cuda_graph else LocalTraining,
-            recordings=execution.recordings,
-            workers=Workers(execution.workers),
+            workers=execution.workers,
             poll=self.stopping.poll,
         )
-        store = ClientStore(self.place, execution.client_memory * 2**30, execution.device)
         with self._described(), noting("before round 1"):
-            simulation = Simulation(spec, data, divided, execution.device, trainer, extra, store)
+            simulation = Simulation(spec, data, divided, execution.device, trainer, extra)
         digests = {"data": data.digest, "partition": divided.digest}
         others = {name: more.digest for name, more in extra.items()}
         identity = {"settings or revisions": spec.canonical, "data or partition": [digests, others]}
@@ -290,10 +280,8 @@ class _Training:
             message = " ".join(f"{type(error).__name__}: {error}".split())
             if out_of_memory(error):
                 raise FltrainError(
-                    f"{run}: out of memory {where} ({message}); let fewer runs share the device, keep client "
-                    "state and recordings on the host (--client-memory 0 --recordings host, or "
-                    "FLTRAIN_CLIENT_MEMORY=0 FLTRAIN_RECORDINGS=host for a whole workflow), or take a larger "
-                    "device"
+                    f"{run}: out of memory {where} ({message}); let fewer runs share the device, or take a "
+                    "larger device"
                 ) from error
             log = self.place / "train.log"
             raise MethodError(f"{run}: {message} ({where}); {log} has the traceback") from error
@@ -311,30 +299,6 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory(),
         "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device) if cuda else None,
     }
-
-
-@contextmanager
-def _progress(spec: RunSpec, bar: bool) -> Iterator[Callable[[int, list[Row]], None]]:
-    """Show progress: a bar on a terminal if ``bar`` is true, otherwise a line every 15 seconds.
-
-    Yields a function of the number of finished rounds and all rows so far.
-    """
-    console, last = Console(stderr=True), time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    accuracy_column, hidden = TextColumn("{task.fields[accuracy]}"), not (bar and console.is_terminal)
-    with Bar(*columns, accuracy_column, console=console, disable=hidden) as shown:
-        task = shown.add_task(spec.run_id, total=spec.rounds, accuracy="")
-
-        def report(done: int, rows: list[Row]) -> None:
-            nonlocal last
-            tests = (row for row in reversed(rows) if row.get("split") == spec.test_split)
-            accuracy = next((f"accuracy {100 * row['accuracy']:.2f} %" for row in tests), "")
-            shown.update(task, completed=done, accuracy=accuracy)
-            if hidden and (time.monotonic() - last >= LOG_EVERY_SECONDS or done == spec.rounds):
-                last = time.monotonic()
-                LOG.info("%s: round %d of %d, %s", spec.run_id, done, spec.rounds, accuracy)
-
-        yield report
 
 
 @contextmanager

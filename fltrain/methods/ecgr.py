@@ -101,7 +101,7 @@ class Ecgr(Method):
             random = self.random(local.task, round=local.round, client=local.client)
             return list(map(int, random.choice(total, count, replace=False)))
 
-        products: Vector = gram(steps, local.start.device).cpu().numpy()
+        products: Vector = gram(steps).cpu().numpy()
         if self.rule == "herd":
             return herd(centre(products) if self.centred else products, count)
         lengths = products.diagonal()
@@ -156,7 +156,7 @@ class Ecgr(Method):
 
 
 def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:
-    """Return the sum of the chosen rows ``[P]``, in single precision on the device of ``like``."""
+    """Return the sum of the chosen rows ``[P]``, in single precision."""
     total = like.new_zeros(like.shape)
     for step in sorted(chosen):
         total += steps[step].to(like)

@@ -300,10 +300,6 @@ class Recording:
         return torch.cat([weights, buffers]) if self.buffers else weights
 
 
-Memory = Literal["device", "host"]
-"""Memory of recordings."""
-
-
 @dataclass(frozen=True)
 class Footprint:
     """Cost of a method at its default settings.

@@ -241,7 +241,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """An unused checkout; tests must not change it."""
     checkout = Checkout.of_this_repository(tmp_path_factory.mktemp("fresh") / "checkout")
     # Frequent checkpoints: runs are stopped in the middle, and killed runs resume there.
-    checkout.edit("workflow/rules/train.smk", "fltrain train -", "fltrain train --checkpoint-rounds 1 -")
+    checkout.edit("workflow/rules/train.smk", "fltrain train -", "fltrain train --checkpoint-seconds 0 -")
     return checkout
 
 

@@ -19,7 +19,6 @@ from fltrain.engine.clients import TRAINED
 from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
-from fltrain.engine.workers import Workers
 from fltrain.methods import METHODS, checks
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -202,7 +201,7 @@ def simulation(
     )
     if partition is None:
         partition = with_tests(skewed(data)) if spec.personal else skewed(data)
-    return Simulation(spec, data, partition, device, partial(trainer, workers=Workers(workers)))
+    return Simulation(spec, data, partition, device, partial(trainer, workers=workers))
 
 
 def trained(*methods: Method, rounds: int = 2, **settings: object) -> Simulation:

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fltrain.cli import main
 from fltrain.core.errors import FltrainError
-from fltrain.engine.checkpoint import Checkpoints, Interval, Progress
-from fltrain.engine.client_store import ClientStore
+from fltrain.engine.checkpoint import Checkpoints, Progress
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
@@ -295,9 +294,7 @@ def test_resuming_from_a_checkpoint_changes_no_result(
     expected, rows, seen = traced_run(methods, device), [], []
     for stop in (1, 2, 3):  # each part in a separate simulation
         part = simulation(*methods, device=device, **settings_of(methods))
-        if stop == 2:  # client states are restored into a file and into memory
-            part.clients = ClientStore(tmp_path, 0)
-        checkpoints = Checkpoints(tmp_path / "run", {"spec": 1}, Interval())
+        checkpoints = Checkpoints(tmp_path / "run", {"spec": 1})
         progress = checkpoints.restore(part) or Progress([], 0.0, [])
         assert progress.rows == rows
         seen.append(part.finished)
@@ -380,7 +377,7 @@ class Naming(FedAvg):
 def test_names_and_types_of_states_survive_a_checkpoint(tmp_path: Path) -> None:
     settings = {"model": Tiny(), "fraction": 0.34}
     first, second = trained(Naming(), rounds=1, **settings), simulation(Naming(), **settings)
-    checkpoints = Checkpoints(tmp_path, {}, Interval())
+    checkpoints = Checkpoints(tmp_path, {})
     assert checkpoints.save(first, Progress([], 0.0, [{}]))
     checkpoints.restore(second)
     assert_equal(state(first), state(second))

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,7 +210,8 @@ def test_memory_and_computation_of_the_selection() -> None:
     size = len(federation.server.weights)
     for update in federation.trainer.updates:
         assert update.trajectory is None, "steps are not uploaded"
-    recorded = Trajectory(Ecgr().needs.recording, 7, federation.server.weights, "device")
+    local = SimpleNamespace(steps=7, start=federation.server.weights, buffers=federation.server.buffers)
+    recorded = Trajectory(Ecgr().needs.recording, local)
     assert recorded.rows.numel() == 7 * size
     assert Composition((FedAvg(),)).needs.recording is None
 

@@ -21,7 +21,6 @@ from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
-from fltrain.engine.workers import Workers
 from fltrain.experiments.layout import Sheet
 from fltrain.runs import today
 from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
@@ -180,7 +179,7 @@ def federation(
     if spec.local_test:
         clients, tests = spec.local_test.split(clients, pool.train_labels, spec.partition_seed)
     divided = Partition(clients, "", tests)
-    return Simulation(spec, data, divided, CPU, partial(trainer, workers=Workers(workers)), extra)
+    return Simulation(spec, data, divided, CPU, partial(trainer, workers=workers), extra)
 
 
 def as_another_user(work: Callable[[], None], folder: Path) -> None:

@@ -4,15 +4,18 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from fltrain.core.errors import Stopped
 from fltrain.runtime import devices
-from fltrain.runtime.devices import Slots
+from fltrain.runtime.devices import wait
 from fltrain.runtime.signals import Stopping
+
+Slots = tuple[Path, Sequence[str], int]
+"""Folder of the locks, names of the devices, and number of slots of each."""
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -39,11 +42,12 @@ def hold(slots: Slots, folder: Path, process: int, together: int) -> None:
     name.
     """
     devices.POLL_SECONDS = 0.005
-    slot = slots.wait()
-    _mark(folder, f"{slot.device} takes {process}")
+    device, lock = wait(*slots)
+    _mark(folder, f"{device} takes {process}")
     until(lambda: len(list(folder.glob("*takes*"))) >= together)
     time.sleep(0.02)
-    _mark(folder, f"{slot.device} gives {process}")
+    _mark(folder, f"{device} gives {process}")
+    assert lock.is_locked
 
 
 def _mark(folder: Path, event: str) -> None:
@@ -52,10 +56,10 @@ def _mark(folder: Path, event: str) -> None:
 
 def keep(slots: Slots, ready: Path) -> None:
     """Hold a slot until killed."""
-    slot = slots.wait()
+    _, lock = wait(*slots)
     ready.touch()
     signal.pause()
-    assert slot
+    assert lock.is_locked
 
 
 def give_up(slots: Slots, ready: Path) -> None:
@@ -64,6 +68,6 @@ def give_up(slots: Slots, ready: Path) -> None:
     try:
         with stopping.heeded(), stopping.interruptible():
             ready.touch()
-            slots.wait()
+            wait(*slots)
     except Stopped as stopped:
         sys.exit(stopped.exit_code)

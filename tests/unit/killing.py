@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.errors import FltrainError, as_mistake
-from fltrain.engine.checkpoint import Interval
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
@@ -87,7 +86,7 @@ def _train(
     if full_at is not None:
         _fill(full_at, root)
     torch.set_num_threads(1)
-    execution = Execution(torch.device("cpu"), checkpoints=Interval(rounds=1))
+    execution = Execution(torch.device("cpu"), checkpoint_seconds=0)
     try:
         train(RunSpec.parse(json.loads(spec), "test"), Results(root), execution, again=again, quiet=True)
     except (FltrainError, OSError) as error:

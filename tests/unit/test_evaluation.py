@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.data.partition.plain import Iid
-from fltrain.data.prepared import Partition, PreparedData
+from fltrain.data.prepared import Partition, PreparedData, load_or_prepare
 from fltrain.engine.data import FederatedData, ImageSet
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.simulation import Simulation
-from fltrain.engine.train import ensure_data
 from fltrain.models.base import build
 from fltrain.models.network import Network
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
@@ -150,7 +149,10 @@ OWN: dict[str, Any] = {"dataset": "mine", "partition": IID, "model": "mlp", "rou
 def test_further_test_sets_use_the_runs_normalisation(tmp_path: Path) -> None:
     spec = tiny(**OWN, evaluation={"extra": ["shifted"]})
     results = Results(tmp_path / "results")
-    data, more = (ensure_data(dataset, results) for dataset in (spec.dataset, *spec.evaluation.extra))
+    data, more = (
+        load_or_prepare(dataset, results.data(dataset), results.downloads)
+        for dataset in (spec.dataset, *spec.evaluation.extra)
+    )
     assert (len(more.train_labels), len(more.test_labels)) == (0, 30)
     assert more.mean == (0.7, 0.7, 0.7)
     simulation = federation(spec, data, extra={"shifted": more})

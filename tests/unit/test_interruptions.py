@@ -184,7 +184,7 @@ def test_a_signal_writes_a_checkpoint_and_ends_the_program(
     spec, root = long.spec, prepared(tmp_path / "results", long.root)
     (tmp_path / "run.json").write_text(spec.to_json())
     command = ("train", "run.json", "--results", str(root), "--workers", "2")
-    process = fltrain(*command, cwd=tmp_path, FLTRAIN_CHECKPOINT_ROUNDS="1")
+    process = fltrain(*command, cwd=tmp_path, FLTRAIN_CHECKPOINT_SECONDS="0")
     wait_for(Results(root).checkpoints(spec.run_id) / "round-*2.safetensors", process)
     os.killpg(process.pid, number)  # as a terminal and SLURM do
     output, _ = process.communicate()

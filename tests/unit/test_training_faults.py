@@ -17,7 +17,6 @@ from filelock import FileLock
 
 from fltrain.cli import main
 from fltrain.core.errors import FltrainError, MethodError, Stopped
-from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.archive import export_records, import_records
@@ -72,7 +71,7 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
     whole = tmp_path / "elsewhere"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("shapes do\nnot fit")))
-        code, output = invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
+        code, output = invoke(SPEC, FLTRAIN_CHECKPOINT_SECONDS="0")
     assert code == 1
     log = Results(Path("results")).run(SPEC.run_id) / "train.log"
     assert re.fullmatch(
@@ -113,12 +112,14 @@ def test_a_fault_on_the_server_names_its_place(
     assert re.search(rf"IndexError: out of range \({place}\); .*train.log has the traceback", output)
 
 
-def test_missing_memory_names_the_options(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_names_the_remedy(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
     monkeypatch.setattr(Scaffold, "client_init", failing_in(2, error))
     code, output = invoke(SPEC)
     assert code == 2
-    assert re.search(r"out of memory in round 2, training client \d+ .* --recordings host", output)
+    assert re.search(
+        r"out of memory in round 2, training client \d+ .* let fewer runs share the device", output
+    )
     assert not Results(Path("results")).record(SPEC.run_id).complete
 
 
@@ -139,7 +140,7 @@ def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pyte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("x")))
         patch.setattr("fltrain.runtime.provenance._processor", lambda: "another processor")
-        invoke(SPEC, FLTRAIN_CHECKPOINT_ROUNDS="1")
+        invoke(SPEC, FLTRAIN_CHECKPOINT_SECONDS="0")
     invoke(SPEC)
     record = Results(Path("results")).record(SPEC.run_id)
     assert record.provenance["resumed"] == [{"processor": "another processor", "after_round": 2}]
@@ -180,7 +181,7 @@ def test_training_again_resumes_after_a_stop(invoke: Invoke, tmp_path: Path) -> 
     results = Results(tmp_path)
     record = train(SPEC, results, Execution(CPU))
     before = (record.folder / "metrics.jsonl").read_bytes()
-    checkpoints = Execution(CPU, checkpoints=Interval(rounds=1))
+    checkpoints = Execution(CPU, checkpoint_seconds=0)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MethodError):
         patch.setattr(Scaffold, "client_init", failing_in(4, ValueError("x")))
         train(SPEC, results, checkpoints, again=True)

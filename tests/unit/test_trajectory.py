@@ -1,32 +1,26 @@
-"""Recordings of local steps: contents of a row, memory, and the option for their place."""
+"""Recordings of local steps: contents of a row, and memory."""
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from torch.nn import functional
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.data.prepared import PreparedData
-from fltrain.engine import train as training
-from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.types import Local, Memory, Recording, State, Update
-from fltrain.runs.record import RECORD_FILES, Results
+from fltrain.methods.types import Local, Recording, State, Update
 from fltrain.runs.spec import RunSpec
 
 from ..properties.helpers import Tracing
-from .helpers import TINY, federation, tiny
+from .helpers import federation, tiny
 
 STEPS, SIZE = 7, 40
 
@@ -35,27 +29,27 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def recorded(what: str, device: torch.device, storage: str = "float32", place: Memory = "auto") -> Tensor:
+def recorded(what: str, device: torch.device, storage: str = "float32") -> Tensor:
     """A recording of gradients and weights."""
     gradients, weights = drawn(STEPS, SIZE).to(device), drawn(STEPS + 1, SIZE).cumsum(0).to(device)
     live, gradient = weights[0].clone(), torch.empty(SIZE, device=device)
-    trajectory = Trajectory(Recording(what, storage), STEPS, live, place)
+    local = SimpleNamespace(steps=STEPS, start=live, buffers=live[:0])
+    trajectory = Trajectory(Recording(what, storage), local)
     for step in range(STEPS):
         # As in training, the same two vectors in every step.
         gradient.copy_(gradients[step])
         live.copy_(weights[step + 1])
-        trajectory.add(gradient, live)
+        trajectory.add(gradient, live, live[:0])
     live.zero_()
     gradient.zero_()
-    return trajectory.finished()
+    return trajectory.rows
 
 
 @pytest.mark.parametrize("what", ["displacement", "gradient"])
 def test_half_precision_is_the_rounded_row(what: str, device: torch.device) -> None:
-    """A row is computed in single precision and rounded once, also if it is stored on the host."""
-    half, full = recorded(what, device, "bfloat16", "host"), recorded(what, device, place="device")
-    assert half.dtype == torch.bfloat16 and half.device.type == "cpu" and full.device == device
-    full = full.cpu()
+    """A row is computed in single precision and rounded once."""
+    half, full = recorded(what, device, "bfloat16"), recorded(what, device)
+    assert half.dtype == torch.bfloat16 and half.device == full.device == device
     assert torch.equal(half, full.to(torch.bfloat16))
     assert not torch.equal(half.float(), full)
 
@@ -156,39 +150,3 @@ def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
 
 def held(states: Any) -> list[int]:
     return [tensor.numel() for state in states.values() for tensor in state.values()]
-
-
-ECGR = {**TINY, "rounds": 2, "plugins": [{"name": "ecgr", "storage": "bfloat16"}]}
-
-
-@pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> list[Memory]:
-    """The places of recordings in the runs of the command line."""
-    chosen: list[Memory] = []
-
-    class PlaceRecorder(LocalTraining):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            chosen.append(self.recordings)
-
-    monkeypatch.setattr(training, "LocalTraining", PlaceRecorder)
-    return chosen
-
-
-def test_the_place_is_chosen_on_the_command_line(
-    tmp_path: Path, places: list[Memory], device: torch.device
-) -> None:
-    """It does not affect results: the records agree."""
-    files: list[dict[str, bytes]] = []
-    for number, chosen in enumerate(([], ["--recordings", "host"], ["--recordings", "device"])):
-        root = tmp_path / str(number)
-        arguments = ["train", "-", "--results", str(root), "--device", str(device), "--quiet", *chosen]
-        result = CliRunner().invoke(app, arguments, input=yaml.safe_dump(ECGR), catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        folder = Results(root).record(RunSpec.parse(ECGR, "test").run_id).folder
-        names = [name for name in RECORD_FILES if name in ("spec.json", "metrics.jsonl", "summary.json")]
-        files.append({name: (folder / name).read_bytes() for name in names})
-    assert places == ["device", "host", "device"]
-    assert len(files[0]) == 3
-    assert files[0] == files[1] == files[2]
-    assert b'"ecgr"' in files[0]["metrics.jsonl"]

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from fltrain.core.errors import FltrainError
-from fltrain.engine.checkpoint import Interval
 from fltrain.engine.train import Execution, train
-from fltrain.engine.workers import Workers
+from fltrain.engine.workers import divide, prepare
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.record import Results
 
@@ -33,10 +32,10 @@ def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_come_in_the_order_of_the_items() -> None:
     items = list(range(20_000))
-    results = Workers(3).map(lambda item: (item, os.getpid()), items, size=lambda item: item % 7)
+    results = divide(3, lambda item: (item, os.getpid()), items, size=lambda item: item % 7)
     assert [item for item, _ in results] == items
-    assert Workers(3).map(lambda item: os.getpid(), [0]) == [os.getpid()], "one item needs no other process"
-    assert Workers(3).map(lambda item: item, []) == []
+    assert divide(3, lambda item: os.getpid(), [0]) == [os.getpid()], "one item needs no other process"
+    assert divide(3, lambda item: item, []) == []
 
 
 def in_the_child(work: Callable[[], Any]) -> Callable[[int], int]:
@@ -62,7 +61,7 @@ def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> Non
         raise error
 
     with pytest.raises(KeyError, match="lost") as raised:
-        Workers(2).map(in_the_child(fail), range(9))
+        divide(2, in_the_child(fail), range(9))
     assert raised.value.__notes__ == ["in the child"] and "in fail" in str(raised.value.__cause__)
     assert not multiprocessing.active_children()
 
@@ -81,10 +80,10 @@ def test_a_killed_worker_ends_the_run_with_one_message(
             until((tmp_path / "begun").exists)  # leave a client to the other process
         return begin(self, local)
 
-    execution = Execution(CPU, checkpoints=Interval(rounds=1), workers=2)
+    execution = Execution(CPU, checkpoint_seconds=0, workers=2)
     with monkeypatch.context() as patch:
         patch.setattr(Scaffold, "client_init", dies)
-        with pytest.raises(FltrainError, match=r"a worker was killed by SIGKILL; .*fewer --workers"):
+        with pytest.raises(FltrainError, match=r"a worker was killed \(exit code -9\); .*fewer --workers"):
             train(SPEC, Results(tmp_path), execution)
     assert not multiprocessing.active_children()
     assert Results(tmp_path).saved_rounds(SPEC.run_id) == 2
@@ -102,7 +101,7 @@ def test_workers_end_with_their_parent() -> None:
         os.write(writing, f"{os.getpid():8}".encode())
         time.sleep(60)
 
-    parent = multiprocessing.get_context("fork").Process(target=lambda: Workers(3).map(wait, range(3)))
+    parent = multiprocessing.get_context("fork").Process(target=lambda: divide(3, wait, range(3)))
     parent.start()
     pids = [int(os.read(reading, 8)) for _ in range(3)]
     assert parent.pid in pids and len(set(pids)) == 3
@@ -122,11 +121,11 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("device", "threads", "problem"),
     [
-        ("cuda:1", 1, "CPU only, and the run is on cuda:1; use --device cpu"),
-        ("cpu", 2, "one thread; leave out --threads"),
+        ("cuda:1", 1, "the CPU and one thread, not cuda:1 and 1 threads"),
+        ("cpu", 2, "the CPU and one thread, not cpu and 2 threads"),
     ],
 )
 def test_runs_that_cannot_be_divided_are_refused(device: str, threads: int, problem: str) -> None:
-    with pytest.raises(FltrainError, match=f"^--workers 2: .*{problem}, or leave out --workers$"):
-        Workers(2).prepare(torch.device(device), threads)
-    Workers().prepare(torch.device(device), threads)
+    with pytest.raises(FltrainError, match=f"^--workers 2: .*{problem}; use --device cpu .*--workers$"):
+        prepare(2, torch.device(device), threads)
+    prepare(1, torch.device(device), threads)

@@ -63,15 +63,13 @@ def accumulated_steps(steps: int, momentum: float = 0.0, pull: float = 0.0) -> f
     return moved
 
 
-def gram(rows: Tensor | Sequence[Tensor], on: torch.device | None = None) -> Tensor:
+def gram(rows: Tensor | Sequence[Tensor]) -> Tensor:
     """Return the inner products of all pairs of vectors, float64 ``[m, m]``, from m rows ``[P]``.
 
-    The products are computed on the device ``on`` (that of the rows if None), some columns at a time: the
-    rows can be on another device and have another type.
+    The products are computed in single precision, some columns at a time.
     """
-    device = on or rows[0].device
-    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=device)
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows[0].device)
     for start in range(0, len(rows[0]), COLUMNS):
-        part = torch.stack([row[start : start + COLUMNS].to(device, torch.float32) for row in rows])
+        part = torch.stack([row[start : start + COLUMNS].to(torch.float32) for row in rows])
         products += part @ part.T
     return products
