@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 SUITE = {
-    "bench": "local training next to a bare PyTorch loop",
-    "turns": "versions, workers and precisions in processes that take turns",
+    "bench": "the engine, a bare PyTorch loop, versions, workers and precisions, in turns",
     "startup": "start of a run, stage by stage",
     "plan": "plan and dry run of ten thousand runs",
     "soak": "the demonstration while its processes are killed",

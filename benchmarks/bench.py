@@ -1,108 +1,57 @@
-"""Training speed of the engine compared with a bare PyTorch loop, in one process.
+"""Ways to train the same rounds, in processes that take turns round by round.
 
-Clients with random images train for some rounds: in the engine, on a GPU also with captured steps, and in a
-hand-written loop for federated averaging. All take turns within each repeat; ratios are of times of the same
-repeat. All must end the first round of federated averaging at the same weights, otherwise the command stops.
-On one CPU thread times are CPU times, which other work on the machine disturbs less than wall time.
+    python benchmarks bench bare this --model lenet5 --dataset mnist
+    python benchmarks bench this other=../older-checkout workers=2 --wall
+    python benchmarks bench this precision=bf16 watched=1000000 --model ecgr_cnn --dataset cifar10
+
+The first way is the reference. ``bare`` is a hand-written loop of federated averaging, ``this`` the engine,
+``cuda_graph`` its captured steps. ``other`` names a checkout of another version, ``workers`` divide the
+clients, ``precision`` is that of the layers, ``watched`` the number of first rounds whose hooks are watched.
+
+Clients have random images. Ways of the same precision must agree after the first round, otherwise the command
+stops. Times are CPU times: other work on the machine disturbs them less than wall time.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.core.errors import FltrainError, MethodError
-from fltrain.core.files import write_json
+from fltrain.core.errors import FltrainError
+from fltrain.engine import local
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining, batch_orders
-from fltrain.engine.simulation import Simulation, Trainer
+from fltrain.engine.simulation import Simulation
 from fltrain.engine.synthetic import synthetic_run
 from fltrain.models.base import build
-from fltrain.runs.spec import Precision
-from fltrain.runtime.determinism import Profile, determined, tf32_products
-from fltrain.runtime.devices import pick_device, synchronize, to_device
+from fltrain.runtime.determinism import determined, tf32_products
+from fltrain.runtime.devices import to_device
 from fltrain.runtime.process import compute_as_runs
 
-BARE = "bare loop"
-TRAINERS: dict[str, type[LocalTraining]] = {one.name: one for one in (LocalTraining, CapturedTraining)}
+ROOT = Path(__file__).resolve().parents[1]
+WAYS = ("this", "bare", "cuda_graph", "other", "workers", "precision", "watched")
 TOLERANCE = 1e-6
-"""Maximum difference of a weight after a round of federated averaging on the CPU, in the engine."""
+"""Maximum difference of a weight after a round on the CPU."""
 ALIKE = 0.25
-"""Maximum length of the difference otherwise, relative to the update: deep networks magnify rounding."""
+"""Maximum length of the difference on a GPU, relative to the update: deep networks magnify rounding."""
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Settings of a measurement.
-
-    Attributes:
-        method: a method, or a method with plug-ins as ``fedavg+flfa``.
-        steps: batches of each client in a round.
-        repeats: timed rounds.
-        precision: precision of products in layers.
-    """
-
-    model: str
-    dataset: str
-    method: str
-    device: torch.device
-    batch_size: int = 64
-    clients: int = 2
-    steps: int = 10
-    repeats: int = 5
-    threads: int = 1
-    determinism: Profile = "exact"
-    precision: Precision = "fp32"
-
-    @property
-    def trainers(self) -> Sequence[str]:
-        """Names of the engine's ways of local training on the device."""
-        return [name for name in TRAINERS if self.device.type == "cuda" or name == LocalTraining.name]
-
-    def simulation(self, method: str, trainer: Trainer = LocalTraining) -> Simulation:
-        """Return clients with random images, all of which train in every round; nothing is tested.
-
-        Raises:
-            FltrainError: if network, dataset and method do not fit together.
-        """
-        base, *plugins = method.split("+")
-        settings = {
-            "dataset": self.dataset,
-            "partition": {"name": "iid", "clients": self.clients},
-            "local_test": {"fraction": 0.5},  # some methods need it
-            "model": self.model,
-            "method": base,
-            "plugins": plugins,
-            "training": {"epochs": 1, "batch_size": self.batch_size},
-            "participation": {"fraction": 1.0},
-            "precision": self.precision,
-        }
-        return synthetic_run(settings, self.steps * self.batch_size, self.clients, self.device, trainer)
-
-
-def seconds(work: Callable[[], object], device: torch.device, threads: int = 1) -> float:
-    """Return the time of some work: CPU time on one CPU thread, else wall time."""
-    clock = time.process_time if device.type == "cpu" and threads == 1 else time.perf_counter
-    synchronize(device)
-    started = clock()
-    work()
-    synchronize(device)
-    return clock() - started
-
-
-# ---------------------------------------------------------------- contenders
 class Bare:
     """FedAvg in a plain PyTorch loop, on the clients and batch orders of a simulation.
 
@@ -167,123 +116,165 @@ def model_of(contender: Simulation | Bare) -> Tensor:
     return torch.cat([contender.state[slot.name].flatten() for slot in (*layout.parameters, *layout.buffers)])
 
 
-# ---------------------------------------------------------------- measurement
-@dataclass
-class Timing:
-    """Times of a contender.
+# ---------------------------------------------------------------- in the process of a way
+def contender(key: str, value: str, options: dict[str, Any]) -> Simulation | Bare:
+    """Return what trains the rounds of a way."""
+    base, *plugins = options["method"].split("+")
+    precision = value if key == "precision" else options["precision"]
+    settings = {
+        "dataset": options["dataset"],
+        "partition": {"name": "iid", "clients": options["clients"]},
+        "local_test": {"fraction": 0.5},  # some methods need it
+        "model": options["model"],
+        "method": base,
+        "plugins": plugins,
+        "training": {"epochs": 1, "batch_size": options["batch_size"]},
+        "participation": {"fraction": 1.0},
+        "precision": precision,
+    }
+    if key == "watched":
+        local.WATCHED_ROUNDS = int(value)
+    trainer: Any = CapturedTraining if key == "cuda_graph" else LocalTraining
+    if key == "workers":
+        trainer = partial(LocalTraining, workers=int(value))
+    images, device = options["steps"] * options["batch_size"], torch.device(options["device"])
+    run = synthetic_run(settings, images, options["clients"], device, trainer)
+    return Bare(run) if key == "bare" else run
+
+
+def train(key: str, value: str, options: dict[str, Any]) -> None:
+    """Train a round for each line of the input, and print its wall and CPU seconds.
+
+    A line can name a file for the model before and after the round, ``[2, P]``.
+    """
+
+    def spent() -> float:
+        used = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
+        return sum(one.ru_utime + one.ru_stime for one in used)
+
+    compute_as_runs()
+    with determined(options["determinism"], torch.device(options["device"]), options["precision"] == "tf32"):
+        run = contender(key, value, options)
+        for number, line in enumerate(sys.stdin):
+            before, wall, cpu = model_of(run).clone(), time.perf_counter(), spent()
+            run.round(number)
+            wall, cpu = time.perf_counter() - wall, spent() - cpu
+            if line.strip():
+                np.save(line.strip(), torch.stack([before, model_of(run)]).cpu().numpy())
+            print(wall, cpu, flush=True)
+
+
+# ---------------------------------------------------------------- in the process that measures
+class Way:
+    """A process that trains rounds when told to.
 
     Attributes:
-        name: its local training, or the name of the bare loop.
-        images: images of local steps in a round.
-        seconds: of each timed round.
+        times: wall and CPU seconds of its rounds.
+        models: the model before and after the first round, ``[2, P]``.
     """
 
-    name: str
-    contender: Simulation | Bare
-    images: int = 0
-    seconds: list[float] = field(default_factory=list)
+    def __init__(self, text: str, options: dict[str, Any]) -> None:
+        self.text, (self.key, _, value) = text, text.partition("=")
+        if self.key not in WAYS:
+            raise SystemExit(f"error: {text!r}: unknown way; there are {', '.join(WAYS)}")
+        folder = Path(value).resolve() if self.key == "other" else ROOT
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--way", self.key, value, json.dumps(options)],
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.times: list[tuple[float, float]] = []
+        with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+            self.round(file.name)
+            self.models: NDArray[np.float32] = np.load(file.name)
+
+    def round(self, file: str = "") -> None:
+        """Train a round."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{file}\n")
+        times = self.process.stdout.readline().split()
+        if not times:
+            raise SystemExit(f"error: {self.text}: the process ended")
+        self.times.append((float(times[0]), float(times[1])))
 
 
-def timed(bench: Bench) -> list[dict[str, Any]]:
-    """Time the bare loop and the engine.
-
-    Returns:
-        a row per contender, with its ``name`` and medians over repeats: ``samples_per_second``, images of
-        local steps over the time of whole rounds; ``step_ms``, milliseconds of a round per batch; ``ratio``,
-        ``ratio_low`` and ``ratio_high``, time relative to the bare loop's in the same repeat, with quartiles.
+def agree(text: str, found: NDArray[np.float32], expected: NDArray[np.float32], exact: bool) -> None:
+    """Compare models ``[2, P]`` before and after the first round; on a GPU ``exact`` is false.
 
     Raises:
-        FltrainError: if network, dataset, method and device do not fit together.
-        MethodError: if the engine or the bare loop does not compute federated averaging.
+        SystemExit: if they differ by more than rounding.
     """
-    compute_as_runs(bench.threads)
-    with determined(bench.determinism, bench.device, bench.precision == "tf32"):
-        timings = _contenders(bench)
-        for repeat in range(bench.repeats):
-            first = repeat % len(timings)
-            for timing in (*timings[first:], *timings[:first]):
-                work = partial(timing.contender.round, repeat + 2)
-                timing.seconds.append(seconds(work, bench.device, bench.threads))
-    rows = []
-    for timing in timings:
-        ratios = np.divide(timing.seconds, timings[0].seconds)
-        low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-        median = statistics.median(timing.seconds)
-        rows.append(
-            {
-                "name": timing.name,
-                "samples_per_second": timing.images / median,
-                "step_ms": 1e3 * median / (bench.clients * bench.steps),
-                **{"ratio": middle, "ratio_low": low, "ratio_high": high},
-            }
-        )
-    return rows
+    difference = np.abs(found[1] - expected[1])
+    alike = np.linalg.norm(difference) <= ALIKE * np.linalg.norm(expected[1] - expected[0])
+    if not (difference.max() <= TOLERANCE if exact else alike):
+        raise SystemExit(f"error: {text}: after a round its weights differ by {difference.max():.1e}")
 
 
-def _contenders(bench: Bench) -> list[Timing]:
-    """Return all contenders after two rounds, the bare loop first."""
-    reference = bench.simulation("fedavg")
-    timings = [Timing(BARE, Bare(reference))]
-    for name in bench.trainers:
-        timings.append(Timing(name, bench.simulation(bench.method, TRAINERS[name])))
-    start = model_of(reference)
-    for timing in timings:
-        timing.contender.round(0)
-    reference.round(0)
-    for timing in timings:
-        if timing.name == BARE or bench.method == "fedavg":
-            _check(timing, start, model_of(reference), bench.device.type == "cpu")
-        timing.contender.round(1)
-        run = timing.contender if isinstance(timing.contender, Simulation) else reference
-        timing.images = run.costs.samples // len(run.costs.round_seconds)
-    return timings
+def table(ways: Sequence[Way], column: int, images: int, batches: int) -> str:
+    """Return medians over the rounds, and ratios to the first way's time in the same turn, with quartiles."""
+    from common import quartiles  # not importable in tests
 
-
-def _check(timing: Timing, start: Tensor, expected: Tensor, exact: bool) -> None:
-    """Compare the model after one round of federated averaging with the uncaptured loop's."""
-    difference = model_of(timing.contender) - expected
-    alike = float(difference.norm()) <= ALIKE * float((expected - start).norm())
-    if not (float(difference.abs().max()) <= TOLERANCE if exact else alike):
-        raise MethodError(
-            f"{timing.name}: after a round of federated averaging its weights differ by "
-            f"{float(difference.abs().max()):.1e} from those of the uncaptured loop"
-        )
+    lines = [f"{'':24}{'samples/s':>12}{'ms/step':>10}{'least':>8}  of the first (quartiles)"]
+    reference = [times[column] for times in ways[0].times[2:]]
+    for way in ways:
+        seconds = [times[column] for times in way.times[2:]]
+        ratios = [one / other for one, other in zip(seconds, reference, strict=True)]
+        median, least = float(np.median(seconds)), min(seconds) / min(reference)
+        numbers = f"{images / median:12,.0f}{1e3 * median / batches:10.2f}{least:8.3f}"
+        lines.append(f"{way.text:24}{numbers}  {quartiles(ratios)}")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    from common import write_csv  # not importable in tests
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("ways", nargs="+", metavar="WAY", help="see above")
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--dataset", default="mnist", help="dataset whose image size is used")
     parser.add_argument("--method", default="fedavg", help="method, with plug-ins or not: fedprox+flfa")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; nothing else should use it")
+    parser.add_argument("--determinism", choices=("exact", "fast"), default="exact", help="on CUDA")
+    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
     for name, text, default in (
         ("batch-size", "images in a batch", 64),
         ("clients", "clients in a round", 2),
         ("steps", "batches of each client in a round", 10),
-        ("repeats", "timed rounds", 5),
-        ("threads", "CPU threads", 1),
+        ("rounds", "timed rounds", 9),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=text)
-    parser.add_argument("--determinism", choices=get_args(Profile), default="exact", help="on CUDA")
-    parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
-    parser.add_argument("--out", type=Path, help="also write settings and table to this JSON file")
+    parser.add_argument("--wall", action="store_true", help="compare wall time, as on a GPU")
+    parser.add_argument("--csv", type=Path, help="write every round to this file")
     options = vars(parser.parse_args())
-    out = options.pop("out")
-    try:
-        # Another process on the device would disturb the times.
-        bench = Bench(**{**options, "device": pick_device(options["device"], runs=1)})
-        rows = timed(bench)
-    except FltrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    print(f"{'':12}{'samples/s':>12}{'ms/step':>10}  of bare (quartiles)")
-    for row in rows:
-        ratio = f"{row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
-        print(f"{row['name']:12}{row['samples_per_second']:12,.0f}{row['step_ms']:10.2f}  {ratio}")
-    if out is not None:
-        write_json(out, {**asdict(bench), "device": str(bench.device), "rows": rows})
-        print(f"written: {out}")
+    texts, out, cpu = options.pop("ways"), options.pop("csv"), options["device"] == "cpu"
+    ways = [Way(text, options) for text in texts]
+    for way in ways[1:]:
+        if way.key != "precision" and (way.key != "bare" or options["method"] == "fedavg"):
+            agree(way.text, way.models, ways[0].models, cpu)
+    for number in range(1, 2 + options["rounds"]):
+        first = number % len(ways)
+        for way in (*ways[first:], *ways[:first]):
+            way.round()
+    batches = options["clients"] * options["steps"]
+    print(table(ways, int(cpu and not options["wall"]), batches * options["batch_size"], batches))
+    rows = [
+        {"way": way.text, "round": number, "wall": wall, "cpu": cpu_seconds}
+        for way in ways
+        for number, (wall, cpu_seconds) in enumerate(way.times)
+    ]
+    write_csv(out, rows)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--way"]:
+        try:
+            train(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+        except FltrainError as error:
+            sys.exit(f"error: {error}")
+    else:
+        main()

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench import seconds
 from common import write_csv
 
 from fltrain.core.errors import FltrainError
@@ -25,7 +25,7 @@ from fltrain.engine.local import LocalTraining
 from fltrain.engine.synthetic import synthetic_run
 from fltrain.reporting.tables.render import markdown_table
 from fltrain.runtime.determinism import determined
-from fltrain.runtime.devices import pick_device
+from fltrain.runtime.devices import pick_device, synchronize
 from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory
 
 METHODS = ("fedavg", "scaffold")
@@ -68,7 +68,12 @@ def point(
         for client in range(clients):
             scaffold = {"control": torch.zeros_like(run.server.weights)} if method == "scaffold" else {}
             run.clients[client] = {method: scaffold}
-        times = [seconds(lambda number=number: run.round(number), device) for number in range(2 + repeats)]
+        clock, times = time.process_time if device.type == "cpu" else time.perf_counter, []
+        for number in range(2 + repeats):
+            started = clock()
+            run.round(number)
+            synchronize(device)
+            times.append(clock() - started)
     facts = {**setting, "method": method, "parameters": run.model.layout.size, "memory": peak() - before}
     facts |= {"steps": per_round * epochs * IMAGES // BATCH}
     return [{**facts, "repeat": repeat, "seconds": time} for repeat, time in enumerate(times[2:])]
