@@ -32,7 +32,7 @@ from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
 # Two runs of the demonstration.
 PAPER = "fedfcd"
-SELECTION = {"items": PAPER, "where": "method=fedavg,fedprox"}
+SELECTION = {"items": PAPER, "where": "method=fedavg,local"}
 SHORT = 45
 """Minutes that a job in the partition ``short`` may take."""
 

@@ -195,7 +195,7 @@ def demonstration() -> dict[str, Any]:
         "scales/demo": read_plain(CONFIG / "scales" / "demo.yaml"),
         "register": read_plain(CONFIG / "register.yaml"),
     }
-    wanted = {"flfa": ("table4",), "ecgr": ("figure4",), "fedfcd": ("figure3", "figure6")}
+    wanted = {"flfa": ("table4",), "ecgr": ("figure2",), "fedfcd": ("figure3", "figure6")}
     names = {f"{paper}/{item}" for paper, items in wanted.items() for item in items}
     scale = files["scales/demo"]
     scale["items"] = [entry for entry in scale["items"] if name_of(entry) in names]
