@@ -13,16 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import InitErrorDetails, PydanticCustomError, to_jsonable_python
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fltrain.core.errors import FltrainError, problems
 
@@ -33,7 +26,7 @@ FileLine = tuple[str, int]
 """A file and a line in it."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-_TOO_DEEP = "lists or mappings are nested too deeply; use fewer within one another"
+_DEEPEST = 100
 _WANTED = {
     "bool_type": " (true or false)",
     "tuple_type": " ([a, b], or [a] for a single one)",
@@ -106,56 +99,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _check_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Report unknown keys, missing components and numbers that are too large with all other faults."""
-        if not isinstance(value, Mapping):
-            return handler(value)
-        faults = cls._missing(value)
-        for key, item in value.items():
-            if fault := _size_fault(item) if key in cls.model_fields else cls._unknown(key):
-                faults[key] = fault
-        if not faults:
-            return handler(value)
-        errors = [_fault((key,), "refused", fault, value.get(key)) for key, fault in faults.items()]
-        try:
-            handler({key: item for key, item in value.items() if key not in faults})
-        except ValidationError as error:
-            errors += [
-                _fault(one["loc"], one["type"], one["msg"], one["input"])
-                for one in error.errors(include_url=False)
-                if one["loc"][:1] not in [(key,) for key in faults]
-            ]
-        raise ValidationError.from_exception_data(cls.__name__, errors)
-
-    @classmethod
-    def _missing(cls, value: Mapping[str, Any]) -> dict[str, str]:
-        """Return a message with the known names for each component that is required and missing."""
-        return {
-            key: f"field required (known: {', '.join(names)})"
-            for key, field in cls.model_fields.items()
-            if key not in value and field.is_required()
-            for names in field.metadata
-            if isinstance(names, KnownNames)
-        }
-
-    @classmethod
-    def _unknown(cls, key: str) -> str:
-        known = sorted(cls.model_fields)
-        elsewhere = [
-            f"{name}.{key}"
-            for name, field in cls.model_fields.items()
-            for inner in nested(field.annotation)
-            if key in inner.model_fields
-        ]
-        alternatives = " or ".join(map(repr, dict.fromkeys(elsewhere)))
-        hint = f"; did you mean {alternatives}?" if alternatives else suggest(key, known)
-        return f"unknown key {key!r}{hint} (known: {', '.join(known)})"
-
     def all_settings(self) -> dict[str, Any]:
         """Plain data of all settings, including the ``added`` ones that ``model_dump`` omits."""
-        return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
+        return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
     def parse(
@@ -174,100 +120,124 @@ class Settings(BaseModel):
         Raises:
             FltrainError: with all faults; each has its path of keys and the allowed values.
         """
+        found: dict[tuple[str, ...], str] = {}
         try:
-            # Here json refuses texts that UTF-8 cannot encode; numbers that are not finite are refused below.
-            text = json.dumps(data, ensure_ascii=False).encode()
-        except RecursionError:
-            raise FltrainError(f"{where}: {_TOO_DEEP}") from None
+            # Texts that UTF-8 cannot encode are refused here, numbers that are not finite by pydantic.
+            text = json.dumps(_bounded(data, (), found), ensure_ascii=False).encode()
+            settings = cls.model_validate_json(text, context=context)
+        except ValidationError as error:
+            found = {**faults(error, cls), **found}
         except (TypeError, ValueError) as error:
             raise FltrainError(f"{where}: not plain data ({error})") from None
-        try:
-            return cls.model_validate_json(text, context=context)
-        except ValidationError as error:
-            found = faults(error, data)
-        if found[0][1].startswith("invalid JSON"):  # JSON from `json.dumps` can only be too deep
-            raise FltrainError(f"{where}: {_TOO_DEEP}")
-        if place_of is None:
-            lines = [_line(keys, what) for keys, what in found]
-        else:
-            placed = sorted((*place_of(keys), _line(keys, what)) for keys, what in found)
-            lines = [
-                f"{'' if file == where else f'{file}: '}line {number}: {what}"
-                for file, number, what in placed
-            ]
-        raise problems(where, lines)
+        if not found:
+            return settings
+        lines = [
+            (*(place_of(keys) if place_of else (where, 0)), _line(keys, what)) for keys, what in found.items()
+        ]
+        raise problems(
+            where,
+            [
+                f"{'' if file == where else f'{file}: '}{f'line {number}: ' if number else ''}{line}"
+                for file, number, line in sorted(lines, key=lambda line: line[:2])
+            ],
+        )
 
 
-def nested(annotation: Any) -> Iterator[type[Settings]]:
+def nested(annotation: Any) -> Iterator[type[BaseModel]]:
     """Yield the classes of settings that an annotation names."""
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
         yield from nested(argument)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a setting as plain data, including ``added`` settings at their default."""
     if isinstance(value, Settings):
         return value.all_settings()
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return to_jsonable_python(value)
 
 
-def _size_fault(value: Any) -> str:
-    """Return a message if a number (or one in a list) is too large for the engine; else an empty text."""
-    if isinstance(value, list):
-        return next(filter(None, map(_size_fault, value)), "")
+def _bounded(value: Any, keys: tuple[str, ...], found: dict[tuple[str, ...], str]) -> Any:
+    """Return plain data with NaN, which fields refuse, for numbers too large for the engine.
+
+    ``found`` gets a message on each of them.
+    """
+    if len(keys) > _DEEPEST:
+        raise ValueError("lists or mappings are nested too deeply; use fewer within one another")
+    if isinstance(value, Mapping):
+        return {key: _bounded(item, (*keys, str(key)), found) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_bounded(item, (*keys, str(place)), found) for place, item in enumerate(value)]
     if isinstance(value, int) and abs(value) >= 2**63:
-        return f"whole numbers must be below 2^63, got one of {len(str(value))} digits"
-    if isinstance(value, float) and LARGEST < abs(value) < math.inf:
-        return f"numbers must be at most {LARGEST:g} in size, got {value!r}"
-    return ""
+        found[keys] = f"whole numbers must be below 2^63, got one of {len(str(value))} digits"
+    elif isinstance(value, float) and LARGEST < abs(value) < math.inf:
+        found[keys] = f"numbers must be at most {LARGEST:g} in size, got {value!r}"
+    return math.nan if keys in found else value
 
 
-def _fault(keys: tuple[int | str, ...], kind: str, message: str, value: Any) -> InitErrorDetails:
-    # Messages of custom errors are templates; without a context, pydantic leaves their braces unchanged.
-    return InitErrorDetails(type=PydanticCustomError(kind, message), loc=keys, input=value)
-
-
-def faults(error: ValidationError, data: Any) -> list[tuple[list[str], str]]:
-    """Return the faults that pydantic found in ``data``: the path of the user's keys, and a message."""
-    found = []
+def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...], str]:
+    """Return a message on each fault that pydantic found in settings, by the path of the user's keys."""
+    found: dict[tuple[str, ...], str] = {}
     for fault in error.errors(include_url=False):
-        keys: list[str] = []
-        place = data
+        keys: tuple[str, ...] = ()
+        kinds, fields = [kind], list[FieldInfo]()
         for part in fault["loc"]:
-            # Discriminated unions add the chosen name to the location; it is not a key of the file.
-            chosen = (
-                isinstance(place, Mapping)
-                and part not in place
-                and part in (place.get("name"), place.get("kind"))
-            )
-            if chosen or part == place or str(part).startswith("function-"):
-                continue
-            keys.append(str(part))
-            try:
-                place = place[part]
-            except (KeyError, IndexError, TypeError):  # a missing key, or the short form of a component
-                place = None
-        message = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
-            message = "input should be a mapping"
-        message = message[0].lower() + message[1:] + _WANTED.get(fault["type"], "")
-        shown, complete = fault["input"], fault["type"] in ("value_error", "refused", "missing")
-        if not complete and not isinstance(shown, Mapping | list | tuple):
-            message += f", got {shown!r}"
-            if fault["type"] == "int_type" and isinstance(shown, float) and shown.is_integer():
-                message += f"; write {shown:.0f}"
-        found.append((keys, message))
+            fields = [one.model_fields[str(part)] for one in kinds if part in one.model_fields]
+            chosen = [one for one in kinds if part in _names(one)]
+            if chosen and not fields:  # discriminated unions add the chosen name to the location
+                kinds = chosen
+            elif not str(part).startswith("function-"):
+                kinds = [inner for field in fields for inner in nested(field.annotation)] if fields else kinds
+                keys = (*keys, str(part))
+        found.setdefault(keys, _message(fault, kinds, fields))
     return found
+
+
+def _names(kind: type[BaseModel]) -> list[Any]:
+    """Return the values of the field by which a class is chosen."""
+    fields = [kind.model_fields[key] for key in ("name", "kind") if key in kind.model_fields]
+    return [name for field in fields for name in get_args(field.annotation)]
+
+
+def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequence[FieldInfo]) -> str:
+    """Return a message on a fault; an unknown key is one of ``kinds``, a missing one has a field."""
+    shown, kind = fault["input"], fault["type"]
+    if kind == "extra_forbidden":
+        return _unknown(str(fault["loc"][-1]), kinds)
+    names = [one for field in fields for one in field.metadata if isinstance(one, KnownNames)]
+    if kind == "missing" and names:
+        return f"field required (known: {', '.join(names[0])})"
+    message = fault["msg"].removeprefix("Value error, ")
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = "input should be a mapping"
+    message = message[0].lower() + message[1:] + _WANTED.get(kind, "")
+    if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
+        message += f", got {shown!r}"
+        if kind == "int_type" and isinstance(shown, float) and shown.is_integer():
+            message += f"; write {shown:.0f}"
+    return message
+
+
+def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
+    """Return a message on an unknown key with the known ones, and the place of a setting of that name."""
+    fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    elsewhere = [
+        f"{name}.{key}"
+        for name, field in fields.items()
+        if any(key in inner.model_fields for inner in nested(field.annotation))
+    ]
+    hint = f"; did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else suggest(key, fields)
+    return f"unknown key {key!r}{hint} (known: {', '.join(sorted(fields))})"
 
 
 def _line(keys: Sequence[str], message: str) -> str:
     return f"{'.'.join(keys)}: {message}" if keys else message
 
 
-def explain(error: ValidationError, data: Any) -> str:
-    """Return the first fault that pydantic found in ``data`` and the number of other faults, in one line."""
-    first, *others = faults(error, data)
+def explain(error: ValidationError, kind: type[BaseModel]) -> str:
+    """Return the first fault that pydantic found and the number of other faults, in one line."""
+    first, *others = faults(error, kind).items()
     return _line(*first) + (f" (and {len(others)} more)" if others else "")

@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -85,15 +85,6 @@ def clear_leftovers(folder: Path, pattern: str = ".*.part", unchanged_for: float
         with suppress(OSError):  # of another user, or deleted meanwhile
             if time.time() - leftover.stat().st_mtime >= unchanged_for:
                 leftover.unlink()
-
-
-def backdate(paths: Iterable[Path]) -> None:
-    """Set file dates in the future (after a clock was set back) to now, if the system permits it."""
-    now = time.time_ns()
-    for path in paths:
-        with suppress(OSError):  # of another user, or deleted meanwhile
-            if path.stat().st_mtime_ns > now:
-                os.utime(path, ns=(now, now))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -93,8 +93,7 @@ def compose_text(text: str, where: str) -> yaml.Node:
         tree: yaml.Node | None = _Loader(stream).get_single_node()
         if tree is None:
             return yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
-        _check_size(tree)
-        _check_keys([tree])
+        _check(tree, {})
         return tree
 
 
@@ -106,9 +105,10 @@ def construct(tree: yaml.Node) -> Any:
 
 def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
     """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; the first name wins."""
+    sizes: dict[yaml.Node, float] = {}
     with _refusing(tree.start_mark.name):
-        _check_keys([tree, *blocks.values()], blocks)
-        _check_size(tree)
+        for node in (tree, *blocks.values()):
+            _check(node, sizes, blocks)
 
 
 def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
@@ -131,46 +131,38 @@ def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
     return node.start_mark.name, node.start_mark.line + 1
 
 
-def _check_size(tree: yaml.Node) -> None:
-    """Refuse aliases and blocks that stand for too many values, or for values that contain them."""
-    pending = [tree]
-    for _ in range(_MOST_VALUES):
-        if not pending:
-            return
-        node = pending.pop()
-        if isinstance(node, yaml.MappingNode):
-            pending += [value for _, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            pending += node.value
-    what = f"aliases (*name) or blocks (use) stand for more than {_MOST_VALUES:,} values; nest fewer of them"
-    raise ConstructorError(problem=what, problem_mark=tree.start_mark)
+def _check(
+    node: yaml.Node, sizes: dict[yaml.Node, float], blocks: Mapping[str, yaml.Node] | None = None
+) -> float:
+    """Refuse wrong keys and too many values; with blocks, turn ``use`` into a merge key.
 
+    Args:
+        node: a part of a tree.
+        sizes: results for other nodes; infinite for those that contain this one.
+        blocks: mappings that ``use`` can name.
 
-def _check_keys(nodes: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> None:
-    """Refuse keys that are no texts or occur twice in one mapping; turn ``use`` into a merge key."""
-    pending, seen = deque(nodes), set[yaml.Node]()
-    while pending:
-        node = pending.popleft()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, yaml.SequenceNode):
-            pending += node.value
-        if not isinstance(node, yaml.MappingNode):
-            continue
-        names: set[str] = set()
-        for place, (key, value) in enumerate(node.value):
-            if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-                what = f"the key {key.value!r} is no text; write it in quotes"
-                raise ConstructorError(problem=what, problem_mark=key.start_mark)
-            if key.value in names:
-                what = f"the key {key.value!r} occurs twice; leave one out"
-                raise ConstructorError(problem=what, problem_mark=key.start_mark)
-            names.add(key.value)
-            if blocks is not None and key.value == "use":
-                node.value[place] = _merging(key, value, blocks)
-            else:
-                pending.append(value)
+    Returns:
+        The number of values that the node stands for; an alias counts like its target.
+    """
+    if node in sizes:
+        return sizes[node]
+    sizes[node], size, names = math.inf, 1.0, set[str]()
+    if isinstance(node, yaml.SequenceNode):
+        size += sum(_check(item, sizes, blocks) for item in node.value)
+    for place, (key, value) in enumerate(node.value if isinstance(node, yaml.MappingNode) else ()):
+        if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+            raise _fault(key, f"the key {key.value!r} is no text; write it in quotes")
+        if key.value in names:
+            raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
+        names.add(key.value)
+        if blocks is not None and key.value == "use":
+            key, value = node.value[place] = _merging(key, value, blocks)
+        size += _check(value, sizes, blocks)
+    if size > _MOST_VALUES:
+        what = "aliases (*name) or blocks (use) stand for more than"
+        raise _fault(node, f"{what} {_MOST_VALUES:,} values; nest fewer of them")
+    sizes[node] = size
+    return size
 
 
 def _merging(
@@ -181,13 +173,13 @@ def _merging(
     for name in named:
         if name.value not in blocks:
             near, known = suggest(str(name.value), blocks), ", ".join(blocks) or "none"
-            what = f"use: unknown block {name.value!r}{near} (blocks: {known})"
-            raise ConstructorError(problem=what, problem_mark=name.start_mark)
-    merged = [blocks[name.value] for name in named]
-    return (
-        yaml.ScalarNode(f"{_TAG}merge", "<<", key.start_mark),
-        yaml.SequenceNode(f"{_TAG}seq", merged, value.start_mark),
-    )
+            raise _fault(name, f"use: unknown block {name.value!r}{near} (blocks: {known})")
+    merged = yaml.SequenceNode(f"{_TAG}seq", [blocks[name.value] for name in named], value.start_mark)
+    return yaml.ScalarNode(f"{_TAG}merge", "<<", key.start_mark), merged
+
+
+def _fault(node: yaml.Node, what: str) -> ConstructorError:
+    return ConstructorError(problem=what, problem_mark=node.start_mark)
 
 
 @contextmanager
@@ -204,3 +196,5 @@ def _refusing(where: str) -> Iterator[None]:
         place = f"{mark.name}: line {mark.line + 1}" if mark else where
         hint = "; indent with spaces, not with tabs" if "cannot start any token" in str(problem) else ""
         raise FltrainError(f"{place}: not YAML: {problem}{hint}") from None
+    except RecursionError:
+        raise FltrainError(f"{where}: not YAML: lists or mappings are nested too deeply") from None

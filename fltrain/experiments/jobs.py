@@ -1,16 +1,15 @@
 """Jobs of the workflow: their files, parameters and resources, from the plan of a scale. Imports no torch.
 
-The rules in ``workflow/rules`` only pass wildcards to these look-ups. Nothing here writes a file.
+The rules in ``workflow/rules`` only pass wildcards to these look-ups.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import re
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,6 @@ from filelock import FileLock, Timeout
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count, problems
-from fltrain.core.files import backdate
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import CURVES_FORM, scale_sentence
@@ -34,7 +32,6 @@ from fltrain.runs.today import changed_runs, named, stale_runs
 if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
 
-CHECKOUT = Path(__file__).parents[2]
 TABLE_FORMS = {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM}
 FIGURE_FORMS = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png", "curves": CURVES_FORM}
 """Ending of each file of a table or figure."""
@@ -66,9 +63,8 @@ class Jobs:
     ) -> Self:
         """Return the jobs for a configuration of the workflow."""
         request = Request.parse(settings, "config/config.yaml or --config")
-        whole = plan(config, request.scale)
+        whole, folder = plan(config, request.scale), Results(results)
         part = whole.restricted(request)
-        folder = Results(results)
         complete = frozenset(run for run in part.runs if folder.record(run).complete)
         for run in complete:
             folder.record(run).check_settings(part.runs[run])
@@ -81,12 +77,15 @@ class Jobs:
         return f"{self.results.root}/{self.request.scale}"
 
     def redate(self) -> None:
-        """Set the dates of results that lie in the future, from before a clock was set back, to now.
+        """Set dates of results in the future, from before a clock was set back, to now.
 
-        Snakemake deletes the output of a job if it is older than the job's input.
+        Snakemake lets a job fail whose output is older than its input.
         """
-        patterns = ("vega.js", "data/*", "partitions/*", "runs/*/summary.json", f"{self.request.scale}/**/*")
-        backdate(path for pattern in patterns for path in self.results.root.glob(pattern))
+        for pattern in ("data/*", "partitions/*", "runs/*/summary.json", f"{self.request.scale}/**/*"):
+            for path in self.results.root.glob(pattern):
+                with suppress(OSError):  # of another user, or deleted meanwhile
+                    if path.stat().st_mtime > time.time():
+                        os.utime(path)
 
     def refuse_damaged(self) -> None:
         """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
@@ -101,10 +100,9 @@ class Jobs:
             arguments: arguments of Snakemake.
             rules: names of all rules.
         """
-        lines = []
+        lines, scale = [], self.request.scale
         if changed := changed_runs({run: self.plan.runs[run] for run in self.memberships}, self.results):
             modules = sorted({module for found in changed.values() for module in found})
-            scale = self.request.scale
             lines.append(
                 f"the code of {named(modules)} changed since {count(len(changed), 'run')}; to train them "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
@@ -114,19 +112,18 @@ class Jobs:
         hints = [(word, suggest(word, targets, 0.8)) for word in unknown]
         return lines + [f"there is no target {word!r}{hint}" for word, hint in hints if hint]
 
-    @cached_property
+    @property
     def database(self) -> int:
         """Number of the MLflow database: it increases by one when the database is deleted."""
-        path = database_file(self.results)
+        path = self.results.tracking.with_suffix(".number")
         number = int(path.read_text()) if path.exists() else 0
         return number if self.results.tracking.exists() else number + 1
 
     # ------------------------------------------------------------ data and partitions
     @cached_property
-    def datasets(self) -> dict[str, Dataset]:
-        """Prepared datasets of the plan by ID."""
-        specs = self.plan.specs
-        return {data.id: data.prepared for spec in specs for data in (spec.dataset, *spec.evaluation.extra)}
+    def files(self) -> dict[str, list[str]]:
+        """Data files and, last, partition file by run ID, of all specs."""
+        return {spec.run_id: _files(spec, self.results) for spec in self.plan.specs}
 
     @cached_property
     def partitions(self) -> dict[str, RunSpec]:
@@ -135,29 +132,18 @@ class Jobs:
 
     def data_files(self) -> list[str]:
         """Return the files of all datasets and partitions."""
-        data = [self.results.data(dataset) for dataset in self.datasets.values()]
-        return [*map(str, data), *(str(self.results.partition(name)) for name in self.partitions)]
+        return list(dict.fromkeys(file for files in self.files.values() for file in files))
 
-    def dataset(self, name: str) -> str:
-        """Return the settings of a dataset of the plan, or of any dataset in the registry, as JSON."""
-        dataset = self.datasets.get(name) or Dataset.parse({"name": name}, "dataset")
-        return json.dumps(_versioned(dataset), sort_keys=True)
+    def dataset(self, name: str) -> dict[str, Any]:
+        """Return the settings of a dataset of the plan, or of any dataset in the registry."""
+        used = (data for spec in self.plan.specs for data in (spec.dataset, *spec.evaluation.extra))
+        dataset = next((data for data in used if data.id == name), None)
+        return _versioned(dataset or Dataset.parse({"name": name}, "dataset"))
 
-    def partition(self, name: str) -> str:
-        """Return the settings of a partition as JSON."""
+    def partition(self, name: str) -> dict[str, Any]:
+        """Return the settings of a partition."""
         spec = self.partitions[name]
-        settings = {
-            "dataset": _versioned(spec.dataset.prepared),
-            "scheme": _versioned(spec.partition),
-            "local_test": spec.local_test.model_dump(mode="json") if spec.local_test else None,
-            "seed": spec.partition_seed,
-            **spec.evaluation.model_dump(include={"validation"}),
-        }
-        return json.dumps(settings, sort_keys=True)
-
-    def partition_data(self, name: str) -> str:
-        """Return the data file of a partition."""
-        return str(self.results.data(self.partitions[name].dataset))
+        return {"dataset": _versioned(spec.dataset), **spec.division.settings}
 
     # ------------------------------------------------------------ runs
     @cached_property
@@ -178,17 +164,16 @@ class Jobs:
 
         An imported record needs none. For others, Snakemake would notice that inputs have gone.
         """
-        found = {}
-        for run, spec in self.plan.runs.items():
-            data = [self.results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
-            files = [*data, self.results.partition(spec.partition_id)]
-            needed = run not in self.complete or all(file.exists() for file in files)
-            found[run] = [str(file) for file in files] if needed else []
-        return found
+        there = {file: Path(file).exists() for file in self.data_files()}
+        return {
+            run: files if run not in self.complete or all(there[file] for file in files) else []
+            for run, files in ((run, self.files[run]) for run in self.plan.runs)
+        }
 
-    def resource(self, name: Resource, run: str, attempt: int) -> int:
-        """Return the amount of a resource that the job of a run requests at an attempt (1, 2 ...)."""
-        return self.request.resources.amount(name, self.plan.runs[run].model.name, attempt)
+    def resource(self, name: Resource) -> Callable[..., int]:
+        """Return a function of wildcards and attempt (1, 2 ...): the amount that a run's job requests."""
+        amount, runs = self.request.resources.amount, self.plan.runs
+        return lambda wildcards, attempt: amount(name, runs[wildcards.run].model.name, attempt)
 
     def summaries(self, runs: Iterable[str]) -> list[str]:
         """Return the files that stand for the records of runs: the summary is written last."""
@@ -202,10 +187,10 @@ class Jobs:
 
     def outputs(self, *names: str) -> list[str]:
         """Return the files of tables and figures: of all, or of some papers or items by ID."""
-        chosen = [item for item in self.plan.items if not names or item.names & set(names)]
         return [
             f"{self.folder}/{item.id}{ending}"
-            for item in chosen
+            for item in self.plan.items
+            if not names or item.names & set(names)
             for ending in (TABLE_FORMS if item.item.table else FIGURE_FORMS).values()
         ]
 
@@ -213,34 +198,19 @@ class Jobs:
         """Return the files that a table or figure is made from: records, and data or published values."""
         item = self.items[name]
         inputs = {"records": [*self.summaries(item.run_ids), *_data_behind(item, self.results)]}
-        if item.item.table:
-            inputs |= {"published": self.published(item), "anomalies": [self.anomalies]}
-        return inputs
+        return inputs | self.published([item]) if item.item.table else inputs
 
-    def item_job(self, name: str) -> dict[str, Any]:
-        """Return the plain data from which a job makes a table or figure."""
-        return self.items[name].sheet.model_dump(mode="json")
-
-    def papers_of(self, kind: str) -> str:
-        """Return a regular expression for the wildcard ``paper`` of a rule that makes one kind of item.
-
-        Items of two papers may have the same name, so the expression looks ahead to the item.
+    def pattern(self, kind: str) -> str:
+        """Return a regular expression for the items of a kind.
 
         Args:
             kind: ``tables``; ``figures``, made from records; ``models``, figures made from trained models.
         """
-        wanted = [
-            re.escape(item.id)
-            for item in self.plan.items
-            if kind == ("tables" if item.item.table else "models" if item.looks_into_models else "figures")
-        ]
-        return rf"(?=(?:{'|'.join(wanted)})\.)[^/]+" if wanted else "(?!)"  # matches nothing
-
-    def report_labels(self, name: str) -> dict[str, str]:
-        """Return the label of an item in the report."""
-        title = f"{self.items[name].name}: {self.items[name].item.title}"
-        # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
-        return {"item": title.replace("{", "{\u2060")}
+        kinds = {
+            name: "tables" if item.item.table else "models" if item.looks_into_models else "figures"
+            for name, item in self.items.items()
+        }
+        return "|".join(re.escape(name) for name in kinds if kinds[name] == kind) or "(?!)"  # nothing
 
     # ------------------------------------------------------------ papers and published values
     @cached_property
@@ -248,29 +218,22 @@ class Jobs:
         """Papers of the plan by name."""
         return {item.paper.paper: item.paper for item in self.plan.items}
 
-    @property
-    def anomalies(self) -> str:
-        """File of anomalies in published values."""
-        return f"{self.config}/reported/anomalies.csv"
-
-    def published(self, *items: PlannedItem) -> list[str]:
-        """Return the files of the items' published values."""
-        files = {
-            f"{place_having(self.config, 'paper', item.paper.paper)}/reported/{item.item.reported.file}": None
+    def published(self, items: Iterable[PlannedItem]) -> dict[str, list[str]]:
+        """Return the files of the items' published values, and the file of anomalies in them."""
+        files = [
+            f"{place_having(self.config, 'paper', item.paper.paper)}/reported/{item.item.reported.file}"
             for item in items
             if item.item.reported
-        }
-        return list(files)
+        ]
+        return {"published": sorted({*files}), "anomalies": [f"{self.config}/reported/anomalies.csv"]}
 
     def paper_inputs(self, name: str) -> dict[str, list[str]]:
         """Return the files that a paper's claims are judged by."""
-        items = [item for item in self.plan.items if item.paper.paper == name]
         stated = f"{place_having(self.config, 'paper', name)}/reported/{name}_claims.csv"
         return {
             "made": self.outputs(name),
-            "published": self.published(*items),
-            "anomalies": [self.anomalies],
             "claims": [stated] if self.papers[name].claims else [],
+            **self.published(item for item in self.plan.items if item.paper.paper == name),
         }
 
     def paper_job(self, name: str) -> dict[str, Any]:
@@ -298,40 +261,16 @@ class Jobs:
 def declarations() -> Path:
     """Return the folder of declarations: ``config``, or this checkout's if another workflow imports ours."""
     here = Path("config")
-    return here if (here / "scales").is_dir() else CHECKOUT / "config"
+    return here if (here / "scales").is_dir() else Path(__file__).parents[2] / "config"
 
 
-def database_file(results: Results) -> Path:
-    """Return the file that stores the number of the MLflow database."""
-    return results.tracking.with_suffix(".number")
-
-
-# ---------------------------------------------------------------- Snakemake's command line
-def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
-    """Refuse arguments and a folder that Snakemake would misunderstand.
-
-    Snakemake takes braces in a path for a pattern. It runs on this machine if a workflow profile does not
-    exist. It deletes finished runs with all other output, because their summaries are output of some job.
-
-    Raises:
-        FltrainError: with the remedy.
-    """
-    path = str(folder.absolute())
-    if "{" in path or "}" in path:
-        raise FltrainError(f"Snakemake cannot run in a path with braces: move {path!r}")
-    for word, following in itertools.pairwise([*arguments, ""]):
-        name, _, value = word.partition("=")
-        if len(name) > len("--delete-") and "--delete-all-output".startswith(name):  # it can be abbreviated
+def refuse_deletion(arguments: Iterable[str]) -> None:
+    """Refuse ``--delete-all-output``, also abbreviated: it would delete finished runs."""
+    for word in arguments:
+        if len(word) > len("--delete-") and "--delete-all-output".startswith(word):
             raise FltrainError(
                 f"{word}: would delete finished runs; delete results/<scale> to make tables and figures, "
                 "or use `fltrain train --again` to train a run again"
-            )
-        profile = value or following
-        if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
-            known = sorted(path.name for path in (CHECKOUT / "workflow" / "profiles").iterdir())
-            raise FltrainError(
-                f"--workflow-profile: there is no folder {profile}{suggest(Path(profile).name, known)} "
-                f"(in workflow/profiles: {', '.join(known)})"
             )
 
 
@@ -339,11 +278,6 @@ def forces_training(settings: DAGSettings) -> bool:
     """Return True if Snakemake is forced to train: ``-F``; ``-R`` or ``-f`` with ``train`` or runs."""
     chosen = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
     return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
-
-
-def set_path() -> None:
-    """Let shell commands of jobs find this process's Python, even if its environment is not activated."""
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
@@ -359,9 +293,15 @@ def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
     return lock
 
 
-def _versioned(component: Any) -> dict[str, Any]:
-    """Return the settings and the revision of a component, on which its product depends."""
-    return {"settings": component.model_dump(mode="json"), "revision": component.revision}
+def _versioned(dataset: Dataset) -> dict[str, Any]:
+    """Return the settings and the revision of a dataset, on which its files depend."""
+    return {"settings": dataset.prepared.model_dump(mode="json"), "revision": dataset.revision}
+
+
+def _files(spec: RunSpec, results: Results) -> list[str]:
+    """Return the data files of a run and, last, its partition file."""
+    data = [results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
+    return [str(file) for file in (*data, results.partition(spec.partition_id))]
 
 
 def _data_behind(item: PlannedItem, results: Results) -> list[str]:
@@ -381,9 +321,8 @@ def _from_records(part: Plan, results: Results, complete: frozenset[str]) -> Pla
     """
 
     def possible(item: PlannedItem) -> bool:
-        runs = item.run_ids if item.looks_into_models else []
-        files = [Path(file) for file in _data_behind(item, results)]
-        there = all(file.exists() for file in (*files, *(results.run(run) / MODELS_FILE for run in runs)))
+        models = [results.run(run) / MODELS_FILE for run in item.run_ids if item.looks_into_models]
+        there = all(file.exists() for file in (*map(Path, _data_behind(item, results)), *models))
         return there and not (item.trains and complete.isdisjoint(item.run_ids))
 
     stale = {run: str(old) for run, old in stale_runs(part.runs, results).items()}

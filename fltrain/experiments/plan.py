@@ -36,17 +36,16 @@ from fltrain.experiments.schema import (
     Scale,
     Special,
     merge,
-    names_of,
     place_having,
     read_added,
-    setting_at,
     tree_of,
+    written,
 )
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import Condition, begins, choose, parse_where, settings_text
+from fltrain.runs.where import Condition, begins, choose, parse_where, settings_text, value_of
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
@@ -211,15 +210,16 @@ def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[s
 
 def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence[PlannedItem]) -> None:
     """Refuse exceptions that match no cell of the items."""
-    specs = [entry.spec for item in items for entry in item.entries]
     for special in exceptions:
         if any(special in item.applied for item in items):
             continue
-        for keys, wanted in special.conditions:
-            present = {str(name) for spec in specs for name in names_of(setting_at(spec, keys))}
-            if present.isdisjoint(names := [str(value) for value in wanted]):
-                problem = f"{where}: exceptions: no cell has {'.'.join(keys)}"
-                check_known(problem, names, sorted(present), "the cells have")
+        cells = [entry.spec.model_dump(mode="json") for item in items for entry in item.entries]
+        for condition in special.conditions:
+            texts = [written(cell, condition.key) for cell in cells]
+            if not any(map(condition.meets, texts)):
+                present = {name for text in texts for name in value_of(text, condition.key).split()}
+                problem = f"{where}: exceptions: no cell has {condition.key}"
+                check_known(problem, condition.values, sorted(present), "the cells have")
         raise FltrainError(f"{where}: exceptions: no cell has all of {special.when}; change 'when'")
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -21,8 +21,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     Strict,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     model_validator,
 )
@@ -34,6 +32,7 @@ from fltrain.core.strict_yaml import AnySettings, compose, link, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import Condition, text_of, texts_of
 
 Patch = dict[str, Any]
 
@@ -118,32 +117,6 @@ Axes = Annotated[
 
 Value = bool | int | float | str | None
 
-_ABSENT = object()
-
-
-@cache
-def _adapter(name: str) -> TypeAdapter[Any]:
-    """Return the validator of one setting of a run."""
-    return TypeAdapter(get_type_hints(RunSpec, include_extras=True)[name])
-
-
-def setting_at(root: Any, path: Iterable[str]) -> Any:
-    """Return the setting below ``root`` at a path of keys; ``_ABSENT`` without one."""
-    for key in path:
-        root = getattr(root, key) if key in getattr(type(root), "model_fields", ()) else _ABSENT
-    return root
-
-
-def names_of(value: Any) -> list[Any]:
-    """Return the values that a condition can match: the name of a component, all items of a list."""
-    if isinstance(value, tuple):
-        return [name for item in value for name in names_of(item)]
-    return [getattr(value, "name", value)]
-
-
-def _same(value: Any, wanted: Value) -> bool:
-    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
-
 
 def _setting_paths(when: dict[str, Any]) -> dict[str, Any]:
     settings = [path.partition(".")[0] for path in when]
@@ -156,8 +129,8 @@ class Special(Settings):
 
     Attributes:
         when: value of each setting by its path (``training.lr``), or a list of alternatives. A component
-            matches by its name (``method: scaffold``), a list by any of its items (``plugins: ecgr``). The
-            exceptions themselves do not change the compared settings, which include defaults.
+            matches by its name (``method: scaffold``), ``plugins`` by the name of any of them. The exceptions
+            themselves do not change the compared settings, which include defaults.
         set: settings to merge into the cell's settings.
         reported: names of the cell in the published table.
         leave_out: the cells are not run.
@@ -172,24 +145,21 @@ class Special(Settings):
     reported: dict[str, str] = {}
     leave_out: bool = False
 
-    @property
-    def conditions(self) -> Iterator[tuple[list[str], tuple[Value, ...]]]:
-        """Yield each path, as keys, with the values that match."""
-        for path, wanted in self.when.items():
-            yield path.split("."), wanted if isinstance(wanted, tuple) else (wanted,)
+    @cached_property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions of ``when``."""
+        wanted = {key: value if isinstance(value, tuple) else (value,) for key, value in self.when.items()}
+        return tuple(Condition(key, tuple(map(text_of, values))) for key, values in wanted.items())
 
     def matches(self, settings: Mapping[str, Any]) -> bool:
         """Return True if the patch applies to a cell with these settings."""
-        for (name, *keys), wanted in self.conditions:
-            value = RunSpec.model_fields[name].default
-            if name in settings:
-                try:
-                    value = _adapter(name).validate_json(json.dumps(settings[name]))
-                except ValidationError:
-                    return False
-            if not any(_same(name, one) for name in names_of(setting_at(value, keys)) for one in wanted):
-                return False
-        return True
+        return all(condition.meets(written(settings, condition.key)) for condition in self.conditions)
+
+
+def written(settings: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    """Return a cell's setting and the other settings of its component, as text, with defaults."""
+    name = key.partition(".")[0]
+    return texts_of(name, json.dumps(settings[name]) if name in settings else None)
 
 
 class Ambiguity(Settings):

@@ -494,7 +494,7 @@ def _checked(form: type[_Form] | Mapping[str, type[_Form]], text: bytes, where: 
     try:
         kind.model_validate(data)
     except ValidationError as error:
-        raise ValueError(f"{where}: {explain(error, data)}") from None
+        raise ValueError(f"{where}: {explain(error, kind)}") from None
     return data
 
 

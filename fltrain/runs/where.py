@@ -1,4 +1,4 @@
-"""One filter language for runs, for the command line and Python: ``dataset=cifar10 method=fedavg,fedprox``.
+"""Conditions on runs: of options (``dataset=cifar10 method=fedavg,fedprox``), and of exceptions (``when``).
 
 A condition is ``KEY=VALUE`` or ``KEY!=VALUE``. Several values with commas between them are alternatives;
 all conditions have to hold. Keys are short names (``dataset``, ``method``, ``plugins``, ``seed`` ...) and
@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
 
-from fltrain.core.config import suggest
+from pydantic import TypeAdapter, ValidationError
+
+from fltrain.core.config import plain, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import canonical_json
 from fltrain.runs.spec import RunSpec
@@ -53,7 +56,12 @@ def flat_settings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
         for name, item in value.items():
             yield from flat_settings(item, f"{key}.{name}" if key else name)
     else:
-        yield key, value if isinstance(value, str) else canonical_json(value)
+        yield key, text_of(value)
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a setting as text."""
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def short_names(spec: RunSpec) -> dict[str, str]:
@@ -71,6 +79,27 @@ def short_names(spec: RunSpec) -> dict[str, str]:
 def settings_text(spec: RunSpec) -> dict[str, str]:
     """Return everything that conditions can name in a run's spec, as text."""
     return {**dict(flat_settings(spec.canonical)), **short_names(spec)}
+
+
+@cache
+def texts_of(name: str, written: str | None) -> Mapping[str, str]:
+    """Return a setting of a run as text, with all defaults below it; empty if it is not valid.
+
+    Args:
+        name: the setting; ``plugins`` has the names of all plug-ins, with spaces between them.
+        written: its value as JSON; None for the default.
+    """
+    try:
+        value = _adapter(name).validate_json(written) if written else RunSpec.model_fields[name].get_default()
+    except ValidationError:
+        return {}
+    texts = dict(flat_settings(plain(value), name))
+    return texts | {name: " ".join(plugin.name for plugin in value)} if name == "plugins" and value else texts
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(RunSpec, include_extras=True)[name])
 
 
 # ------------------------------------------------------------------------------------------------ conditions

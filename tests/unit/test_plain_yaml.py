@@ -152,12 +152,12 @@ def test_data_nested_too_deeply_or_in_themselves_are_refused(tmp_path: Path) -> 
     path = tmp_path / "x"
     for depth in (300, 3000):
         path.write_text(f"rounds: {'[' * depth}{']' * depth}")
-        with pytest.raises(FltrainError, match=f"^{path}: lists or mappings are nested too deeply"):
+        with pytest.raises(FltrainError, match=f"^{path}: not .*lists or mappings are nested too deeply"):
             read_settings(path, RunSpec)
     doubled = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
     for text in ("rounds: &x [1, *x]", "rounds: &x {y: *x}", f"a0: &a0 [1, 1]\n{doubled}"):
         path.write_text(text)
-        with pytest.raises(FltrainError, match=f"^{path}: line 1: not YAML: aliases .* stand for more than"):
+        with pytest.raises(FltrainError, match=f"^{path}: line .*: not YAML: aliases .* stand for more than"):
             read_settings(path, RunSpec)
 
 

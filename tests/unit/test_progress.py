@@ -1,9 +1,8 @@
 """Texts about jobs on the terminal."""
 
 import pytest
-from snakemake_logger_plugin_fltrain import difference
 
-from fltrain.experiments.progress import last_words
+from fltrain.experiments.progress import difference, last_words
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ rule data:
     conda:
         "../../environment.yml"
     params:
-        dataset=by(JOBS.dataset, "dataset"),
+        dataset=by(JOBS.dataset),
     message:
         "preparing dataset {wildcards.dataset}"
     script:
@@ -26,7 +26,7 @@ rule data:
 rule partition:
     """Divide a training split among clients: index arrays with digest and client-by-class counts."""
     input:
-        data=by(JOBS.partition_data, "partition"),
+        data=by(lambda partition: JOBS.files[JOBS.partitions[partition].run_id][0]),
     output:
         "results/partitions/{partition}.safetensors",
     log:
@@ -35,7 +35,7 @@ rule partition:
     conda:
         "../../environment.yml"
     params:
-        partition=by(JOBS.partition, "partition"),
+        partition=by(JOBS.partition),
     message:
         "partitioning data: {wildcards.partition}"
     script:

@@ -1,58 +1,42 @@
-rule chart_library:
-    """Bundle the JavaScript of Vega-Lite, which each page of curves includes."""
-    output:
-        "results/vega.js",
-    log:
-        "results/logs/chart_library.log",
-    localrule: True
-    conda:
-        "../../environment.yml"
-    message:
-        "bundling Vega-Lite"
-    script:
-        "../scripts/chart_library.py"
-
-
 rule table:
     """Make a table from run records and published values."""
     input:
-        unpack(by(JOBS.item_inputs, "paper", "item")),
-        library=rules.chart_library.output,
+        unpack(by(JOBS.item_inputs)),
     output:
-        **item_files(jobs.TABLE_FORMS, "html", "tables"),
+        **item_files(jobs.TABLE_FORMS, "html"),
     log:
-        f"results/logs/{SCALE}/items/{{paper}}_{{item}}.log",
+        f"results/logs/{SCALE}/items/{{item}}.log",
     wildcard_constraints:
-        paper=JOBS.papers_of("tables"),
+        item=JOBS.pattern("tables"),
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        item=by(JOBS.item_job, "paper", "item"),
+        item=by(lambda item: JOBS.items[item].sheet.model_dump(mode="json")),
         reporting=REPORTING,
     message:
-        "assembling {wildcards.paper}/{wildcards.item}"
+        "assembling {wildcards.item}"
     script:
         "../scripts/item.py"
 
 
 use rule table as figure with:
     output:
-        **item_files(jobs.FIGURE_FORMS, "png", "figures"),
+        **item_files(jobs.FIGURE_FORMS, "png"),
     wildcard_constraints:
-        paper=JOBS.papers_of("figures"),
+        item=JOBS.pattern("figures"),
     message:
-        "drawing {wildcards.paper}/{wildcards.item}"
+        "drawing {wildcards.item}"
 
 
 use rule figure as model_figure with:
     # It computes on trained models, for minutes on a GPU, so it is a job with resources.
     wildcard_constraints:
-        paper=JOBS.papers_of("models"),
+        item=JOBS.pattern("models"),
     localrule: False
     resources:
         gpu=1,
         runtime=lambda wildcards, attempt: 120 * attempt,
         mem_mb=lambda wildcards, attempt: 8000 * attempt,
     message:
-        "computing and drawing {wildcards.paper}/{wildcards.item}"
+        "computing and drawing {wildcards.item}"

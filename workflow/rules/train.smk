@@ -10,7 +10,7 @@ rule train:
     log:
         "results/runs/{run}/train.log",
     # Start with the longest jobs.
-    priority: lambda wildcards: JOBS.resource("runtime", wildcards.run, 1)
+    priority: lambda wildcards: JOBS.resource("runtime")(wildcards, 1)
     conda:
         "../../environment.yml"
     # Several cores divide the clients of one run, on the CPU: see docs/performance.md.
@@ -18,15 +18,9 @@ rule train:
     resources:
         gpu=1,
         # More at each further attempt; see `resources` in config/config.yaml.
-        runtime=lambda wildcards, attempt: JOBS.resource(
-            "runtime", wildcards.run, attempt
-        ),
-        mem_mb=lambda wildcards, attempt: JOBS.resource(
-            "mem_mb", wildcards.run, attempt
-        ),
-        disk_mb=lambda wildcards, attempt: JOBS.resource(
-            "disk_mb", wildcards.run, attempt
-        ),
+        runtime=JOBS.resource("runtime"),
+        mem_mb=JOBS.resource("mem_mb"),
+        disk_mb=JOBS.resource("disk_mb"),
     params:
         spec=lambda wildcards: JOBS.run_specs[wildcards.run],
     message:

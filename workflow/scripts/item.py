@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fltrain.core.files import write_text
 from fltrain.core.job_log import job
 from fltrain.experiments.layout import Sheet
 from fltrain.runs.record import Results
@@ -12,7 +13,7 @@ with job(snakemake.log[0]):
     sheet = Sheet.parse(snakemake.params.item, "item")
     results, inputs = Results(Path("results")), snakemake.input
     outputs = {form: Path(path) for form, path in snakemake.output.items()}
-    page = outputs.pop("curves")
+    page, library = outputs.pop("curves"), Path("results/vega.js")
     if sheet.table:
         from fltrain.reporting.tables import write as tables
 
@@ -22,4 +23,6 @@ with job(snakemake.log[0]):
         from fltrain.reporting.figures import draw as figures  # matplotlib takes a second to import
 
         figures.write(sheet, results, outputs.values())
-    curves.write(sheet, results.record, Path(inputs.library[0]), page)
+    if not library.exists():
+        write_text(library, curves.library())
+    curves.write(sheet, results.record, library, page)

@@ -1,6 +1,5 @@
 """Divide images over clients."""
 
-import json
 from pathlib import Path
 
 from fltrain.core.job_log import LOG, job
@@ -9,16 +8,15 @@ from fltrain.data.partition import SCHEMES, Division, LocalTest
 from fltrain.data.prepared import load_prepared, partition
 
 with job(snakemake.log[0]):
-    settings = json.loads(snakemake.params.partition)
-    scheme, local_test = settings["scheme"]["settings"], settings["local_test"]
+    settings = snakemake.params.partition
+    scheme, local = settings["scheme"], settings["local_test"]
     dataset = Dataset.parse(settings["dataset"]["settings"], "dataset")
     division = Division(
         SCHEMES[scheme["name"]].parse(scheme, "partition"),
-        LocalTest.parse(local_test, "local_test") if local_test else None,
+        LocalTest.parse(local, "local_test") if local else None,
         settings["seed"],
-        settings.get("validation", 0.0),
+        settings["validation"] or 0.0,
     )
     data = load_prepared(dataset, Path(snakemake.input.data))
     divided = partition(division, data, Path(snakemake.output[0]))
-    sizes = [len(client) for client in divided.clients]
-    LOG.info("digest %s, images per client: %s", divided.digest, sizes)
+    LOG.info("digest %s, images per client: %s", divided.digest, [len(client) for client in divided.clients])

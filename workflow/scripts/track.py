@@ -4,7 +4,6 @@ from pathlib import Path
 
 from fltrain.core.files import write_json, write_text
 from fltrain.core.job_log import LOG, job
-from fltrain.experiments.jobs import database_file
 from fltrain.runs.record import Results
 from fltrain.tracking.export import Export, Page, in_words
 
@@ -15,5 +14,5 @@ with job(snakemake.log[0]):
     store = f"sqlite:///{results.tracking}"
     done = Export(results, scale, memberships, list(memberships), pages).to(store)
     LOG.info("%s: %s", store, in_words(done))
-    write_text(database_file(results), f"{snakemake.params.database}\n")
+    write_text(results.tracking.with_suffix(".number"), f"{snakemake.params.database}\n")
     write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})
