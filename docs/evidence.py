@@ -317,7 +317,7 @@ def counted(verdicts: pd.Series[str]) -> str:
 def tolerance(test: Test, evidence: str) -> str:
     """Return the tolerance of a test, in the unit of its number."""
     if isinstance(test, All):
-        return "; ".join(dict.fromkeys(tolerance(part, evidence) for part in test.tests))
+        return "; ".join(dict.fromkeys(filter(None, (tolerance(part, evidence) for part in test.tests))))
     if isinstance(test, Directed):
         return f"above {test.by:g}, p < 0.05"
     unit = " %" if isinstance(test, Similar | Value) and test.relative else ""

@@ -28,7 +28,7 @@ from typer.main import get_command
 
 from fltrain.cli import app
 from fltrain.core.config import Settings, nested
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import plan
@@ -503,7 +503,7 @@ def listed(rows: Sequence[Listed]) -> str:
     """A table with a line for each claim that was run or tested, and the folded details and other claims."""
     shown, others = [row for row in rows if row.cells], [row for row in rows if not row.cells]
     parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
-    for summary, group in (("Details", shown), (f"Not run yet: {len(others)} claims", others)):
+    for summary, group in (("Details", shown), (f"Not run yet: {count(len(others), 'claim')}", others)):
         details = "\n".join(f"* {row.detail}" for row in group)
         folded = f"<details><summary>{summary}</summary>\n\n{details}\n\n</details>"
         parts += [folded] if group else []

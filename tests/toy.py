@@ -13,7 +13,6 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import Sheet
 from fltrain.reporting import curves, overview, paper
 from fltrain.reporting.listing import Listing
-from fltrain.reporting.pictures import Bar, forest
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, write_record
@@ -235,7 +234,6 @@ SUMMARY: dict[str, Any] = {
         "cells": 4,
         "seeds": 3,
     },
-    "forest": [forest([Bar("FLFA <b>", 1.0, 0.5, 1.5, (-1.0, 1.0))], "difference"), ""],
     "claims": [
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
         claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),

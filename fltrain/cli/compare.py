@@ -26,8 +26,6 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(help="Variant to compare with (default: fedavg, or the first one).")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw curves to this file (.png, .pdf, .svg).")] = None,
-    curve: Annotated[str, typer.Option(help="Metric of the curves.")] = "test_accuracy",
     out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .md).")] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
@@ -45,19 +43,14 @@ def compare(
         if papers and len(papers) < len(items):
             raise FltrainError("name either papers (flfa) or items (flfa/table1), not both")
         conditions.append(f"{'paper' if papers else 'items'}={','.join(items)}")
-    # Before anything is written.
-    for path, endings in ((plot, comparing.PICTURES), (out, comparing.TABLES)):
-        if path:
-            comparing.check_ending(path, endings)
+    if out:
+        comparing.check_ending(out)
     runs = find_runs(results, conditions, config)
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     for remark in compared.remarks:
         typer.echo(remark)
-    if plot:
-        comparing.plot(compared, runs, curve, plot)
-        typer.echo(f"curves: {plot}")
     if out:
         compared.write(out)
         typer.echo(f"table: {out}")

@@ -1,4 +1,4 @@
-"""One contrast for every difference: moderated spreads, intervals, one-sided tests. Bootstraps over cells."""
+"""One contrast for every difference: moderated spreads, intervals, one-sided tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fltrain.core.floats import average
 from fltrain.core.lazy import special, stats
@@ -344,21 +343,3 @@ def discoveries(ps: Sequence[float | None]) -> list[bool]:
     given = [p for p in ps if p is not None]
     adjusted = iter(stats.false_discovery_control(given) if given else ())
     return [p is not None and bool(next(adjusted) <= LEVEL) for p in ps]
-
-
-# ---------------------------------------------------------------- bootstrap
-Floats = NDArray[np.float64]
-
-RESAMPLES = 2000
-
-
-def resampled(values: Sequence[float], draws: np.random.Generator) -> Floats:
-    """Draw ``RESAMPLES`` samples with replacement: one row each."""
-    picked: Floats = draws.choice(np.asarray(values, float), (RESAMPLES, len(values)))
-    return picked
-
-
-def percentile_interval(values: Floats) -> Interval:
-    """Return the central 90 % of bootstrap values; infinite ones count as largest."""
-    low, high = np.quantile(values, [LEVEL, 1 - LEVEL], method="closest_observation")
-    return float(low), float(high)

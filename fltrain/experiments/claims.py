@@ -37,10 +37,6 @@ class Quantity(Settings):
         part: the layer or block, if each has a number; the numbers of several parts are added.
         rounds: share of the rounds of a curve that counts: rounds r of R with first < r / R <= second, or if
             there is none, the next one with a value.
-        since: a share of the rounds, too. The number is the curve's mean over ``rounds`` minus its mean over
-            these: its growth since then.
-        oscillation: instead of a curve's mean, its oscillation: the mean size of its steps from value to
-            value, minus the size of their mean. It is zero for a curve that only rises.
         over: the number is the gain over the cell with these labels, or over the mean of several, paired over
             seeds; those cells themselves do not count.
         at: only cells with these labels.
@@ -58,8 +54,6 @@ class Quantity(Settings):
     curve: str | None = None
     part: OneOrSeveral | None = None
     rounds: Annotated[tuple[float, float], Field(strict=False)] = (0.0, 1.0)
-    since: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    oscillation: bool = False
     over: LabelChoice = {}
     at: LabelChoice = {}
     mean_over: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -85,16 +79,10 @@ class Quantity(Settings):
     def _one_source(self) -> Self:
         if (self.measure is None) == (self.curve is None):
             raise ValueError("a claim is about either a 'measure' or a 'curve'; name one of them")
-        for name, shares in (("rounds", self.rounds), ("since", self.since)):
-            if shares and not 0 <= shares[0] < shares[1] <= 1:
-                raise ValueError(
-                    f"{name}: write two ascending shares of the rounds, from 0 to 1, not {list(shares)}"
-                )
-        for name in ("oscillation", "since"):
-            if getattr(self, name) and self.curve is None:
-                raise ValueError(f"{name}: only a 'curve' has one; name a curve or leave it out")
-        if self.oscillation and self.since:
-            raise ValueError("since: an oscillation has no growth; leave one of the two out")
+        if not 0 <= self.rounds[0] < self.rounds[1] <= 1:
+            raise ValueError(
+                f"rounds: write two ascending shares of the rounds, from 0 to 1, not {list(self.rounds)}"
+            )
         if self.relative and not (self.over or self.sides):
             raise ValueError("relative: it needs a number to compare with; set 'over'")
         averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)
@@ -215,18 +203,18 @@ class NotJudged(Settings):
     why: str
 
 
-TestOfRuns = Annotated[Above | Similar | Positive | Value | Fails, Field(discriminator="kind")]
+TestOfPart = Annotated[Above | Similar | Positive | Value | Fails | NotJudged, Field(discriminator="kind")]
 
 
 class All(Settings):
     """The claim has several parts, all of which have to hold.
 
     Supported if all parts are (which needs no correction). Contradicted if a part is, its p value corrected
-    for their number (Bonferroni). Not run if no part was, undecided otherwise.
+    for their number (Bonferroni). Not run if no part that runs can judge was, undecided otherwise.
     """
 
     kind: Literal["all"]
-    tests: Annotated[tuple[TestOfRuns, ...], Field(strict=False, min_length=2)]
+    tests: Annotated[tuple[TestOfPart, ...], Field(strict=False, min_length=2)]
 
 
 Test = Annotated[
@@ -239,7 +227,7 @@ def quantities(test: Test) -> Iterator[Quantity]:
     if isinstance(test, Quantity):
         yield test
     elif isinstance(test, All):
-        yield from test.tests
+        yield from (part for part in test.tests if isinstance(part, Quantity))
 
 
 class Claim(Settings):

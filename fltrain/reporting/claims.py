@@ -267,7 +267,7 @@ def _within(sheet: Sheet, test: Quantity, lines: pd.DataFrame, found: Finding) -
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts."""
     verdicts = {part.verdict for part in parts}
-    if reduced or verdicts == {"not run"}:
+    if reduced or verdicts <= {"not run", "not judged"}:
         numbers = _numbered([part.evidence for part in parts])
         return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]

@@ -371,7 +371,7 @@ def _as_shown(sheet: Sheet, name: str) -> Measured:
 
 
 def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
-    """Return the mean (or oscillation) of a curve over a share of the rounds; None if there is no curve."""
+    """Return the mean of a curve over a share of the rounds; None if there is no curve."""
     assert test.curve is not None
     try:
         points = curve(record, test.curve)
@@ -381,20 +381,10 @@ def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
     if not set(parts) <= set(points):  # at a reduced scale, the network can be another one
         return None
     values = points[list(parts)].sum(axis=1, skipna=False)
-    chosen = _within_rounds(values, test.rounds, record.summary["rounds"])
-    if not test.oscillation:
-        before = _within_rounds(values, test.since, record.summary["rounds"]).mean() if test.since else 0.0
-        return {"": float(chosen.mean() - before)}
-    steps = chosen.diff()
-    return {"": float(steps.abs().mean() - abs(steps.mean()))}
-
-
-def _within_rounds(values: pd.Series, shares: tuple[float, float], rounds: int) -> pd.Series:
-    """Return the values of a share of the rounds; if it has none, the next value."""
-    first, last = (share * rounds + 1e-9 for share in shares)
+    first, last = (share * record.summary["rounds"] + 1e-9 for share in test.rounds)
     later = values[values.index > first]
     within = later[later.index <= last]
-    return later[:1] if within.empty else within
+    return {"": float((later[:1] if within.empty else within).mean())}
 
 
 def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:

@@ -5,7 +5,7 @@ The plan comes as plain data; results are read from the results folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,11 @@ class RunCounts:
     seconds: float
 
     @classmethod
-    def of(cls, ids: Iterable[str], records: Mapping[str, Record]) -> RunCounts:
-        """Count runs, each once."""
-        distinct = dict.fromkeys(ids)
-        done = [records[run] for run in distinct if records[run].usable]
+    def of(cls, records: Collection[Record]) -> RunCounts:
+        """Count the runs of these records, complete or not."""
+        done = [record for record in records if record.usable]
         return cls(
-            planned=len(distinct),
+            planned=len(records),
             done=len(done),
             diverged=sum(record.summary["status"] == "diverged" for record in done),
             seconds=sum(record.costs["seconds"]["total"] for record in done),
@@ -66,18 +65,13 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
     ids = (run for paper in listing.papers for runs in paper.items.values() for run in runs)
     records = {run: results.record(run) for run in dict.fromkeys(ids)}
     common = {"listing": listing, "remarks": notes_on(records.values())}
-    common["progress"] = RunCounts.of(records, records)
+    common["progress"] = RunCounts.of(records.values())
     cards = [_card(paper, folder) for paper in listing.papers]
     front = TEMPLATES.get_template("index.html").render(
         **common,
         cards=cards,
         controls=any(card["kind"] == "control" for card in cards),
         open_claims={verdict: sum(card["open"].get(verdict, 0) for card in cards) for verdict in OPEN},
-        items=[
-            (paper.title, f"{paper.name}/{name}", paper.titles[name], RunCounts.of(ids, records))
-            for paper in listing.papers
-            for name, ids in paper.items.items()
-        ],
         runs=runs.name,
         verdict_file=VERDICT_FILE,
     )
@@ -125,7 +119,6 @@ def _card(listed: ListedPaper, folder: Path) -> dict[str, Any]:
         "page": page if (folder / page).exists() else "",
         "finding": summary.get("finding", ""),
         "picture": next((file for file in files if (folder / file).exists()), ""),
-        "forest": next(filter(None, summary.get("forest", ())), ""),
         "counts": {
             heading: judged
             for heading, (verdicts, _) in counted(summary).items()

@@ -7,7 +7,6 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from fltrain.core.errors import count
@@ -15,7 +14,7 @@ from fltrain.core.statistics import Interval
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, Sheet
 from fltrain.reporting.claims import JUDGED, claim_notes
 from fltrain.reporting.pictures import TEMPLATES
-from fltrain.reporting.tables.html import PublishedNotes, anchors, explained
+from fltrain.reporting.tables.html import anchors, explained
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
@@ -62,7 +61,6 @@ def page(
         files={_name(sheet): _files(folder, _name(sheet)) for sheet in sheets},
         grids=grids,
         notes=notes,
-        published={key: PublishedNotes.on(group) for key, group in shown.items()},
         anchors={key: anchors(group) for key, group in shown.items()},
         explained=" ".join(filter(None, (explained(*grids.values()), DROPPED_CELLS * dropped))),
         claim_notes=" ".join(claim_notes(bool(claim["listed"]) for claim in claims)),
@@ -139,49 +137,41 @@ def finding(summary: Mapping[str, Any], cells: Mapping[str, Sequence[TableCell]]
             f"{low:+z.2f} to {high:+z.2f}; mean over {count(gain['cells'], 'cell')} of "
             f"“{titles[gain['item']]}”, {count(gain['seeds'], 'seed')})."
         )
-    every = [cell for group in cells.values() for cell in group]
     whose = "published" if summary["kind"] == "paper" else "reference"
     for what, column, ends in (
         (f"Ours minus {whose}", "difference", "difference_interval"),
         ("Differences from the base method", "gain", "gain_interval"),
         ("Our values", "mean", "interval"),
-        ("Our values, without intervals", "mean", ""),
+        ("Our values", "mean", ""),
     ):
-        finite = [cell for cell in every if all(map(math.isfinite, _numbers(cell, column, ends)))]
+        finite = [cell for group in cells.values() for cell in group if _finite(cell, column, ends)]
         if finite:
             return _range(what, finite, column, ends, titles)
     return ""
 
 
-def _numbers(cell: TableCell, column: str, ends: str) -> list[float]:
-    """Return a number of a cell with the ends of its interval; NaN stands for none."""
-    value: float | None = getattr(cell, column)
+def _finite(cell: TableCell, column: str, ends: str) -> bool:
+    """Return True if a number of a cell, and its interval if named, are there and finite."""
     interval: Interval | None = getattr(cell, ends) if ends else (0.0, 0.0)
-    return [math.nan if value is None else value, *(interval or [math.nan])]
+    values = (getattr(cell, column), *(interval or [None]))
+    return all(value is not None and math.isfinite(value) for value in values)
 
 
 def _range(what: str, cells: Sequence[TableCell], column: str, ends: str, titles: Mapping[str, str]) -> str:
-    """Return a sentence on the smallest, the largest and the median number of the most common accuracy."""
+    """Return a sentence on the smallest and the largest number of the most common accuracy."""
     counts = Counter(cell.label for cell in cells)
     label = max(counts, key=lambda name: ("%" in name, counts[name]))
     ranked = sorted((cell for cell in cells if cell.label == label), key=operator.attrgetter(column))
-    first, last, items = ranked[0], ranked[-1], {cell.item for cell in ranked}
-    sign = "" if column == "mean" else "+"
+    several, sign = len({cell.item for cell in ranked}) > 1, "" if column == "mean" else "+"
 
     def text(cell: TableCell) -> str:
-        value = number_text(
-            getattr(cell, column), cell.decimals, sign, None, getattr(cell, ends) if ends else None
-        )
-        return f"{value} ({f'{titles[cell.item]}: ' if len(items) > 1 else ''}{cell.place})"
+        interval = getattr(cell, ends) if ends else None
+        value = number_text(getattr(cell, column), cell.decimals, sign, None, interval)
+        return f"{value} ({f'{titles[cell.item]}: ' if several else ''}{cell.place})"
 
-    if len(ranked) == 1:
-        return f"{what}, {label}: {text(first)}{', with its 90 % interval' if ends else ''}."
-    middle = median(getattr(cell, column) for cell in ranked)
-    return (
-        f"{what}, {label}: from {text(first)} to {text(last)}, median "
-        f"{number_text(middle, first.decimals, sign)}, in {len(ranked)} cells"
-        f"{' (with 90 % intervals)' if ends else ''}."
-    )
+    shown = " to ".join(dict.fromkeys((text(ranked[0]), text(ranked[-1]))))
+    known = "90 % intervals" if ends else "no intervals"
+    return f"{what}, {label}: {shown}; {count(len(ranked), 'cell')}, {known}."
 
 
 def main_figure(sheets: Sequence[Sheet]) -> str:

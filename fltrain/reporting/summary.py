@@ -10,7 +10,6 @@ from fltrain.core.floats import average
 from fltrain.core.statistics import Sample, contrast
 from fltrain.experiments.layout import Sheet
 from fltrain.reporting.claims import Judged, to_frame
-from fltrain.reporting.pictures import paper_forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (
     EXPECTED,
@@ -49,7 +48,6 @@ def paper_summary(
         ],
         "claims": to_frame(judged)[columns].to_dict("records"),
         "main_gain": main_gain(every),
-        "forest": paper_forest(every),
     }
 
 

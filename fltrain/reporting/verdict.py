@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fltrain.core.statistics import (
+    LEVEL,
     Contrast,
     Family,
     Interval,
@@ -25,8 +26,6 @@ from fltrain.core.statistics import (
     against,
     contrast,
     discoveries,
-    percentile_interval,
-    resampled,
     t_above,
 )
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
@@ -67,8 +66,8 @@ AMONG_OWN: tuple[GainVerdict, ...] = ("better", "equivalent", "worse")
 LEAST_GAIN_MARGIN = 0.25
 """Smallest margin that follows from a published gain, in points."""
 
-BOOTSTRAP_SEEDS = 5
-"""Fewest seeds for the bootstrap of a median or maximum."""
+BOOTSTRAP_SEEDS, RESAMPLES = 5, 2000
+"""Fewest seeds for the bootstrap of a median or maximum, and its samples."""
 
 
 @dataclass(frozen=True)
@@ -311,11 +310,14 @@ def _judge_by_bootstrap(cell: TableCell, inputs: RuleInputs) -> TableCell:
         return _inconclusive(cell, _too_few(cell))
     summary = np.median if cell.over_seeds == "median" else np.max
     draws = np.random.default_rng(0)
-    differences = summary(resampled(cell.values, draws), axis=1) - (cell.published or 0.0)
+    samples = draws.choice(np.asarray(cell.values, float), (RESAMPLES, cell.n))
+    differences = summary(samples, axis=1) - (cell.published or 0.0)
     if all(map(math.isfinite, cell.values)):
         theirs = draws.choice(cell.values, (len(differences), cell.published_seeds or 1))
         differences = differences - (summary(theirs, axis=1) - summary(cell.values))
-    return _labelled(cell, inputs, percentile_interval(differences))
+    # Infinite values count as largest.
+    low, high = np.quantile(differences, [LEVEL, 1 - LEVEL], method="closest_observation")
+    return _labelled(cell, inputs, (float(low), float(high)))
 
 
 # ---------------------------------------------------------------- gains

@@ -1,4 +1,4 @@
-"""Comparison of runs: means over seeds, differences paired by seed, curves.
+"""Comparison of runs: means over seeds, differences paired by seed.
 
 Runs that agree in everything except the seed are one line of the table. The compared settings (``over``, by
 default method and plug-ins) name the variant of a line. All other settings in which the chosen runs differ
@@ -8,7 +8,6 @@ are conditions: nothing is compared across, for example, two datasets.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ import pandas as pd
 
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import replacing, write_text
+from fltrain.core.files import write_text
 from fltrain.core.statistics import Sample, SeedSummary, contrast, known
 from fltrain.data.datasets import registry
 from fltrain.reporting.frame import DIVERGED, DONE, at_labels
@@ -29,8 +28,8 @@ from fltrain.runs.curves import CURVES, factor
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.runs import FINALS, STALE, RecordedRun
 
-TABLES, PICTURES = (".csv", ".md"), (".png", ".pdf", ".svg")
-"""File endings of tables and of pictures."""
+TABLES = (".csv", ".md")
+"""File endings of tables."""
 NUMBERS = (
     *("seeds", "diverged", "mean", "std", "n"),
     *("difference_mean", "difference_std", "difference_n", "difference_low", "difference_high"),
@@ -51,7 +50,6 @@ _NEUTRAL = (
     *(f"evaluation.{name}" for name in ("statistics", "targets", "extra", "keep")),
 )
 _DECIMALS = {"seconds": 2, "traffic_bytes": 0, "peak_memory_bytes": 0}
-_WIDE = 50  # longest name of a line, in characters, that fits into a narrow figure
 
 
 @dataclass(frozen=True)
@@ -107,10 +105,12 @@ class Comparison:
 
     def rows(self) -> list[dict[str, str]]:
         """Return the table as text, by heading."""
-        decimals = _DECIMALS.get(self.metric, 2 if factor(self.metric) == 100 else 4)
+        percent = ", %" if factor(self.metric) == 100 else ""
+        decimals = _DECIMALS.get(self.metric, 2 if percent else 4)
 
         def number(line: Mapping[Any, Any], prefix: str = "", sign: str = "") -> str:
-            mean, std = (None if math.isnan(line[prefix + name]) else line[prefix + name] for name in _PAIR)
+            values = (line[prefix + name] for name in ("mean", "std"))
+            mean, std = (None if math.isnan(value) else value for value in values)
             return number_text(mean, decimals, sign, std)
 
         rows = []
@@ -121,7 +121,7 @@ class Comparison:
                 **{key: line[key] for key in self.shown},
                 "compared": line["compared"],
                 "seeds": f"{line['seeds']}" + (f" ({n} diverged)" if (n := line["diverged"]) else ""),
-                _with_unit(self.metric): number(line) or "none",
+                self.metric + percent: number(line) or "none",
                 f"difference to {self.baseline}": number(line, "difference_", "+") + few,
                 "90 % interval": "" if math.isnan(interval[0]) else interval_text(interval, decimals, "+"),
             }
@@ -143,21 +143,14 @@ class Comparison:
         write_text(path, f"{markdown_table(lines, numbers=False)}\n")
 
 
-_PAIR = ("mean", "std")
-
-
-def _with_unit(metric: str) -> str:
-    return f"{metric}, %" if factor(metric) == 100 else metric
-
-
-def check_ending(path: Path, endings: Sequence[str]) -> None:
-    """Refuse a file name with another ending.
+def check_ending(path: Path) -> None:
+    """Refuse the name of a file that ends in none of ``TABLES``.
 
     Raises:
         FltrainError: with the endings that are possible.
     """
-    if path.suffix not in endings:
-        raise FltrainError(f"{path}: name a file that ends in {', '.join(endings[:-1])} or {endings[-1]}")
+    if path.suffix not in TABLES:
+        raise FltrainError(f"{path}: name a file that ends in {' or '.join(TABLES)}")
 
 
 # ------------------------------------------------------------------------------------------------- comparing
@@ -275,11 +268,9 @@ def _check_metric(metric: str, runs: Sequence[RecordedRun]) -> None:
     check_known("unknown metric", [metric], sorted(possible))
     whole = [run for run in runs if run.fields["status"] not in (DIVERGED, STALE)]
     if whole and all(run.value(metric) is None for run in whole):
-        raise FltrainError(_without(metric))
-
-
-def _without(metric: str) -> str:
-    return f"none of the chosen runs has {metric!r}; add it to evaluation.statistics of their specs"
+        raise FltrainError(
+            f"none of the chosen runs has {metric!r}; add it to evaluation.statistics of their specs"
+        )
 
 
 def _differing(runs: Sequence[RecordedRun]) -> pd.DataFrame:
@@ -356,77 +347,3 @@ def _value(runs: Sequence[RecordedRun], metric: str) -> float:
             "revisions, or in time; choose with --where status=..., items=... or revisions.methods=..."
         )
     return factor(metric) * different.pop() if different else math.nan
-
-
-# ---------------------------------------------------------------------------------------------------- curves
-def curves_of(comparison: Comparison, runs: Sequence[RecordedRun], metric: str) -> pd.DataFrame:
-    """Return curves of a metric: a row per round, a column per (line, seed); accuracies in percent.
-
-    Raises:
-        FltrainError: if the metric is no curve, or no run has it.
-    """
-    check_known("unknown curve", [metric], CURVES)
-    by_id = {run.run_id: run for run in runs}
-    columns: dict[tuple[str, int], pd.Series] = {}
-    for ids, name in zip(comparison.frame["runs"], line_names(comparison), strict=True):
-        for run in map(by_id.__getitem__, ids.split()):
-            if curve := run.curves.get(metric):
-                columns.setdefault((name, run.spec.seed), pd.Series(dict(curve)) * factor(metric))
-    if not columns:
-        raise FltrainError(_without(metric))
-    return pd.DataFrame(columns).sort_index()
-
-
-def line_names(comparison: Comparison) -> list[str]:
-    """Return a distinct name of each line; settings go by the last part of their names if that is enough."""
-    names = [
-        ", ".join([line["compared"], *(f"{key}={line[key]}" for key in comparison.shown)])
-        for line in comparison.frame.to_dict("records")
-    ]
-    short = [re.sub(r"[\w.]*?(\w+)(?:\.name)?=", r"\1=", name) for name in names]
-    return short if len(set(short)) == len(short) else names
-
-
-def plot(comparison: Comparison, runs: Sequence[RecordedRun], metric: str, path: Path) -> None:
-    """Draw curves, mean and range over seeds, in the style of the papers' figures, to one of ``PICTURES``.
-
-    Raises:
-        FltrainError: if there is no such curve, or the file cannot be written.
-    """
-    import matplotlib
-    from matplotlib.ticker import MaxNLocator
-
-    from fltrain.experiments.layout import Cell
-    from fltrain.reporting.figures import style
-    from fltrain.reporting.figures.draw import THIN_LINES, draw_lines
-
-    curves, names = curves_of(comparison, runs, metric), line_names(comparison)
-    line_of = {
-        run: name for ids, name in zip(comparison.frame["runs"], names, strict=True) for run in ids.split()
-    }
-    cells = [
-        Cell(
-            labels={"line": line_of[run.run_id]},
-            reported={},
-            partition="",
-            seed=run.spec.seed,
-            run=run.run_id,
-            methods=tuple(run.spec.composition.name.split("+")),
-        )
-        for run in runs
-    ]
-    seeds = len({run.spec.seed for run in runs})
-    with matplotlib.rc_context(style.STYLE):
-        canvas, ((axes,),) = style.canvas(1)
-        if max(map(len, names)) > _WIDE:
-            canvas.set_figwidth(style.PAGE * style.MILLIMETRE)
-        draw_lines(axes, curves, style.looks(names, "line", cells), 1)
-        axes.set_xlabel("communication round")
-        axes.set_ylabel(_with_unit(metric).replace("_", " "))
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        style.legend(canvas, [axes])
-        if seeds > 1:
-            thin = f" {THIN_LINES}" if comparison.frame["diverged"].any() else ""
-            style.footnote(canvas, f"Mean and range over {seeds} seeds.{thin}")
-        with replacing(path) as temporary:
-            canvas.savefig(temporary, format=path.suffix[1:], dpi=200)

@@ -196,15 +196,11 @@ def test_a_click_on_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
     )
 
 
-def test_the_front_page_leads_to_the_runs_of_an_item_and_no_other(page: Page, toy: Toy) -> None:
+def test_the_page_of_runs_shows_those_of_an_item_and_no_other(page: Page, toy: Toy) -> None:
     """Table 1 does not match table 10."""
-    page.goto((toy.folder / "index.html").as_uri() + "#item-table")
-    page.locator("#item-table tbody tr", has_text="Another table").get_by_role("link").click()
-    assert urlsplit(page.url).path.endswith("/runs.html")
-    assert page.locator("#runs tbody tr:visible").count() == 3
-    page.goto((toy.folder / "index.html").as_uri() + "#item-table")
-    page.locator("#item-table tbody tr").first.get_by_role("link").click()
-    assert page.locator("#runs tbody tr:visible").count() == 30
+    for item, number in (("paper/table10", 3), ("paper/table1", 30)):
+        page.goto((toy.folder / "runs.html").as_uri() + f"?filter={quote(f'{chr(34)}{item}{chr(34)}')}")
+        assert page.locator("#runs tbody tr:visible").count() == number
 
 
 def drawn(page: Page) -> list[dict[str, float | str]]:

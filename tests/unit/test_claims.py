@@ -512,34 +512,11 @@ def test_shares_of_network_parts_are_summed(runs: Runs) -> None:
     assert runs.judged({**share, "part": "stem"}).estimate == pytest.approx(75)
 
 
-@pytest.mark.parametrize(
-    ("values", "rounds", "oscillation"),
-    [
-        ((1, 2, 3, 4), [0.0, 1.0], 0.0),
-        # Steps 2, -2, 2, -2 have the mean size 2 and the mean 0; without the last one, a mean of 2/3.
-        ((1, 3, 1, 3, 1), [0.0, 1.0], 2.0),
-        ((1, 3, 1, 3, 1), [0.0, 0.4], 2 - 2 / 3),
-    ],
-)
-def test_oscillation_of_a_curve(
-    runs: Runs, values: tuple[float, ...], rounds: list[float], oscillation: float
-) -> None:
-    """A run has ten rounds."""
-    runs.add({"method": "a", "plugin": "none"}, 50, rows=drifts(*values))
-    curve = {"kind": "positive", "item": "toy", "curve": "updates.drift", "rounds": rounds}
-    assert runs.judged({**curve, "oscillation": True}).estimate == pytest.approx(oscillation)
-
-
-def test_growth_of_a_curve_since_its_first_rounds(runs: Runs) -> None:
-    """The difference of two plug-ins grows from 1 in the first two of ten rounds to 4 in the last five."""
-    for plugin, values in (("none", (9, 7, 0, 0, 0, 2, 2, 2, 2, 2)), ("x", (10, 8, 0, 0, 0, 5, 6, 6, 6, 7))):
-        runs.add({"method": "a", "plugin": plugin}, 50, rows=drifts(*values))
-    curve = {"item": "toy", "curve": "updates.drift", "rounds": [0.5, 1.0], "since": [0.0, 0.2]}
-    found = runs.judged({**ABOVE, **curve, "measure": None})
-    assert found.estimate == pytest.approx(4 - 1)
-    for wrong in ({"since": [0.2, 0.0]}, {"oscillation": True}, {"curve": None, "measure": "final_accuracy"}):
-        with pytest.raises(ValidationError, match="since"):
-            tests_of_claims.Above.model_validate({**ABOVE, **curve, "measure": None, **wrong})
+def test_a_part_that_runs_cannot_judge_leaves_the_whole_undecided(runs: Runs) -> None:
+    unknown: Yaml = {"kind": "not_judged", "why": "The text has no number."}
+    runs.pairs({"a": CLEAR})
+    assert runs.judged({"kind": "all", "tests": [POSITIVE, unknown]}).verdict == "undecided"
+    assert runs.judged({"kind": "all", "tests": [unknown, unknown]}).verdict == "not run"
 
 
 def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:

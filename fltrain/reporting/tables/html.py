@@ -5,10 +5,8 @@ Every cell links to a section with its values per seed, its interval against the
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +17,10 @@ from markupsafe import Markup
 
 from fltrain.experiments.layout import Sheet
 from fltrain.reporting.frame import curve_place
-from fltrain.reporting.pictures import TEMPLATES, difference_bar, forest, gain_bar
-from fltrain.reporting.tables.render import Grid, GridEntry, Notes, value_text
+from fltrain.reporting.pictures import TEMPLATES, interval_picture
+from fltrain.reporting.tables.render import Grid, Notes, entries_of
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import interval_text, number_text
+from fltrain.reporting.text import number_text
 from fltrain.runs.record import RECORD_FILES, Record
 
 LINKED = (*RECORD_FILES, "train.log")
@@ -80,14 +78,21 @@ def _code_and_profile(provenance: dict[str, Any]) -> tuple[str, str]:
 # ---------------------------------------------------------------- cells
 def pictures(cell: TableCell) -> list[Markup]:
     """Return pictures of a cell's intervals: its difference to the published value, and its gain."""
-    difference, gain = difference_bar(cell), gain_bar(cell)
-    unit = " (points)" if cell.label.endswith("%") else ""
+    unit, difference, gain = (
+        " (points)" * cell.label.endswith("%"),
+        cell.difference_interval,
+        cell.gain_interval,
+    )
     drawn: list[Markup] = []
-    if difference:
-        drawn.append(Markup(forest([difference], f"ours minus published{unit}; shaded: margin")))
-    if gain:
-        published = "; line: published" if gain.margin else ""
-        drawn.append(Markup(forest([gain], f"gain{unit}{published}")))
+    if cell.difference is not None and difference and cell.margin and all(map(math.isfinite, difference)):
+        name, margin = f"ours minus published{unit}; shaded: margin", (-cell.margin, cell.margin)
+        drawn.append(interval_picture(name, cell.difference, difference, margin, None, cell.verdict or ""))
+    if cell.gain is not None and gain:
+        half, published = cell.gain_margin, cell.published_gain
+        around = None if half is None else ((published or 0.0) - half, (published or 0.0) + half)
+        mark = published if around else None
+        name = f"gain{unit}{'; line: published' if mark is not None else ''}"
+        drawn.append(interval_picture(name, cell.gain, gain, around, mark, cell.gain_verdict or ""))
     return drawn
 
 
@@ -98,49 +103,15 @@ def by_seed(cell: TableCell, gains: bool = False) -> dict[int, str]:
     return dict(zip(seeds, texts, strict=True))
 
 
-def verdict_sentence(cell: TableCell) -> str:
-    """Return one sentence on our value and the published one."""
-    ours = value_text(cell, as_interval=True)
-    if cell.verdict in (None, "not run") or cell.published is None:
-        start = f"Ours: {ours}" if ours else ""
-        return f"{start}; {cell.full_verdict}." if start and cell.verdict else f"{start}." if start else ""
-    reached = sum(map(math.isfinite, cell.values))
-    if cell.mean == math.inf:
-        ours = f"ours reaches the target with {reached} of {cell.n} seeds"
-    else:
-        ours = f"ours is {ours}"
-    digits, parts = cell.decimals, [f"{cell.full_verdict.capitalize()}: {ours}"]
-    parts.append(f"published is {cell.published:.{digits}f}")
-    if cell.difference_interval and cell.margin is not None:
-        interval = interval_text(cell.difference_interval, digits, "+")
-        where = {"reproduced": "lies inside", "not reproduced": "lies outside"}.get(
-            cell.verdict, "reaches across"
-        )
-        parts.append(
-            f"the 90 % interval of the difference, {interval}, {where} the margin of ±{cell.margin:.3g}"
-        )
-    text = ", ".join(parts)
+def facts(cell: TableCell, reduced: bool) -> dict[str, str]:
+    """Return a cell's numbers and verdicts by name, with intervals, margin and seeds that would decide."""
+    shown = {heading: entry.text for heading, entry in entries_of(cell, True, reduced).items() if entry.text}
+    if cell.verdict and cell.margin is not None:
+        shown["margin"] = f"±{cell.margin:.3g}"
     if cell.seeds_needed is not None:
-        text += (
-            "; no number of seeds of ours decides it, as the published value is too uncertain"
-            if math.isinf(cell.seeds_needed)
-            else f"; {cell.seeds_needed:g} seeds would decide it if the difference stays"
-        )
-    return text + (" (exploratory)." if cell.exploratory else ".")
-
-
-def gain_sentence(cell: TableCell) -> str:
-    """Return one sentence on our gain and the published one."""
-    if cell.gain is None:
-        return ""
-    ours = number_text(cell.gain, cell.decimals, "+", None, cell.gain_interval)
-    if cell.gain_verdict is None:
-        return f"Gain {ours} over the base method, paired by seed."
-    published = number_text(cell.published_gain, cell.decimals, "+")
-    text = f"{cell.gain_verdict.capitalize()}: gain {ours}" + (
-        f"; published {published}" if published else ""
-    )
-    return text + (" (exploratory)." if cell.exploratory else ".")
+        none = "none, the published value is too uncertain"
+        shown["seeds that would decide"] = none if math.isinf(cell.seeds_needed) else f"{cell.seeds_needed:g}"
+    return shown
 
 
 @dataclass(frozen=True)
@@ -229,13 +200,11 @@ def table_page(
         grid=grid,
         anchors=anchors(shown),
         notes=notes,
-        published=PublishedNotes.on(shown),
         sections=cell_sections(sheet, shown, runs, folder),
-        sentences=lambda cell: [*filter(None, (verdict_sentence(cell), gain_sentence(cell)))],
+        facts=lambda cell: facts(cell, sheet.reduced),
         pictures=pictures,
         by_seed=by_seed,
         name=Path(sheet.id).name,
-        exploratory=any(cell.exploratory for cell in shown),
         explained=explained(grid),
     )
 
@@ -255,33 +224,3 @@ def explained(*grids: Grid) -> str:
     parts += [TIED] if any(entry.tied for entry in entries) else []
     parts += [text for tone, text in TONES.items() if any(entry.tone == tone for entry in entries)]
     return " ".join(parts)
-
-
-LETTERS = [
-    *string.ascii_lowercase,
-    *map("".join, itertools.product(string.ascii_lowercase, repeat=2)),
-]
-"""Marks of notes: a, b ... z, aa, ab ..."""
-
-
-@dataclass(frozen=True)
-class PublishedNotes:
-    """Notes on published values: ``general`` ones concern them all, the others have marks."""
-
-    general: list[str]
-    marks: dict[str, str]
-
-    @classmethod
-    def on(cls, shown: Iterable[TableCell]) -> PublishedNotes:
-        """Separate the notes that all noted cells share from the others, which get a mark each."""
-        noted = [cell.published_notes for cell in shown if cell.published_notes]
-        every = dict.fromkeys(note for notes in noted for note in notes)
-        general = [note for note in every if len(noted) > 1 and all(note in notes for notes in noted)]
-        special = [note for note in every if note not in general]
-        return cls(general, dict(zip(special, LETTERS, strict=False)))
-
-    def of(self, entry: GridEntry) -> tuple[str, ...]:
-        """Return the marks of the notes on a published value that are not on all."""
-        if entry.cell is None or entry.kind != "published":
-            return ()
-        return tuple(self.marks[note] for note in entry.cell.published_notes if note in self.marks)

@@ -21,6 +21,7 @@ from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import measure
 
 PUBLISHED = "published"
+DOUBTFUL = "Doubtful as published"
 DROPPED = "†"
 """Mark of a cell that drops out of the list of cells that are not reproduced."""
 
@@ -32,7 +33,7 @@ class GridEntry:
     Attributes:
         kind: ``own``, ``gain``, ``published`` and so on; class of the HTML element.
         value: sorts the column.
-        doubts: marks of notes below.
+        marks: numbers of the notes below.
         best: no other of our values in the column is better.
         tied: not shown to be worse than the best one.
         tone: ``up`` or ``down`` if the interval of a gain excludes zero, for the better or the worse.
@@ -43,7 +44,7 @@ class GridEntry:
     kind: str = ""
     cell: TableCell | None = None
     value: float | None = None
-    doubts: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
     best: bool = False
     tied: bool = False
     tone: str = ""
@@ -52,7 +53,7 @@ class GridEntry:
     @property
     def marked(self) -> str:
         """The text with its marks."""
-        return self.text + "".join(f" [{mark}]" for mark in self.doubts)
+        return self.text + "".join(f" [{mark}]" for mark in self.marks)
 
 
 def value_text(cell: TableCell, as_interval: bool = False) -> str:
@@ -91,6 +92,13 @@ def published_text(cell: TableCell) -> str:
     return number_text(cell.published, cell.decimals, "", cell.published_std)
 
 
+def _notes_on(cell: TableCell) -> list[str]:
+    """Return doubts and notes on the published value, without the note that stands in its place."""
+    doubts = [f"{DOUBTFUL}: {reason}." for reason in cell.anomalies]
+    printed = cell.published is not None or cell.published_gain is not None
+    return [*doubts, *cell.published_notes[0 if printed else 1 :]]
+
+
 def difference_text(cell: TableCell) -> str:
     """Return our value minus the published one, with its interval."""
     return number_text(cell.difference, cell.decimals, "+", None, cell.difference_interval)
@@ -105,11 +113,14 @@ def _marked(text: str, cell: TableCell) -> str:
     return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
 
 
-def _entries(
-    cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str]
+def entries_of(
+    cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str] = {}
 ) -> dict[str, GridEntry]:
-    """Return the entries of a cell by the heading of their column; empty ones have no text."""
-    doubts = tuple(marks[reason] for reason in cell.anomalies)
+    """Return the entries of a cell by the heading of their column; empty ones have no text.
+
+    ``marks`` are the numbers of notes on published values.
+    """
+    noted = tuple(marks[note] for note in _notes_on(cell) if note in marks)
     return {
         cell.label: GridEntry(
             value_text(cell, as_interval), "own", cell, cell.mean, verdict=_sign(cell, cell.verdict)
@@ -123,7 +134,7 @@ def _entries(
             verdict=_sign(cell, cell.gain_verdict),
         ),
         PUBLISHED + (" (full scale)" if reduced else ""): GridEntry(
-            published_text(cell), "published", cell, cell.published, doubts
+            published_text(cell), "published", cell, cell.published, noted
         ),
         "published gain": GridEntry(
             number_text(cell.published_gain, cell.decimals, "+"), "published-gain", cell, cell.published_gain
@@ -225,7 +236,7 @@ class Grid:
         columns: dict[tuple[str, str, str, str], dict[str, GridEntry]] = {}
         for cell in shown:
             as_interval = intervals[cell.measure, cell.label]
-            for heading, entry in _entries(cell, as_interval, sheet.reduced, marks).items():
+            for heading, entry in entries_of(cell, as_interval, sheet.reduced, marks).items():
                 if short and entry.kind in LONG_FORM:
                     continue
                 place = (named(layout.panels, cell.panel), named(layout.columns, cell.column))
@@ -251,43 +262,11 @@ class Grid:
             },
         )
 
-    def blocks(self, points: float, lines: int) -> list[Grid]:
-        """Divide it into tables of at most this width and length, if possible between top headings."""
-        blocks: list[list[int]] = [[]]
-        for _, group in itertools.groupby(
-            range(len(self.columns)), lambda place: self.columns[place][:-1][:1]
-        ):
-            places = list(group)
-            if self._part([*blocks[-1], *places]).width > points >= self._part(places).width:
-                blocks.append([])
-            for place in places:
-                if blocks[-1] and self._part([*blocks[-1], place]).width > points:
-                    blocks.append([])
-                blocks[-1].append(place)
+    def parts(self, lines: int) -> list[Grid]:
+        """Divide it into tables of at most so many rows."""
         names = list(self.rows)
         chunks = [names[start : start + lines] for start in range(0, len(names), lines)] or [[]]
-        return [self._part(block, chunk) for block in blocks if block or not self.columns for chunk in chunks]
-
-    def _part(self, places: Sequence[int], names: Iterable[str] | None = None) -> Grid:
-        rows = {name: [self.rows[name][place] for place in places] for name in names or self.rows}
-        return replace(self, columns=[self.columns[place] for place in places], rows=rows)
-
-    @property
-    def width(self) -> float:
-        """Approximate width in LaTeX, in points."""
-        texts = [
-            max(len(column[-1]), *(len(entries[place].marked) for entries in self.rows.values()))
-            for place, column in enumerate(self.columns)
-        ]
-        widest = sum(texts)
-        for level in self.heading_rows[:-1]:
-            ends = list(itertools.accumulate(span for _, span in level))
-            widths = [
-                max(len(label), sum(texts[end - span : end]))
-                for (label, span), end in zip(level, ends, strict=True)
-            ]
-            widest = max(widest, sum(widths))
-        return POINTS * (max(map(len, (self.corner, *self.rows))) + widest) + GAP * (1 + len(texts))
+        return [replace(self, rows={name: self.rows[name] for name in chunk}) for chunk in chunks]
 
     @property
     def heading_rows(self) -> list[list[tuple[str, int]]]:
@@ -341,19 +320,16 @@ class Notes:
     """Texts below a table.
 
     Attributes:
-        marks: mark of each reason to doubt published values.
+        marks: number of each note on some published values.
         seeds: summary over seeds, and the treatment of diverged runs.
-        comparison: rule, margins, expected counts, detectable differences; empty at a reduced scale.
-        stale: meaning of stale runs, if there are any.
-        absent: number of published values without a cell, if there are any.
+        texts: rule, margins, expected counts, detectable differences; notes on all published values; stale
+            runs; published values without a cell.
         remarks: damaged records and mixed conditions, see ``fltrain.runs.today``.
     """
 
     marks: dict[str, str]
     seeds: str
-    comparison: str
-    stale: str
-    absent: str
+    texts: list[str]
     remarks: tuple[str, ...] = ()
 
     @classmethod
@@ -366,7 +342,10 @@ class Notes:
         targets: str = "",
     ) -> Notes:
         """Collect the notes of a table; ``targets`` is the sentence on its target accuracies."""
-        reasons = dict.fromkeys(reason for cell in shown for reason in cell.anomalies)
+        noted = [cell.published_notes for cell in shown if cell.published_notes or cell.published is not None]
+        general = [note for note in noted[0] if all(note in notes for notes in noted)] if noted[1:] else []
+        special = dict.fromkeys(note for cell in shown for note in _notes_on(cell) if note not in general)
+        doubts_first = sorted(special, key=lambda note: not note.startswith(DOUBTFUL))
         diverged = DIVERGED_RUNS if any(cell.diverged and cell.n for cell in shown) else ""
         ends = [cell.place for cell in shown if cell.best_at_end]
         table = layout_of(sheet)
@@ -375,12 +354,16 @@ class Notes:
         at_end = (
             f"At the end of the grid, where a better one may lie beyond: {'; '.join(ends)}." if ends else ""
         )
+        texts = [
+            _comparison(shown, sheet.control),
+            f"All published values: {'; '.join(general)}." if general else "",
+            STALE_RUNS if any(cell.stale for cell in shown) else "",
+            f"Published values without a run here: {len(missing)}." if missing else "",
+        ]
         return cls(
-            marks={reason: str(number) for number, reason in enumerate(reasons, start=1)},
+            marks={note: str(number) for number, note in enumerate(doubts_first, start=1)},
             seeds=" ".join(filter(None, (targets, over_seeds(sheet), best, at_end, diverged))),
-            comparison=_comparison(shown, sheet.control),
-            stale=STALE_RUNS if any(cell.stale for cell in shown) else "",
-            absent=f"Published values without a run here: {len(missing)}." if missing else "",
+            texts=[*filter(None, texts)],
             remarks=tuple(remarks),
         )
 
@@ -389,10 +372,10 @@ class Notes:
         return replace(self, seeds=f"Numbers: {quantity}. {self.seeds}") if quantity else self
 
     @property
-    def texts(self) -> list[str]:
+    def all(self) -> list[str]:
         """The notes, one text each."""
-        doubts = [f"[{mark}] Doubtful as published: {reason}." for reason, mark in self.marks.items()]
-        return [*filter(None, (self.seeds, *doubts, self.comparison, self.stale, self.absent)), *self.remarks]
+        numbered = [f"[{mark}] {note.removesuffix('.')}." for note, mark in self.marks.items()]
+        return [self.seeds, *numbered, *self.texts, *self.remarks]
 
 
 def _comparison(shown: Sequence[TableCell], control: bool) -> str:
@@ -475,26 +458,24 @@ def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
     lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
     lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
     assumed = [ASSUMED, "\n".join(f"- {text}" for text in sheet.assumptions)] if sheet.assumptions else []
-    parts = [f"**{heading(sheet)}**", markdown_table(lines), sheet.caption, *notes.texts, *assumed]
+    parts = [f"**{heading(sheet)}**", markdown_table(lines), sheet.caption, *notes.all, *assumed]
     return without_tags("\n\n".join(parts) + "\n")
 
 
-TEXT_WIDTH = 345.0
-"""Width of the text of LaTeX's ``article``, in points."""
 TEXT_LINES = 45
 """Rows of a LaTeX table that fit its page."""
-POINTS, GAP = 4.25, 6.0
-"""Width of a character and of the space around a column in a LaTeX table, in points."""
+FITTING = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
+"""Beginning of a box that is scaled down to the width of the text, if it is wider."""
 
 
 def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
-    """Return LaTeX tables in the short form (package booktabs), their notes, and assumptions as comments.
+    """Return LaTeX tables in the short form, their notes, and assumptions as comments.
 
-    A table that is wider or longer than a page is divided. Notes stand outside the floats, which could
-    otherwise be larger than a page.
+    They need the packages booktabs and graphicx. A wide table is scaled down, a long one divided. Notes stand
+    outside the floats, which could otherwise be larger than a page.
     """
     label = re.sub(r"[^A-Za-z0-9]+", "-", sheet.id)
-    blocks = grid.blocks(TEXT_WIDTH, TEXT_LINES)
+    blocks = grid.parts(TEXT_LINES)
     lines: list[str] = []
     for number, block in enumerate(blocks, start=1):
         part = f" Part {number} of {len(blocks)}." if len(blocks) > 1 else ""
@@ -513,7 +494,7 @@ def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
         verdict = entry.cell.verdict if entry.kind == "own" else entry.cell.gain_verdict
         signs[f"{SIGNS[verdict or '']} {verdict}"] = None
     legend = f"Signs: {', '.join(signs)}." if signs else ""
-    texts = [*filter(None, (sheet.caption, legend)), *notes.texts]
+    texts = [*filter(None, (sheet.caption, legend)), *notes.all]
     lines += [rf"{{\footnotesize {latex(text)}\par}}" for text in texts]
     lines += [f"% {latex(text)}" for text in ([ASSUMED, *sheet.assumptions] if sheet.assumptions else [])]
     return "\n".join(lines) + "\n"
@@ -530,7 +511,7 @@ def _tabular(grid: Grid) -> list[str]:
 
     *spans, last = grid.heading_rows or [[]]
     return [
-        rf"\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
+        rf"{FITTING}\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
         r"\toprule",
         *(
             line("", *(rf"\multicolumn{{{span}}}{{c}}{{{latex(label)}}}" for label, span in level))
@@ -540,5 +521,5 @@ def _tabular(grid: Grid) -> list[str]:
         r"\midrule",
         *(line(latex(row), *map(number, entries)) for row, entries in grid.rows.items()),
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
     ]
