@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image
 
 from fltrain.core.files import write_text
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, paper
 from fltrain.reporting.listing import Listing
 from fltrain.reporting.tables import write as tables
@@ -98,7 +98,7 @@ class Toy:
         return f"digits-{METHODS[method]}{'+flfa' * (plugin != 'BP')}-{seed:010x}"
 
     @property
-    def sheet(self) -> Sheet:
+    def sheet(self) -> ItemJob:
         filled = Cells(self.results.root)
         for method, plugin in itertools.product(METHODS, PLUGINS):
             for seed in SEEDS:
@@ -117,10 +117,10 @@ class Toy:
         )
 
     @property
-    def figure(self) -> Sheet:
+    def figure(self) -> ItemJob:
         layout = {"kind": "histogram", "curve": "updates.drift"}
         changes = {"id": "paper/figure1", "title": "A square", "table": None, "figure": layout}
-        return Sheet.parse({**self.sheet.model_dump(mode="json"), **changes}, "sheet")
+        return ItemJob.parse({**self.sheet.model_dump(mode="json"), **changes}, "sheet")
 
     @property
     def listing(self) -> Listing:

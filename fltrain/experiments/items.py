@@ -13,11 +13,11 @@ from fltrain.experiments.layout import (
     Curves,
     Figure,
     Inversion,
+    ItemJob,
     Labels,
     Preference,
     Ranking,
     Restriction,
-    Sheet,
     Table,
     Variance,
 )
@@ -141,10 +141,10 @@ class PlannedItem:
         return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, Restriction(to=why)))
 
     @cached_property
-    def sheet(self) -> Sheet:
+    def sheet(self) -> ItemJob:
         """Plain data from which a job makes the table or figure."""
         part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
-        return Sheet(
+        return ItemJob(
             id=self.id,
             paper=self.paper.title,
             title=self.item.title,

@@ -550,7 +550,7 @@ CURVES_FORM = ".curves.html"
 """Ending of the page with the curves of a table or figure."""
 
 
-class Sheet(Settings):
+class ItemJob(Settings):
     """Plain data from which a job makes a table or figure: layout and runs.
 
     ``restricted`` lists restrictions by a full scale's axes or by the user's selection; ``scale`` names them.

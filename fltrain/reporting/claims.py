@@ -46,7 +46,7 @@ from fltrain.experiments.claims import (
     quantities,
     several,
 )
-from fltrain.experiments.layout import Sheet, named
+from fltrain.experiments.layout import ItemJob, named
 from fltrain.experiments.published import Published, Statement
 from fltrain.reporting.frame import (
     ABSENT,
@@ -132,9 +132,9 @@ class Judged:
 def judge(
     claims: Sequence[Claim],
     statements: Sequence[Statement],
-    sheets: Iterable[Sheet],
+    sheets: Iterable[ItemJob],
     runs: Runs,
-    published: Callable[[Sheet], Published],
+    published: Callable[[ItemJob], Published],
     reduced: bool,
     cells: Mapping[str, Sequence[TableCell]] = {},
 ) -> list[Judged]:
@@ -181,9 +181,9 @@ def judge(
 class _Judge:
     """Judges claims on the ``items`` of a paper, by name; see ``judge``."""
 
-    items: Mapping[str, Sheet]
+    items: Mapping[str, ItemJob]
     runs: Runs
-    published: Callable[[Sheet], Published]
+    published: Callable[[ItemJob], Published]
     reduced: bool
     cells: Mapping[str, Sequence[TableCell]]
 
@@ -225,7 +225,7 @@ class _Judge:
         return found
 
 
-def _absent(sheet: Sheet, test: Quantity) -> str:
+def _absent(sheet: ItemJob, test: Quantity) -> str:
     """Return the first label or axis of the claim that the item lacks at this scale."""
     for axis, labels in test.choices:
         if not set(labels) & set(sheet.axes.get(axis, ())):
@@ -233,7 +233,7 @@ def _absent(sheet: Sheet, test: Quantity) -> str:
     return next((f"axis {axis!r}" for axis in test.mean_over if axis not in sheet.axes), "")
 
 
-def _within(sheet: Sheet, test: Quantity, lines: pd.DataFrame, found: Finding) -> Finding:
+def _within(sheet: ItemJob, test: Quantity, lines: pd.DataFrame, found: Finding) -> Finding:
     """Leave a claim undecided if runs that it is about were left out, or have no number at a label it names.
 
     Of an item restricted to some labels of an axis, only claims that name these labels are decided.
@@ -325,7 +325,7 @@ class Evidence:
 
     @classmethod
     def of(
-        cls, whole: pd.DataFrame, lines: pd.DataFrame, sheet: Sheet, test: Quantity, runs: Runs
+        cls, whole: pd.DataFrame, lines: pd.DataFrame, sheet: ItemJob, test: Quantity, runs: Runs
     ) -> Evidence:
         """Arrange lines; a place is called by the labels that vary. The whole item moderates the spreads."""
         axes, floor = places(lines), _floor(sheet, test, runs)
@@ -402,7 +402,7 @@ def _sample(lines: pd.DataFrame, floor: float) -> Sample:
     return Sample(known(lines["value"]), floor, bool((lines["state"] == DIVERGED).any()))
 
 
-def _floor(sheet: Sheet, test: Quantity, runs: Runs) -> float:
+def _floor(sheet: ItemJob, test: Quantity, runs: Runs) -> float:
     """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
     records = [runs(cell.run) for cell in sheet.cells]
     if test.measure is not None and not test.relative:
@@ -433,7 +433,7 @@ def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[s
     return {labels: priors[key] for labels, key in zip(keys, separate, strict=True)}
 
 
-def _compared(sheet: Sheet, test: Quantity) -> str:
+def _compared(sheet: ItemJob, test: Quantity) -> str:
     """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
 
     def text(labels: Mapping[str, OneOrSeveral]) -> str:
@@ -502,7 +502,7 @@ PLACES: dict[str, ClaimVerdict] = {
 
 
 def _value(
-    evidence: Evidence, sheet: Sheet, test: Value, statement: Statement, cells: Sequence[TableCell]
+    evidence: Evidence, sheet: ItemJob, test: Value, statement: Statement, cells: Sequence[TableCell]
 ) -> Finding:
     """Judge a stated number: by the verdict of the cell that prints it, else by a contrast of our mean.
 
@@ -556,7 +556,7 @@ def _of_cell(
 
 
 def _printed(
-    evidence: Evidence, sheet: Sheet, test: Value, cells: Sequence[TableCell], stated: float
+    evidence: Evidence, sheet: ItemJob, test: Value, cells: Sequence[TableCell], stated: float
 ) -> TableCell | None:
     """Return the cell of the item's table that prints the stated number; None if there is none."""
     table, labels = sheet.table, evidence.labels
@@ -642,7 +642,7 @@ DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
 
 
-def scale_note(note: str, sheets: Iterable[Sheet]) -> str:
+def scale_note(note: str, sheets: Iterable[ItemJob]) -> str:
     """Return a sentence on the scale, and on items that were restricted to a part of their runs."""
     restricted: dict[str, list[str]] = {}
     for sheet in sheets:

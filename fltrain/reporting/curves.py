@@ -13,7 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from fltrain.core.files import write_text
-from fltrain.experiments.layout import Curves, Sheet, curves_of
+from fltrain.experiments.layout import Curves, ItemJob, curves_of
 from fltrain.reporting.frame import Runs, curve, curve_place, finished
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.runs import curves as records
@@ -34,7 +34,7 @@ def library() -> str:
     return vl_convert.javascript_bundle("".join(f"window.{name} = {name};" for name in names))
 
 
-def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
+def write(sheet: ItemJob, runs: Runs, script: Path, path: Path) -> None:
     """Write the page with the curves of an item.
 
     Args:
@@ -60,7 +60,7 @@ def write(sheet: Sheet, runs: Runs, script: Path, path: Path) -> None:
     write_text(path, page)
 
 
-def points(sheet: Sheet, runs: Runs) -> pd.DataFrame:
+def points(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
     """Return the curves of all finished runs of an item, one row per cell, seed and round.
 
     Accuracies are in per cent.

@@ -18,7 +18,7 @@ import pandas as pd
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.claims import OneOrSeveral, Quantity
-from fltrain.experiments.layout import COLUMNS, Cell, Labels, Measured, Sheet, named
+from fltrain.experiments.layout import COLUMNS, Cell, ItemJob, Labels, Measured, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
 from fltrain.runs.measures import best_accuracy, measure, training_seconds
@@ -28,7 +28,7 @@ Runs = Callable[[str], Record]
 """Returns the record of a run id, complete or not."""
 
 
-def finished(sheet: Sheet, runs: Runs) -> Iterator[tuple[Cell, Record]]:
+def finished(sheet: ItemJob, runs: Runs) -> Iterator[tuple[Cell, Record]]:
     """Yield the cells whose runs have ended, with their records."""
     for cell in sheet.cells:
         record = runs(cell.run)
@@ -36,7 +36,7 @@ def finished(sheet: Sheet, runs: Runs) -> Iterator[tuple[Cell, Record]]:
             yield cell, record
 
 
-def first_of_each(sheet: Sheet, axis: str | None, runs: Runs) -> Iterator[tuple[str, Record]]:
+def first_of_each(sheet: ItemJob, axis: str | None, runs: Runs) -> Iterator[tuple[str, Record]]:
     """Yield for each label of an axis, in order, the record with the lowest seed that exists.
 
     Without an axis, all runs share one label, which is empty.
@@ -80,7 +80,7 @@ def curve(record: Record, name: str) -> pd.DataFrame:
     return pd.DataFrame.from_dict(points, orient="index", dtype=float)
 
 
-def curve_place(sheet: Sheet, cell: Cell) -> tuple[str, str]:
+def curve_place(sheet: ItemJob, cell: Cell) -> tuple[str, str]:
     """Return the panel and the line of a cell's curve: a table has a line for each row."""
     shown = sheet.table.rows if sheet.table else getattr(sheet.figure, "series", None)
     varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
@@ -107,7 +107,7 @@ UNKNOWN = "—"
 
 
 def values_of(
-    sheet: Sheet,
+    sheet: ItemJob,
     runs: Runs,
     read: Callable[[Record, Cell], NumbersByLabel | None],
     dimension: str | None = None,
@@ -162,7 +162,7 @@ def resolution(records: Iterable[Record], name: str) -> float:
     return what.resolution(None if what.dimension else images)
 
 
-def measured_values(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:
+def measured_values(sheet: ItemJob, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:
     """Return the numbers of a measure as a table shows them: as multiples if it says so, and with gains."""
     what = measure(measured.measure)
     targets = _targets(sheet, runs, measured, published) if what.targeted else {}
@@ -261,7 +261,7 @@ def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.
     return pd.Series(found.to_numpy(), index=frame.index)
 
 
-def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published) -> dict[CellKey, float]:
+def _targets(sheet: ItemJob, runs: Runs, measured: Measured, published: Published) -> dict[CellKey, float]:
     """Target by the labels of the cell that sets it, from its runs without diverged ones.
 
     A target in seconds is the median of their training times. A target accuracy (FedImpro, tables 2 and 9) is
@@ -287,7 +287,7 @@ def _targets(sheet: Sheet, runs: Runs, measured: Measured, published: Published)
     return {**own, **printed}
 
 
-def targets_text(sheet: Sheet, runs: Runs, published: Published) -> str:
+def targets_text(sheet: ItemJob, runs: Runs, published: Published) -> str:
     """Return a sentence with the target accuracies that runs of a table set; empty if there are none."""
     texts: dict[str, None] = {}
     for measured in sheet.table.measures if sheet.table else ():
@@ -315,7 +315,7 @@ ROUNDS = ("rounds_to_target", "interpolated_rounds_to_target")
 
 
 def claimed_values(
-    sheet: Sheet, test: Quantity, runs: Runs, published: Published
+    sheet: ItemJob, test: Quantity, runs: Runs, published: Published
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the numbers per place and seed of the whole item, and of the cells that the claim names.
 
@@ -338,7 +338,7 @@ def claimed_values(
     return compared(frame), compared(frame[has_labels(frame, test.at)])
 
 
-def _item_values(sheet: Sheet, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
+def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
     """Return the measure or curve of all runs of the item, or of some parts of their networks."""
     if test.measure is None:
         frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test))
@@ -357,7 +357,7 @@ def _item_values(sheet: Sheet, test: Quantity, runs: Runs, published: Published)
     return frame
 
 
-def _as_shown(sheet: Sheet, name: str) -> Measured:
+def _as_shown(sheet: ItemJob, name: str) -> Measured:
     """Return the measure in the form of the item's table, if the table shows it."""
     if measure(name).over_seeds == "max":
         raise FltrainError(

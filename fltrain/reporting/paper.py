@@ -11,7 +11,7 @@ from typing import Any
 
 from fltrain.core.errors import count
 from fltrain.core.statistics import Interval
-from fltrain.experiments.layout import CURVES_FORM, Bubbles, Sheet
+from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
 from fltrain.reporting.claims import JUDGED, claim_notes
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import anchors, explained
@@ -28,7 +28,7 @@ FORMS |= {ending: f".{ending}" for ending in ("pdf", "svg", "png", "csv", "md", 
 def page(
     summary: Mapping[str, Any],
     about: Mapping[str, Any],
-    sheets: Sequence[Sheet],
+    sheets: Sequence[ItemJob],
     cells: Mapping[str, Sequence[TableCell]],
     folder: Path,
 ) -> str:
@@ -74,7 +74,7 @@ def page(
     )
 
 
-def _name(sheet: Sheet) -> str:
+def _name(sheet: ItemJob) -> str:
     return sheet.id.partition("/")[2]
 
 
@@ -174,7 +174,7 @@ def _range(what: str, cells: Sequence[TableCell], column: str, ends: str, titles
     return f"{what}, {label}: {shown}; {count(len(ranked), 'cell')}, {known}."
 
 
-def main_figure(sheets: Sequence[Sheet]) -> str:
+def main_figure(sheets: Sequence[ItemJob]) -> str:
     """Return the name of the first figure of results; empty without any."""
     figures = [sheet for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return _name(figures[0]) if figures else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from fltrain.core.floats import average
 from fltrain.core.statistics import Sample, contrast
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.claims import Judged, to_frame
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (
@@ -22,7 +22,7 @@ from fltrain.reporting.verdict import (
 
 def paper_summary(
     paper: Mapping[str, Any],
-    sheets: Iterable[Sheet],
+    sheets: Iterable[ItemJob],
     judged: Sequence[Judged],
     cells: Mapping[str, Sequence[TableCell]],
 ) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.runs import today
 from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
 from fltrain.runs.spec import RunSpec
@@ -79,7 +79,7 @@ class Cells:
         cell = {"reported": {}, "partition": "of-no-matter", **rest}
         self.cells.append({"labels": labels, "seed": seed, "run": run, **cell})
 
-    def sheet(self, **changes: Any) -> Sheet:
+    def sheet(self, **changes: Any) -> ItemJob:
         """The sheet of all cells so far; its axes are those of their labels."""
         axes: dict[str, dict[str, None]] = {}
         for axis, label in itertools.chain.from_iterable(cell["labels"].items() for cell in self.cells):
@@ -97,7 +97,7 @@ class Cells:
             "reported": None,
             "cells": self.cells,
         }
-        return Sheet.parse({**data, **changes}, "sheet")
+        return ItemJob.parse({**data, **changes}, "sheet")
 
 
 TINY: dict[str, Any] = {

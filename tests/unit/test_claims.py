@@ -13,7 +13,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.experiments import claims as tests_of_claims
 from fltrain.experiments.claims import Claim
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.published import Published, Statement, read_claims
 from fltrain.reporting import claims as judgement
@@ -46,7 +46,7 @@ class Runs(Cells):
             better = [gain if isinstance(gain, str) else base + seed + gain for seed, gain in enumerate(own)]
             self.add({"method": method, "plugin": "x"}, *better)
 
-    def sheet(self, reduced: bool = False, restricted: Sequence[Yaml | str] = (), **table: Any) -> Sheet:
+    def sheet(self, reduced: bool = False, restricted: Sequence[Yaml | str] = (), **table: Any) -> ItemJob:
         layout = {"rows": "method", "columns": "plugin", "measures": [{"measure": "final_accuracy"}], **table}
         parts = [one if isinstance(one, dict) else {"to": one} for one in restricted]
         return super().sheet(id="paper/toy", reduced=reduced, table=layout, restricted=parts)
@@ -603,8 +603,8 @@ def test_a_test_written_after_its_own_runs_is_exploratory(
     """The paper's other items may have been seen on another day."""
     runs.pairs({"a": CLEAR})
     toy = runs.sheet().model_dump(mode="json")
-    sheet = Sheet.parse({**toy, "seen": seen}, "sheet")
-    others = [Sheet.parse({**toy, "id": "paper/other", "seen": other}, "sheet")]
+    sheet = ItemJob.parse({**toy, "seen": seen}, "sheet")
+    others = [ItemJob.parse({**toy, "id": "paper/other", "seen": other}, "sheet")]
     (one,) = runs.judge(POSITIVE, sheet=sheet, others=others, decided=decided)
     assert one.exploratory == exploratory == ("exploratory" in one.verdict)
 
@@ -626,7 +626,7 @@ def test_the_papers_claims_are_judged_without_any_run(papers: Plan, paper: str, 
     items = [item for item in papers.items if item.paper.paper == paper]
     reported = ROOT / "config" / "reported"
 
-    def published(sheet: Sheet) -> Published:
+    def published(sheet: ItemJob) -> Published:
         return Published.read(reported / sheet.reported if sheet.reported else None)
 
     claims, stated = items[0].paper.claims, read_claims(reported / f"{paper}_claims.csv")

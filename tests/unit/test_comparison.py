@@ -25,7 +25,7 @@ from fltrain.core.statistics import (
     holm,
     inverse_trigamma,
 )
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.summary import main_gain
 from fltrain.reporting.tables import write as tables
@@ -569,7 +569,7 @@ class Toy(Cells):
         restricted: Sequence[str] = (),
         changes: Yaml | None = None,
         **measured: Any,
-    ) -> Sheet:
+    ) -> ItemJob:
         measure = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "none"}}
         table = {"rows": "method", "columns": "plugin", "measures": [{**measure, **measured}]}
         return super().sheet(
@@ -627,7 +627,7 @@ def read(printed: Path) -> Published:
     return Published.read(printed, printed.parent / "anomalies.csv")
 
 
-def cells(toy: Toy, sheet: Sheet, printed: Path) -> dict[tuple[str, str], TableCell]:
+def cells(toy: Toy, sheet: ItemJob, printed: Path) -> dict[tuple[str, str], TableCell]:
     return {(cell.row, cell.column): cell for cell in table_cells(sheet, toy.results.record, read(printed))}
 
 

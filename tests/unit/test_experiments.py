@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain
-from fltrain.experiments.layout import Restriction, Sheet
+from fltrain.experiments.layout import ItemJob, Restriction
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import merge
 from fltrain.experiments.selection import Selection
@@ -568,7 +568,7 @@ def test_a_sheet_without_its_baseline_is_valid(config: Config) -> None:
         item = whole.keeping("a part", lambda entry: bool(entry.spec.plugins))
         assert {cell.labels["plugin"] for cell in item.sheet.cells} == {"FLFA"}
         item.layout.check(item.id, item.sheet.axes)
-        assert Sheet.parse(item.sheet.model_dump(mode="json"), "sheet") == item.sheet
+        assert ItemJob.parse(item.sheet.model_dump(mode="json"), "sheet") == item.sheet
 
 
 @pytest.mark.parametrize(

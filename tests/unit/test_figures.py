@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from scipy import stats
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import Cell, Sheet
+from fltrain.experiments.layout import Cell, ItemJob
 from fltrain.experiments.plan import Plan
 from fltrain.methods import METHODS
 from fltrain.reporting.figures import draw as figures
@@ -29,10 +29,10 @@ Yaml = dict[str, Any]
 class Runs(Cells):
     """Hand-made records, and figures of them."""
 
-    def figure(self, scale: str = "on toy data", **layout: Any) -> Sheet:
+    def figure(self, scale: str = "on toy data", **layout: Any) -> ItemJob:
         return self.sheet(id="toy/figure", scale=scale, figure=layout)
 
-    def curves(self, series: str = "method", **layout: Any) -> Sheet:
+    def curves(self, series: str = "method", **layout: Any) -> ItemJob:
         panels = layout.pop("panels", [ACCURACY])
         return self.figure(kind="curves", series=series, panels=panels, **layout)
 
@@ -397,7 +397,7 @@ NIGHTLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("grid", "sele
 
 
 @pytest.fixture(params=["curves", "bars", *NIGHTLY])
-def crowded(request: pytest.FixtureRequest, runs: Runs) -> Sheet:
+def crowded(request: pytest.FixtureRequest, runs: Runs) -> ItemJob:
     """Figures with as many elements as in the papers, and long labels."""
     rows = [
         *accuracies(*np.linspace(0.1, 0.9, 20)),
@@ -423,7 +423,7 @@ def crowded(request: pytest.FixtureRequest, runs: Runs) -> Sheet:
             return runs.figure(kind="selection", scale=LONG, columns="data")
 
 
-def test_figures_can_be_read_in_print(runs: Runs, crowded: Sheet) -> None:
+def test_figures_can_be_read_in_print(runs: Runs, crowded: ItemJob) -> None:
     """At most a page wide, text of at least 7 points inside the figure, legends next to the panels."""
     canvas, _ = figures.draw(crowded, runs.results)
     assert canvas.get_figwidth() * 25.4 <= 180 + 1e-6

@@ -26,7 +26,7 @@ from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.files import write_json
 from fltrain.data.partition import class_counts
 from fltrain.engine.data import FederatedData, ImageSet
-from fltrain.experiments.layout import Attack, Inversion, Sheet
+from fltrain.experiments.layout import Attack, Inversion, ItemJob
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures.inversion import attack, draw
 from fltrain.runs.record import Record, Results
@@ -319,7 +319,7 @@ def test_noise_has_the_set_deviation_and_is_equal_for_all_targets(targets_of: Sp
 
 
 # ---------------------------------------------------------------- the figure
-def sheet(*records: Record) -> Sheet:
+def sheet(*records: Record) -> ItemJob:
     """A sheet with one point, and a seed for each record."""
     cells = Cells(Path("nowhere"))
     for record in records:

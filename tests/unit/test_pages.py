@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import vl_convert
 
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, paper
 from fltrain.reporting.listing import Listing
 from fltrain.reporting.pictures import interval_picture
@@ -314,7 +314,7 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     )
     cells = read_csv(toy.folder / "paper" / "table1.csv")
     texts = [
-        " ".join(Notes.of(Sheet(**{**dict(toy.sheet), "control": control}), cells, []).texts)
+        " ".join(Notes.of(ItemJob(**{**dict(toy.sheet), "control": control}), cells, []).texts)
         for control in (False, True)
     ]
     assert ["expected if every published value were true" in text for text in texts] == [True, False]
@@ -354,7 +354,7 @@ def test_a_finding_has_numbers_and_intervals() -> None:
 
 
 def test_the_main_figure_shows_results(toy: Toy) -> None:
-    partition = Sheet.parse(
+    partition = ItemJob.parse(
         {**toy.figure.model_dump(mode="json"), "figure": {"kind": "bubbles", "columns": "method"}}, "sheet"
     )
     assert paper.main_figure([toy.sheet, partition]) == ""

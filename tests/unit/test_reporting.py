@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_arrays
-from fltrain.experiments.layout import Bubbles, Curves, Sheet
+from fltrain.experiments.layout import Bubbles, Curves, ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.frame import targets_text
@@ -45,23 +45,23 @@ class Runs(Cells):
         write_arrays(self.results.partition(partition), {"counts": np.array(counts, np.int64)}, {})
         self.place(labels, "never-trained", partition=partition)
 
-    def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> Sheet:
+    def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> ItemJob:
         layout = {key: changes.pop(key) for key in ("columns", "panels") if key in changes}
         return self.sheet(table={"rows": rows, "measures": list(measures), **layout}, **changes)
 
-    def figure(self, *panels: Yaml, series: str = "method", **changes: Any) -> Sheet:
+    def figure(self, *panels: Yaml, series: str = "method", **changes: Any) -> ItemJob:
         grid = {key: changes.pop(key) for key in ("columns", "rows") if key in changes}
         layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
         return self.sheet(figure=layout, **changes)
 
-    def points(self) -> Sheet:
+    def points(self) -> ItemJob:
         places = {"along": "classes", "label": "classes per client", "series": "method"}
         return self.sheet(figure={"kind": "points", "measure": "best_accuracy", **places})
 
-    def bubbles(self) -> Sheet:
+    def bubbles(self) -> ItemJob:
         return self.sheet(figure={"kind": "bubbles", "columns": "alpha"})
 
-    def shown(self, sheet: Sheet, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
+    def shown(self, sheet: ItemJob, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
         """The cells of a table by row, column and panel."""
         return {
             tuple(filter(None, (cell.row, cell.column, cell.panel))): cell
@@ -430,7 +430,7 @@ NASTY = "50 % of A_b & C#d <i>x</i> $y$ {z}"
 NASTIER = r"a^2 ~ b \ c"
 
 
-def written(runs: Runs, sheet: Sheet, published: Path | None = None) -> dict[str, str]:
+def written(runs: Runs, sheet: ItemJob, published: Path | None = None) -> dict[str, str]:
     """Texts of a table in all formats."""
     folder = runs.results.root / "written"
     outputs = {form: folder / f"table.{form}" for form in FORMS}
@@ -440,14 +440,14 @@ def written(runs: Runs, sheet: Sheet, published: Path | None = None) -> dict[str
 
 
 @pytest.fixture
-def rich(runs: Runs) -> Callable[..., Sheet]:
+def rich(runs: Runs) -> Callable[..., ItemJob]:
     """Makes a table with all features: panels, two measures, gains, published values."""
     for panel, method, plugin in itertools.product(("one", "two"), ("fedavg", "fedprox"), ("BP", "FLFA")):
         for accuracy in (0.4, 0.5):
             names = {"method": method, "plugin": plugin}
             runs.add({"data": panel, "method": method, "plugin": plugin}, accuracy, reported=names)
 
-    def make(**changes: Any) -> Sheet:
+    def make(**changes: Any) -> ItemJob:
         time = {"measure": "round_seconds", "reported": "time", "label": "time, × FedAvg"}
         time["relative_to"] = {"method": "fedavg", "plugin": "BP"}
         layout = {"columns": "plugin", "panels": "data"}
@@ -489,7 +489,7 @@ def check_latex(text: str, columns: int) -> list[list[str]]:
 
 
 def test_latex_has_a_short_form_that_fits_the_text(
-    runs: Runs, rich: Callable[..., Sheet], published: Path
+    runs: Runs, rich: Callable[..., ItemJob], published: Path
 ) -> None:
     """Columns of differences and verdicts are left out; a wide table is scaled down."""
     text = written(runs, rich(reduced=False), published)["tex"]
@@ -613,7 +613,7 @@ def test_curves_over_local_epochs(runs: Runs) -> None:
     assert frame(runs, runs.sheet(figure=layout)).index.tolist() == [epochs, 2 * epochs]
 
 
-def frame(runs: Runs, sheet: Sheet) -> pd.DataFrame:
+def frame(runs: Runs, sheet: ItemJob) -> pd.DataFrame:
     assert isinstance(sheet.figure, Curves)
     return figures.curves(sheet, sheet.figure, sheet.figure.panels[0], runs.results.record)
 
@@ -651,7 +651,7 @@ def test_differences_are_paired_by_seed_and_drawn_with_their_interval(runs: Runs
 
 
 @pytest.fixture
-def drawn(runs: Runs) -> Sheet:
+def drawn(runs: Runs) -> ItemJob:
     """A figure with two panels: measured values, and the reduction."""
     for method, start in itertools.product(("BP", "FLFA"), (1.0, 2.0)):
         runs.add({"method": method}, 0.5, rows=drift(start, start + 1, start + 3))
@@ -663,7 +663,7 @@ FEW, MANY = ((12, 0, 0), (0, 7, 1)), ((4, 5, 1), (8, 2, 0))
 
 
 @pytest.fixture
-def bubbles(runs: Runs) -> Sheet:
+def bubbles(runs: Runs) -> ItemJob:
     """A figure of two partitions with two seeds each; the runs have no records."""
     for label, counts in (("few", FEW), ("few", FEW[::-1]), ("many", MANY), ("many", MANY[::-1])):
         runs.divide({"alpha": label}, counts)
@@ -671,7 +671,7 @@ def bubbles(runs: Runs) -> Sheet:
 
 
 @pytest.fixture
-def marked(runs: Runs) -> Sheet:
+def marked(runs: Runs) -> ItemJob:
     """A figure of two methods along an axis, two seeds each; one run diverged."""
     for method, classes, *accuracies in (
         ("BP", "4", 0.5, 0.7),
@@ -687,16 +687,16 @@ def marked(runs: Runs) -> Sheet:
 @pytest.fixture(
     params=["drawn", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bubbles", "marked"))]
 )
-def any_figure(request: pytest.FixtureRequest) -> Sheet:
+def any_figure(request: pytest.FixtureRequest) -> ItemJob:
     """Each kind of figure in turn."""
-    sheet: Sheet = request.getfixturevalue(request.param)
+    sheet: ItemJob = request.getfixturevalue(request.param)
     return sheet
 
 
 SIGNATURES = {"pdf": b"%PDF-", "png": b"\x89PNG", "svg": b"<?xml"}
 
 
-def test_equal_figures_give_equal_files(runs: Runs, any_figure: Sheet, tmp_path: Path) -> None:
+def test_equal_figures_give_equal_files(runs: Runs, any_figure: ItemJob, tmp_path: Path) -> None:
     contents = []
     for folder in ("first", "second"):
         paths = [tmp_path / folder / f"figure.{form}" for form in SIGNATURES]
@@ -722,7 +722,7 @@ def test_a_diverged_run_ends_its_curve_early(runs: Runs, rounds: int, base: bool
     figures.draw(sheet, runs.results)
 
 
-def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, marked: Sheet) -> None:
+def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, marked: ItemJob) -> None:
     canvas, _ = figures.draw(marked, runs.results)
     (axes,) = canvas.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8"]
@@ -768,13 +768,13 @@ def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
 
 
 # ---------------------------------------------------------------- images of each class at each client
-def counted(runs: Runs, sheet: Sheet) -> dict[str, list[list[int]]]:
+def counted(runs: Runs, sheet: ItemJob) -> dict[str, list[list[int]]]:
     assert isinstance(sheet.figure, Bubbles)
     counts = figures.class_counts(sheet, sheet.figure, runs.results)
     return {label: frame.to_numpy().tolist() for label, frame in counts.items()}
 
 
-def test_bubbles_show_the_partitions_of_the_first_seed(runs: Runs, bubbles: Sheet) -> None:
+def test_bubbles_show_the_partitions_of_the_first_seed(runs: Runs, bubbles: ItemJob) -> None:
     expected = {"few": [list(client) for client in FEW], "many": [list(client) for client in MANY]}
     assert counted(runs, bubbles) == expected
     assert list(counted(runs, bubbles)) == ["few", "many"], "panels in the order of the axis"
@@ -783,7 +783,7 @@ def test_bubbles_show_the_partitions_of_the_first_seed(runs: Runs, bubbles: Shee
 
 
 def test_areas_are_proportional_to_images_in_all_panels(
-    runs: Runs, bubbles: Sheet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Runs, bubbles: ItemJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     areas: list[dict[tuple[int, int], float]] = []
     scatter = Axes.scatter

@@ -6,7 +6,7 @@ from pathlib import Path
 from fltrain.core.files import write_json, write_text
 from fltrain.core.job_log import job
 from fltrain.experiments.claims import Claim
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_claims
 from fltrain.reporting import claims as judgement
 from fltrain.reporting import paper as pages
@@ -16,7 +16,7 @@ from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):
     paper = dict(snakemake.params.paper)
-    sheets = [Sheet.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
+    sheets = [ItemJob.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     about = paper.pop("about")
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
     paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)

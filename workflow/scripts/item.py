@@ -4,13 +4,13 @@ from pathlib import Path
 
 from fltrain.core.files import write_text
 from fltrain.core.job_log import job
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):
     from fltrain.reporting import curves
 
-    sheet = Sheet.parse(snakemake.params.item, "item")
+    sheet = ItemJob.parse(snakemake.params.item, "item")
     results, inputs = Results(Path("results")), snakemake.input
     outputs = {form: Path(path) for form, path in snakemake.output.items()}
     page, library = outputs.pop("curves"), Path("results/vega.js")

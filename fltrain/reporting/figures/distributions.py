@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import skew
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import SEEDS, Histogram, SelectedSteps, Sheet
+from fltrain.experiments.layout import SEEDS, Histogram, ItemJob, SelectedSteps
 from fltrain.reporting.figures import style
 from fltrain.reporting.frame import NothingToShow, Runs, curve, diverged, finished, first_of_each
 from fltrain.runs.record import Record, Results
@@ -26,7 +26,7 @@ MOST_CLIENTS = 12
 
 
 # ---------------------------------------------------------------- histograms
-def spread(sheet: Sheet, figure: Histogram, runs: Runs) -> pd.DataFrame:
+def spread(sheet: ItemJob, figure: Histogram, runs: Runs) -> pd.DataFrame:
     """Return the shown numbers: panel, seed, layer (or block) and value.
 
     Raises:
@@ -53,7 +53,7 @@ def spread(sheet: Sheet, figure: Histogram, runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["panel", "seed", "part", "value"])
 
 
-def draw_histogram(sheet: Sheet, figure: Histogram, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def draw_histogram(sheet: ItemJob, figure: Histogram, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Draw the number of layers by value, with the same bins in all panels; seeds count together."""
     numbers = spread(sheet, figure, results.record)
     labels = sheet.axes[figure.columns] if figure.columns else ("",)
@@ -107,7 +107,7 @@ def of_client(steps: pd.DataFrame, client: int, rounds: int) -> Map:
     return grid
 
 
-def _panels(sheet: Sheet, figure: SelectedSteps, runs: Runs) -> Iterator[tuple[str, Record]]:
+def _panels(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Iterator[tuple[str, Record]]:
     if figure.columns != SEEDS:
         yield from first_of_each(sheet, figure.columns, runs)
     else:
@@ -115,7 +115,9 @@ def _panels(sheet: Sheet, figure: SelectedSteps, runs: Runs) -> Iterator[tuple[s
             yield f"seed {cell.seed}", record
 
 
-def draw_selected_steps(sheet: Sheet, figure: SelectedSteps, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def draw_selected_steps(
+    sheet: ItemJob, figure: SelectedSteps, results: Results
+) -> tuple[Canvas, pd.DataFrame]:
     """Draw rounds across and local steps from below; the numbers are every step of every client."""
     found = {label: selections(record) for label, record in _panels(sheet, figure, results.record)}
     found = {label: steps for label, steps in found.items() if len(steps)}
@@ -126,7 +128,7 @@ def draw_selected_steps(sheet: Sheet, figure: SelectedSteps, results: Results) -
     return canvas, numbers[["panel", "round", "client", "step", "selected"]]
 
 
-def _draw(sheet: Sheet, found: dict[str, pd.DataFrame]) -> Canvas:
+def _draw(sheet: ItemJob, found: dict[str, pd.DataFrame]) -> Canvas:
     clients = sorted({int(client) for steps in found.values() for client in steps["client"]})
     if len(clients) > MOST_CLIENTS:
         raise FltrainError(

@@ -26,13 +26,13 @@ from fltrain.experiments.layout import (
     Figure,
     Histogram,
     Inversion,
+    ItemJob,
     Labels,
     Panel,
     Points,
     Preference,
     Ranking,
     SelectedSteps,
-    Sheet,
     Variance,
     named,
 )
@@ -56,7 +56,7 @@ NAMED = 6
 THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
 
 
-def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def draw(sheet: ItemJob, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Draw a figure; return it with the numbers that it shows.
 
     Raises:
@@ -75,7 +75,7 @@ def draw(sheet: Sheet, results: Results) -> tuple[Canvas, pd.DataFrame]:
     return canvas, numbers
 
 
-def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Return the canvas and the numbers of a figure, by its kind."""
     match figure:
         case Curves():
@@ -106,7 +106,7 @@ def _drawn(sheet: Sheet, figure: Figure, results: Results) -> tuple[Canvas, pd.D
             return inversions.draw(recovered), inversions.measurements(recovered)
 
 
-def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
+def write(sheet: ItemJob, results: Results, outputs: Iterable[Path]) -> None:
     """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
 
     A file that ends in csv gets the numbers that the figure shows.
@@ -126,7 +126,7 @@ def write(sheet: Sheet, results: Results, outputs: Iterable[Path]) -> None:
 
 
 # ---------------------------------------------------------------- notes
-def _notes(sheet: Sheet, results: Results) -> list[str]:
+def _notes(sheet: ItemJob, results: Results) -> list[str]:
     """Return notes on lines and bands, and on missing and diverged runs."""
     notes: list[str] = []
     if isinstance(sheet.figure, Bubbles):
@@ -176,7 +176,7 @@ def _notes(sheet: Sheet, results: Results) -> list[str]:
     return notes
 
 
-def _named(sheet: Sheet, runs: set[str]) -> str:
+def _named(sheet: ItemJob, runs: set[str]) -> str:
     """Name the cells of runs by their labels on axes with several labels; name seeds if some are missing."""
     varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
     places: dict[str, list[tuple[int, bool]]] = {}
@@ -198,7 +198,7 @@ def _named(sheet: Sheet, runs: set[str]) -> str:
 
 # ---------------------------------------------------------------- curves
 def curves(
-    sheet: Sheet, figure: Curves, panel: Panel, runs: Runs, where: Labels | None = None
+    sheet: ItemJob, figure: Curves, panel: Panel, runs: Runs, where: Labels | None = None
 ) -> pd.DataFrame:
     """Return the curves of a panel for the cells ``where``: rounds down, one column per (label, seed)."""
     columns: dict[tuple[str, int], pd.Series] = {}
@@ -240,7 +240,7 @@ def smoothed(values: pd.Series, window: int) -> pd.Series:
     return pd.Series((sums[behind] - sums[first]) / (behind - first), index=values.index)
 
 
-def _draw_curves(sheet: Sheet, figure: Curves, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def _draw_curves(sheet: ItemJob, figure: Curves, results: Results) -> tuple[Canvas, pd.DataFrame]:
     def points(axis: str | None) -> list[Labels]:
         return [{axis: label} for label in sheet.axes[axis]] if axis else [{}]
 
@@ -369,7 +369,7 @@ def _long(frame: pd.DataFrame, title: str, window: int) -> list[CurvePoint]:
 
 
 # ---------------------------------------------------------------- points and bars
-def points(sheet: Sheet, figure: Points, runs: Runs) -> pd.DataFrame:
+def points(sheet: ItemJob, figure: Points, runs: Runs) -> pd.DataFrame:
     """Return one line per run that did not diverge: its labels on the axes shown, its seed, the measure."""
     lines: list[tuple[str, str, int, float]] = []
     for cell, record in finished(sheet, runs):
@@ -381,7 +381,7 @@ def points(sheet: Sheet, figure: Points, runs: Runs) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["series", figure.along, "seed", "value"])
 
 
-def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def _draw_points(sheet: ItemJob, figure: Points, results: Results) -> tuple[Canvas, pd.DataFrame]:
     numbers = points(sheet, figure, results.record)
     canvas, ((axes,),) = style.canvas(1)
     along = sheet.axes[figure.along]
@@ -429,7 +429,7 @@ def _draw_points(sheet: Sheet, figure: Points, results: Results) -> tuple[Canvas
 
 
 # ---------------------------------------------------------------- ranking
-def ranking(sheet: Sheet, figure: Ranking, runs: Runs) -> pd.DataFrame:
+def ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> pd.DataFrame:
     """Return mean, ``low`` and ``high`` end of the differences by row (best first) and series.
 
     The row from which the others differ is left out. The ends are missing (NaN) if there is no interval.
@@ -451,7 +451,7 @@ def ranking(sheet: Sheet, figure: Ranking, runs: Runs) -> pd.DataFrame:
     )
 
 
-def _draw_ranking(sheet: Sheet, figure: Ranking, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def _draw_ranking(sheet: ItemJob, figure: Ranking, results: Results) -> tuple[Canvas, pd.DataFrame]:
     numbers = ranking(sheet, figure, results.record)
     rows, series = list(dict.fromkeys(numbers[figure.rows])), sheet.axes[figure.series]
     canvas, (panels,) = style.canvas(len(series))
@@ -478,7 +478,7 @@ def _draw_ranking(sheet: Sheet, figure: Ranking, results: Results) -> tuple[Canv
 
 
 # ---------------------------------------------------------------- images of each class at each client
-def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
+def class_counts(sheet: ItemJob, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
     """Return the number of images by client (down) and class (across) of each panel, for the first seed."""
     first = min(cell.seed for cell in sheet.cells)
     counts: dict[str, pd.DataFrame] = {}
@@ -489,7 +489,7 @@ def class_counts(sheet: Sheet, figure: Bubbles, partitions: Results) -> dict[str
     return counts
 
 
-def _draw_bubbles(sheet: Sheet, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def _draw_bubbles(sheet: ItemJob, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
     panels = class_counts(sheet, figure, results)
     canvas, (all_axes,) = style.canvas(len(panels))
     largest = max(int(counts.to_numpy().max()) for counts in panels.values())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fltrain.analysis.feature_inversion import Compared, Recovered, recover
 from fltrain.analysis.trained_model import TrainedRun
-from fltrain.experiments.layout import Inversion, Sheet
+from fltrain.experiments.layout import Inversion, ItemJob
 from fltrain.reporting.figures.style import GREY, MILLIMETRE, SMALL
 from fltrain.reporting.frame import NothingToShow, diverged
 from fltrain.runs.record import Results
@@ -22,7 +22,7 @@ PICTURE, NUMBERS, LABEL = 19.0, 4.5, 36.0
 """Millimetres: side of an image, height of the numbers below it, width of the rows' labels."""
 
 
-def attack(sheet: Sheet, figure: Inversion, results: Results, device: str = "auto") -> Recovered:
+def attack(sheet: ItemJob, figure: Inversion, results: Results, device: str = "auto") -> Recovered:
     """Attack the run of a sheet; return the recovered images.
 
     Raises:

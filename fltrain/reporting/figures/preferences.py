@@ -22,7 +22,7 @@ from fltrain.analysis.class_preference import (
 from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.errors import FltrainError
 from fltrain.engine.data import ImageSet
-from fltrain.experiments.layout import Preference, Sheet, Variance
+from fltrain.experiments.layout import ItemJob, Preference, Variance
 from fltrain.reporting.figures import style
 from fltrain.reporting.frame import NothingToShow, diverged, first_of_each
 from fltrain.runs.record import Results
@@ -31,7 +31,7 @@ CLASSES = (*style.COLOURS, style.BLACK)
 """Colours of up to ten classes."""
 
 
-def _runs(sheet: Sheet, axis: str, results: Results) -> list[tuple[str, TrainedRun]]:
+def _runs(sheet: ItemJob, axis: str, results: Results) -> list[tuple[str, TrainedRun]]:
     """Return for each label of the axis the trained run with the lowest seed that exists."""
     found = [
         (label, TrainedRun(record, results, torch.device("cpu")))
@@ -49,7 +49,7 @@ def _some_of_each_class(split: ImageSet, classes: int, count: int) -> torch.Tens
     return torch.cat(places)
 
 
-def draw_preferences(sheet: Sheet, figure: Preference, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def draw_preferences(sheet: ItemJob, figure: Preference, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Draw the top class of every neuron (across) at every client of the last round (down), by layer.
 
     The numbers are the top class of every neuron, or -1 if it prefers none.
@@ -106,7 +106,7 @@ def _bars(axes: Axes, classes_of: np.ndarray[tuple[int, int], np.dtype[np.int64]
     return image
 
 
-def draw_variances(sheet: Sheet, figure: Variance, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def draw_variances(sheet: ItemJob, figure: Variance, results: Results) -> tuple[Canvas, pd.DataFrame]:
     """Draw the total variance of class preferences by layer of the global model, and the suggested depth."""
     runs = _runs(sheet, figure.columns, results)
     canvas, (panels,) = style.canvas(len(runs))

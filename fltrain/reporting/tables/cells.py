@@ -10,7 +10,7 @@ import pandas as pd
 
 from fltrain.core.floats import average
 from fltrain.core.statistics import SeedSummary
-from fltrain.experiments.layout import Average, Measured, Sheet, Table
+from fltrain.experiments.layout import Average, ItemJob, Measured, Table
 from fltrain.experiments.published import Published, PublishedValue
 from fltrain.reporting.frame import (
     DAMAGED,
@@ -30,7 +30,7 @@ from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 
 
-def cells(sheet: Sheet, runs: Runs, published: Published) -> list[TableCell]:
+def cells(sheet: ItemJob, runs: Runs, published: Published) -> list[TableCell]:
     """Return every cell of a table, judged against published values unless the scale is reduced.
 
     Averages over rows are compared with the paper's only if they are over all of its rows.
@@ -57,7 +57,7 @@ def cells(sheet: Sheet, runs: Runs, published: Published) -> list[TableCell]:
     return _ordered(table, judged)
 
 
-def layout_of(sheet: Sheet) -> Table:
+def layout_of(sheet: ItemJob) -> Table:
     """Return the layout of a table, which the plan has checked."""
     assert sheet.table is not None
     return sheet.table
@@ -85,7 +85,7 @@ def _is_baseline(values: pd.DataFrame, measured: Measured) -> pd.Series:
 
 
 def _cells(
-    sheet: Sheet,
+    sheet: ItemJob,
     measured: Measured,
     runs: Runs,
     published: Published,
@@ -112,7 +112,7 @@ def _cells(
 
 
 def _cell(
-    sheet: Sheet,
+    sheet: ItemJob,
     measured: Measured,
     runs: Runs,
     published: Published,
@@ -223,7 +223,7 @@ def _ordered(table: Table, shown: list[TableCell]) -> list[TableCell]:
     )
 
 
-def absent(sheet: Sheet, published: Published, shown: Iterable[TableCell]) -> list[TableCell]:
+def absent(sheet: ItemJob, published: Published, shown: Iterable[TableCell]) -> list[TableCell]:
     """Return a cell that is not run for each published value of the table that it does not show.
 
     There are none if the scale is reduced or the runs were restricted: then values are left out on purpose.

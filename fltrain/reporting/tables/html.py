@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.frame import curve_place
 from fltrain.reporting.pictures import TEMPLATES, interval_picture
 from fltrain.reporting.tables.render import Grid, Notes, entries_of
@@ -146,7 +146,7 @@ def anchors(shown: Iterable[TableCell]) -> dict[tuple[str, str, str], str]:
 
 
 def cell_sections(
-    sheet: Sheet, shown: Sequence[TableCell], runs: Callable[[str], Record], folder: Path
+    sheet: ItemJob, shown: Sequence[TableCell], runs: Callable[[str], Record], folder: Path
 ) -> list[CellSection]:
     """Return a section for each place of a table."""
     planned = {cell.run: cell for cell in sheet.cells}
@@ -166,7 +166,7 @@ def cell_sections(
     ]
 
 
-def _panel(sheet: Sheet, shown: TableCell) -> str:
+def _panel(sheet: ItemJob, shown: TableCell) -> str:
     """Return the panel with the curves of a table's cell: a run can be in several places."""
     here = {shown.row, shown.column, shown.panel}
     cells = sorted(
@@ -178,7 +178,7 @@ def _panel(sheet: Sheet, shown: TableCell) -> str:
 
 # ---------------------------------------------------------------- pages
 def table_page(
-    sheet: Sheet,
+    sheet: ItemJob,
     grid: Grid,
     shown: Sequence[TableCell],
     notes: Notes,

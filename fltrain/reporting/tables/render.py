@@ -12,7 +12,7 @@ from statistics import median
 from typing import Literal
 
 from fltrain.core.statistics import LEVEL, Sample, contrast, holm
-from fltrain.experiments.layout import Sheet, named
+from fltrain.experiments.layout import ItemJob, named
 from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import latex, markdown_table, number_text, without_tags
@@ -222,7 +222,7 @@ class Grid:
 
     @classmethod
     def of(
-        cls, sheet: Sheet, shown: Sequence[TableCell], marks: Mapping[str, str], short: bool = False
+        cls, sheet: ItemJob, shown: Sequence[TableCell], marks: Mapping[str, str], short: bool = False
     ) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ.
 
@@ -335,7 +335,7 @@ class Notes:
     @classmethod
     def of(
         cls,
-        sheet: Sheet,
+        sheet: ItemJob,
         shown: Sequence[TableCell],
         missing: Sequence[TableCell],
         remarks: Sequence[str] = (),
@@ -429,7 +429,7 @@ def expected_numbers(cells: Sequence[TableCell]) -> str:
     return f"{intro}: {', '.join(parts)}."
 
 
-def over_seeds(sheet: Sheet) -> str:
+def over_seeds(sheet: ItemJob) -> str:
     """Return a sentence on the summary over seeds that a table shows."""
     seeds = len({cell.seed for cell in sheet.cells})
     if seeds > 1 and layout_of(sheet).best_of:
@@ -447,13 +447,13 @@ def over_seeds(sheet: Sheet) -> str:
     return f"Over {seeds} seeds: {'; '.join(f'{label} ({what})' for label, what in summaries.items())}."
 
 
-def heading(sheet: Sheet) -> str:
+def heading(sheet: ItemJob) -> str:
     """Return the title of an item with its scale."""
     return f"{sheet.title}. {sheet.scale_note}"
 
 
 # ---------------------------------------------------------------- Markdown and LaTeX
-def to_markdown(sheet: Sheet, grid: Grid, notes: Notes) -> str:
+def to_markdown(sheet: ItemJob, grid: Grid, notes: Notes) -> str:
     """Return a Markdown table with heading, caption and notes."""
     lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
     lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
@@ -468,7 +468,7 @@ FITTING = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
 """Beginning of a box that is scaled down to the width of the text, if it is wider."""
 
 
-def to_latex(sheet: Sheet, grid: Grid, notes: Notes) -> str:
+def to_latex(sheet: ItemJob, grid: Grid, notes: Notes) -> str:
     """Return LaTeX tables in the short form, their notes, and assumptions as comments.
 
     They need the packages booktabs and graphicx. A wide table is scaled down, a long one divided. Notes stand

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from fltrain.core.files import write_text
-from fltrain.experiments.layout import Sheet
+from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
 from fltrain.reporting.tables.cells import absent, cells
@@ -19,7 +19,7 @@ from fltrain.runs.today import code_changes, notes_on
 
 
 def write(
-    sheet: Sheet,
+    sheet: ItemJob,
     runs: Runs,
     published: Path | None,
     outputs: Mapping[str, Path],
@@ -31,7 +31,7 @@ def write(
 
 
 def texts(
-    sheet: Sheet,
+    sheet: ItemJob,
     runs: Runs,
     published: Path | None,
     outputs: Mapping[str, Path],
