@@ -264,8 +264,14 @@ def declarations() -> Path:
     return here if (here / "scales").is_dir() else Path(__file__).parents[2] / "config"
 
 
-def refuse_deletion(arguments: Iterable[str]) -> None:
-    """Refuse ``--delete-all-output``, also abbreviated: it would delete finished runs."""
+def check_command(arguments: Iterable[str], folder: Path = Path()) -> None:
+    """Refuse to delete finished runs (``--delete-all-output``, also abbreviated), and braces in the path.
+
+    Snakemake takes words in braces for wildcards.
+    """
+    path = str(folder.absolute())
+    if "{" in path or "}" in path:
+        raise FltrainError(f"Snakemake cannot run in a path with braces: move {path!r}")
     for word in arguments:
         if len(word) > len("--delete-") and "--delete-all-output".startswith(word):
             raise FltrainError(

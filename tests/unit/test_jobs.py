@@ -14,7 +14,7 @@ from snakemake.settings.types import DAGSettings
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
-from fltrain.experiments.jobs import Jobs, forces_training, lock_folder, refuse_deletion
+from fltrain.experiments.jobs import Jobs, check_command, forces_training, lock_folder
 from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results, with_digest
 from fltrain.runs.spec import RunSpec
@@ -226,6 +226,11 @@ def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) ->
 
 @pytest.mark.parametrize("option", ["--delete-all-output", "--delete-all"])
 def test_the_deletion_of_finished_runs_is_refused(option: str) -> None:
-    refuse_deletion(["snakemake", "--delete-temp-output", "-n"])
+    check_command(["snakemake", "--delete-temp-output", "-n"])
     with pytest.raises(FltrainError, match=f"{option}: would delete finished runs"):
-        refuse_deletion(["snakemake", option, "--cores", "1"])
+        check_command(["snakemake", option, "--cores", "1"])
+
+
+def test_a_path_with_braces_is_refused() -> None:
+    with pytest.raises(FltrainError, match=r"path with braces: move '/some/\{a\}/checkout'"):
+        check_command([], Path("/some/{a}/checkout"))

@@ -20,7 +20,7 @@ def checked(function, *arguments):
         sys.exit(error.exit_code)
 
 
-checked(jobs.refuse_deletion, sys.argv)
+checked(jobs.check_command, sys.argv)
 JOBS = checked(jobs.Jobs.of, config, jobs.declarations())
 if workflow.is_main_process:
     checked(JOBS.refuse_damaged)
