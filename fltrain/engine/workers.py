@@ -92,7 +92,7 @@ def divide(
             file.seek(0)
             # The file is safe: our child has written it, and no other process can open it by a name.
             outcome = torch.load(file, weights_only=False)  # noqa: TID251
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise outcome
             results |= outcome
     return [results[index] for index in range(len(items))]
@@ -105,6 +105,6 @@ def _work(results: Iterator[tuple[int, Any]], file: IO[bytes], parent: int) -> N
     end_with_parent(parent)
     try:
         outcome: Any = dict(results)
-    except Exception as error:
+    except BaseException as error:  # also of ``poll``, if a signal came before the fork
         outcome = ExceptionWithTraceback(error, error.__traceback__)
     torch.save(outcome, file)

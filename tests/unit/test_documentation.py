@@ -16,7 +16,7 @@ from typer.main import get_command
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.data.datasets import Dataset, registry
-from fltrain.data.prepared import prepare
+from fltrain.data.prepared import PreparedData, prepare
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Point, spelled_out
 from fltrain.methods import METHODS
@@ -83,6 +83,21 @@ def test_the_example_of_a_method_works(tmp_path: Path) -> None:
         weights.append(simulation.server.weights)
     assert torch.equal(weights[1], weights[2])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_example_of_the_interface_works(digits: PreparedData) -> None:
+    """It trains, its footprint is what a run moves, and clients of a second round have a state."""
+    (code,) = examples("method-interface", "python")
+    namespace: dict[str, object] = {}
+    exec(code, namespace)
+    spec = RunSpec.model_construct(**{**dict(tiny(model="mlp")), "method": namespace["Sketch"]()})
+    run = federation(spec, digits)
+    for number in range(2):
+        rows = run.round(number)
+    weights, clients = run.server.weights, 2 * len(rows[0]["clients"])
+    assert rows[1]["kind"] == "sketch" and rows[1]["norm"] > 0
+    assert run.bytes_up - run.bytes_down == clients * weights.nbytes
+    assert all(state["sketch"]["change"].shape == weights.shape for state in run.clients.values())
 
 
 def test_the_example_of_a_dataset_works(

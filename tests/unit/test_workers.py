@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, Stopped
 from fltrain.engine.train import Execution, train
 from fltrain.engine.workers import divide, prepare
 from fltrain.methods.scaffold import Scaffold
@@ -64,6 +64,16 @@ def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> Non
         divide(2, in_the_child(fail), range(9))
     assert raised.value.__notes__ == ["in the child"] and "in fail" in str(raised.value.__cause__)
     assert not multiprocessing.active_children()
+
+
+def test_a_stop_before_the_fork_ends_all_processes_silently(capfd: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        raise Stopped("stopped by SIGTERM")
+
+    with pytest.raises(Stopped):
+        divide(3, lambda item: item, range(9), poll=stop)
+    assert not multiprocessing.active_children()
+    assert capfd.readouterr().err == ""
 
 
 def test_a_killed_worker_ends_the_run_with_one_message(
