@@ -407,6 +407,9 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
+With empty caches, a fast line and two cores, `make env` took 89 seconds. Half a minute of this compiles the
+bytecode that the first commands need, so that none of them starts slowly.
+
 For another Python, name it: `make env PYTHON=python3.13`. CI trains on one Python, and imports and verifies
 the published records and tables on 3.11, 3.12 and 3.13.
 

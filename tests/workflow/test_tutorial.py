@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"(?:Write `([^`]+)`:\n\n)?```(bash|yaml|python)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?:(?:Write|Change) `([^`]+)`:\n\n)?```(bash|yaml|python|diff)\n(.*?)```", re.DOTALL)
+
+
+def changed(text: str, diff: str) -> str:
+    """Return a text after the change that a block of the tutorial shows."""
+    lines = diff.splitlines(keepends=True)
+    before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
+    assert text.count(before) == 1, diff
+    return text.replace(before, after)
 
 
 @pytest.mark.slow
@@ -25,7 +33,9 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(tmp_path)}
     outputs = []
     for target, language, text in BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text()):
-        if language != "bash":
+        if language == "diff":
+            (tmp_path / target).write_text(changed((tmp_path / target).read_text(), text))
+        elif language != "bash":
             (tmp_path / target).write_text(text.replace("rounds: 30", "rounds: 2"))
         elif not text.startswith("make env"):
             text = text.replace("--config scale=tutorial", "--config scale=tutorial seeds=1")
@@ -34,10 +44,10 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
             )
             assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
             outputs.append(ran.stdout + ran.stderr)
-    planned, _, compared, changed, final, edited = outputs
+    planned, _, compared, listed, final, edited = outputs
     assert re.search(r"\b12\b", planned)
     assert "fedprox+ecgr" in compared
-    assert re.search(r"^train +2$", changed, re.MULTILINE), changed
+    assert re.search(r"^train +2$", listed, re.MULTILINE), listed
     assert "clip" in final
     assert "the code of clip changed since 2 runs" in edited
     assert not re.search(r"^train\b", edited, re.MULTILINE), edited
