@@ -437,7 +437,7 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
 `fltrain verify` checks the digests of records and makes the tables again. Then open
 `results/published/index.html`. To see training as well, run `make reproduce`, which trains the
-demonstration in five minutes on two cores.
+demonstration in about five minutes on two cores.
 
 ## Make a claim again
 

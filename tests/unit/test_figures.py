@@ -396,7 +396,7 @@ METHODS_OF_FLFA = ["fedavg", "fedprox", "moon", "fedavgm", "fedsol", "fedrs", "f
 NIGHTLY = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("grid", "selection")]
 
 
-@pytest.fixture(params=["curves", "bars", *NIGHTLY])
+@pytest.fixture(params=["curves", "short names", "bars", *NIGHTLY])
 def crowded(request: pytest.FixtureRequest, runs: Runs) -> ItemJob:
     """Figures with as many elements as in the papers, and long labels."""
     rows = [
@@ -408,6 +408,10 @@ def crowded(request: pytest.FixtureRequest, runs: Runs) -> ItemJob:
             for name in METHODS_OF_FLFA:
                 runs.add({"method": f"{name} with a longer name"}, rows=rows, methods=[name])
             return runs.curves(smoothing=5, scale=LONG)
+        case "short names":
+            for name in METHODS_OF_FLFA:
+                runs.add({"method": name.upper()}, rows=rows, methods=[name])
+            return runs.curves()
         case "grid":
             for name, data, plugin in itertools.product(METHODS_OF_FLFA[:4], ("MNIST", "CIFAR-100"), "ab"):
                 labels = {"method": f"{name}, lr 0.01", "data": data, "plugin": plugin}

@@ -244,9 +244,9 @@ def legend(figure: Canvas, panels: Iterable[Axes], series: str = "") -> None:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             lines.setdefault(named(series, name), handle)
     if lines:
-        # As many in a line as fit: about 16 mm for the stroke and gaps and 1.8 mm for each character.
+        # As many in a line as fit: about 18 mm for the stroke and gaps and 1.8 mm for each character.
         width = figure.get_figwidth() / MILLIMETRE
-        columns = min(len(lines), max(1, int(width / (16 + 1.8 * max(map(len, lines))))))
+        columns = min(len(lines), max(1, int(width / (18 + 1.8 * max(map(len, lines))))))
         figure.legend(list(lines.values()), list(lines), loc="outside upper left", ncols=columns)
         make_room(figure, 4.5 * math.ceil(len(lines) / columns))
 
