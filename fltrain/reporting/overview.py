@@ -28,25 +28,15 @@ VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""
 
 
-@dataclass(frozen=True)
-class RunCounts:
-    """Number of planned, finished and diverged runs, and the wall time of the finished ones in seconds."""
-
-    planned: int
-    done: int
-    diverged: int
-    seconds: float
-
-    @classmethod
-    def of(cls, records: Collection[Record]) -> RunCounts:
-        """Count the runs of these records, complete or not."""
-        done = [record for record in records if record.usable]
-        return cls(
-            planned=len(records),
-            done=len(done),
-            diverged=sum(record.summary["status"] == "diverged" for record in done),
-            seconds=sum(record.costs["seconds"]["total"] for record in done),
-        )
+def _progress(records: Collection[Record]) -> dict[str, float]:
+    """Count planned, finished and diverged runs; add the wall time of the finished ones, in seconds."""
+    done = [record for record in records if record.usable]
+    return {
+        "planned": len(records),
+        "done": len(done),
+        "diverged": sum(record.summary["status"] == "diverged" for record in done),
+        "seconds": sum(record.costs["seconds"]["total"] for record in done),
+    }
 
 
 def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
@@ -64,8 +54,8 @@ def write(listing: Listing, results: Results, index: Path, runs: Path) -> None:
     write_text(folder / VERDICT_FILE, to_csv(cells))
     ids = (run for paper in listing.papers for runs in paper.items.values() for run in runs)
     records = {run: results.record(run) for run in dict.fromkeys(ids)}
-    common = {"listing": listing, "remarks": notes_on(records.values())}
-    common["progress"] = RunCounts.of(records.values())
+    every = records.values()
+    common = {"listing": listing, "remarks": notes_on(every), "progress": _progress(every)}
     cards = [_card(paper, folder) for paper in listing.papers]
     front = TEMPLATES.get_template("index.html").render(
         **common,
