@@ -269,12 +269,15 @@ class Export:
         return counts
 
     def _address(self, scale: str, item: str) -> str:
-        """Return the page of a table, or the place of a figure on its paper's page."""
-        folder, page = self.results.root / scale, f"{item}.html"
-        if (folder / page).exists() or item.endswith("/index"):
-            return (folder / page).as_posix()
+        """Return the page of a table, or the place of a figure on its paper's page.
+
+        It begins with the name of the results folder, so that the tags stay if the folder is moved.
+        """
+        folder, page = f"{self.results.root.name}/{scale}", f"{item}.html"
+        if item.endswith("/index") or (self.results.root / scale / page).exists():
+            return f"{folder}/{page}"
         paper, _, name = item.partition("/")
-        return f"{(folder / paper / 'index.html').as_posix()}#{name}"
+        return f"{folder}/{paper}/index.html#{name}"
 
     def _runs_of(self, store: Store, page: Page) -> str:
         """Return a link to the runs of an item, in all of their experiments; empty if it has none."""

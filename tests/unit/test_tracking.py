@@ -435,7 +435,7 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert "searchFilter=tags.items%20LIKE%20%27%25ecgr/table1%2C%25%27" in note
     assert "tags.%60item%60%20%3D%20%27ecgr/table1%27" in store.tags(store.measured)["mlflow.note.content"]
     (address,) = [one for one in store.tags(store.measured)["table"].split() if "ecgr/table1" in one]
-    assert address == run["data"]["tags"]["table"] and address.endswith("demo/ecgr/table1.html")
+    assert address == run["data"]["tags"]["table"] == "results/demo/ecgr/table1.html"
     experiment = store.reader().get_experiment_by_name("ecgr")
     description = experiment.tags["mlflow.note.content"]
     assert description.startswith("[Tables and figures](#/experiments/") and description.endswith(TABLE.paper)
