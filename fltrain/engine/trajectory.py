@@ -14,13 +14,12 @@ class Trajectory:
     def __init__(self, recording: Recording, local: Local) -> None:
         self.recording, self.taken = recording, 0
         self.before = recording.recorded(local.start, local.buffers).clone()
-        dtype = getattr(torch, recording.storage)
-        self.rows = self.before.new_empty((local.steps, len(self.before)), dtype=dtype)
+        shape, storage = (local.steps, len(self.before)), getattr(torch, recording.storage)
+        self.rows = self.before.new_empty(shape, dtype=storage)
 
     def add(self, gradient: Tensor, weights: Tensor, buffers: Tensor) -> None:
         """Record a step, given its gradient, and weights and buffers after it."""
         after = self.recording.recorded(weights, buffers)
-        row = gradient if self.recording.what == "gradient" else self.before.sub_(after)
-        self.rows[self.taken].copy_(row)
+        self.rows[self.taken] = gradient if self.recording.what == "gradient" else self.before.sub_(after)
         self.before.copy_(after)
         self.taken += 1
