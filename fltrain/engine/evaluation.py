@@ -23,7 +23,7 @@ Predict = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 @dataclass(frozen=True)
-class Tested:
+class Outcome:
     """Result of a test, with one entry per tested image.
 
     Attributes:
@@ -58,7 +58,7 @@ def test(
     indices: Tensor | None = None,
     keep_features: bool = False,
     workers: int = 1,
-) -> Tested:
+) -> Outcome:
     """Test the network, in evaluation mode, on all images of a set or on the given ones."""
 
     def predict(batch: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -76,7 +76,7 @@ def test_clients(
     client_states: Mapping[int, ClientState],
     tests: Sequence[Tensor],
     workers: int = 1,
-) -> Tested:
+) -> Outcome:
     """Test all clients on their own images, each with its own model and predictions.
 
     Args:
@@ -88,7 +88,7 @@ def test_clients(
     """
     model, composition = clients.model, clients.composition
 
-    def tested(client: int) -> Tested:
+    def tested(client: int) -> Outcome:
         local, client_state = clients.receive(round, client, client_states.get(client), to_train=False)
         if clients.ownership.trained and TRAINED in client_state:
             model.load(**client_state[TRAINED])
@@ -105,7 +105,7 @@ def test_clients(
     return _joined(divide(workers, tested, range(len(tests)), lambda client: len(tests[client])))
 
 
-def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predict) -> Tested:
+def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predict) -> Outcome:
     """Test on some images, in batches that fit into memory."""
     if indices.device.type == "cpu":
         # Faster for most networks: tests do not need the double precision of training.
@@ -116,14 +116,14 @@ def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predic
             batch, labels = images.batch(part)
             logits, features = predict(batch)
             losses = functional.cross_entropy(logits, labels, reduction="none")
-            results.append(Tested(logits.argmax(1) == labels, losses, features))
+            results.append(Outcome(logits.argmax(1) == labels, losses, features))
     return _joined(results)
 
 
-def _joined(results: Sequence[Tested]) -> Tested:
+def _joined(results: Sequence[Outcome]) -> Outcome:
     """Concatenate test results."""
     features = [result.features for result in results if result.features is not None]
-    return Tested(
+    return Outcome(
         torch.cat([result.correct for result in results]),
         torch.cat([result.losses for result in results]),
         torch.cat(features) if features else None,

@@ -20,7 +20,7 @@ from fltrain.core.rng import Purpose, own_streams, seeded_torch, stream
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.clients import SECOND, Clients, ClientState, Ownership, Round, initial_updates
 from fltrain.engine.data import FederatedData, ImageSet
-from fltrain.engine.evaluation import Tested, test, test_clients
+from fltrain.engine.evaluation import Outcome, test, test_clients
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.statistics import FinishedRound, Row, statistics_rows
 from fltrain.methods.checks import recorded
@@ -302,7 +302,7 @@ class Simulation:
         """Test after ``finished`` rounds."""
         data, workers, rows = self.data, self.trainer.workers, list[Row]()
 
-        def tested(images: ImageSet, indices: Tensor | None = None, features: bool = False) -> Tested:
+        def tested(images: ImageSet, indices: Tensor | None = None, features: bool = False) -> Outcome:
             self.model.load(self.server.weights, self.server.buffers, self.server.counters)
             return test(self.network, images, indices, features, workers)
 
@@ -326,7 +326,7 @@ class Simulation:
         return rows
 
 
-def _tested(split: str, result: Tested, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:
+def _tested(split: str, result: Outcome, view: str = "global", clients: Sequence[Tensor] = ()) -> Row:
     """Return the row of a test, with mean and spread over ``clients`` if each has its own images."""
     row: Row = {
         "kind": "evaluation",

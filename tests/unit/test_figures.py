@@ -155,7 +155,9 @@ def test_lines_of_the_papers_figures_differ(papers: Plan) -> None:
         series = getattr(item.item.figure, "series", None)
         if series in item.axes:
             found = style.looks(item.axes[series], series, item.sheet.cells)
-            assert len({look.colour for look in found.values()}) == len(found), item.id
+            lines = item.item.figure.kind == "curves"
+            styles = {look if lines else (look.colour, look.hatch) for look in found.values()}
+            assert len(styles) == len(found), item.id
             drawn += 1
     assert drawn >= 5
 
