@@ -125,7 +125,7 @@ class Tour:
 
     def compared(self) -> None:
         """Tables side by side, cell by cell."""
-        self.view(TABLES, "", "", "&compareRunsMode=ARTIFACT")
+        self.view(TABLES, "attributes.run_name LIKE '%table%'", "", "&compareRunsMode=ARTIFACT")
         expect(self.page.get_by_placeholder("Filter by cell")).to_be_visible()
         expect(self.page.get_by_role("columnheader", name="mean").first).to_be_visible()
 
