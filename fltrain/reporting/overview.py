@@ -109,6 +109,7 @@ def _card(listed: ListedPaper, folder: Path) -> dict[str, Any]:
         "page": page if (folder / page).exists() else "",
         "finding": summary.get("finding", ""),
         "picture": next((file for file in files if (folder / file).exists()), ""),
+        "forest": summary.get("forest", ""),
         "counts": {
             heading: judged
             for heading, (verdicts, _) in counted(summary).items()

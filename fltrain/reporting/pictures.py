@@ -1,9 +1,11 @@
-"""Templates of pages, and the interval of a cell against its margin as SVG."""
+"""Templates of pages, and intervals against margins as SVG: of one cell, or of all cells of a paper."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from importlib.metadata import version
 
@@ -12,6 +14,7 @@ from markupsafe import Markup
 
 from fltrain.core.statistics import Interval
 from fltrain.experiments.progress import duration
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.version import reporting_version
 
 
@@ -85,3 +88,41 @@ def interval_picture(
     template = TEMPLATES.get_template("interval.svg")
     numbers = {"name": name, "point": point, "interval": interval, "margin": margin, "mark": mark}
     return Markup(template.render(x=x, width=WIDTH + 2 * EDGE, verdict=verdict, **numbers))
+
+
+ROW, LIMIT, MOST = 16, 6.0, 40
+"""Height of a line of a forest plot in pixels, its ends in margins, and the most lines that it can have."""
+
+
+def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
+    """Return the differences of cells to published values, in margins, below one another as an SVG element.
+
+    Args:
+        cells: cells of a paper; those without an interval are left out.
+        titles: title of each item, which names the cells of several items.
+
+    Returns:
+        The element; empty without a cell, or with too many for a picture.
+    """
+    shown = [(cell, cell.difference_interval) for cell in cells if cell.margin]
+    items = {cell.item for cell, interval in shown if interval}
+    labels = {(cell.item, cell.label) for cell, interval in shown if interval}
+    bars: list[tuple[str, float, float, float, str]] = []
+    for cell, interval in shown:
+        if interval and cell.margin and cell.difference is not None and all(map(math.isfinite, interval)):
+            name = f"{titles[cell.item]}: {cell.place}" if len(items) > 1 else cell.place
+            name += f" ({cell.label})" if len(labels) > len(items) else ""
+            low, high, point = (
+                max(-LIMIT, min(LIMIT, number / cell.margin)) for number in (*interval, cell.difference)
+            )
+            bars.append((name, low, high, point, cell.verdict or ""))
+    if not 0 < len(bars) <= MOST:
+        return ""
+    left = 12 + round(6.2 * max(len(name) for name, *_ in bars))
+
+    def x(value: float) -> float:
+        share: float = (value + LIMIT) / (2 * LIMIT)
+        return round(left + WIDTH * share, 1)
+
+    picture = TEMPLATES.get_template("forest.svg")
+    return picture.render(bars=bars, x=x, left=left, width=left + WIDTH + EDGE, row=ROW, limit=LIMIT)

@@ -10,6 +10,7 @@ from fltrain.core.floats import average
 from fltrain.core.statistics import Sample, contrast
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.claims import Judged, to_frame
+from fltrain.reporting.pictures import forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import (
     EXPECTED,
@@ -22,7 +23,7 @@ from fltrain.reporting.verdict import (
 
 def paper_summary(
     paper: Mapping[str, Any],
-    sheets: Iterable[ItemJob],
+    sheets: Sequence[ItemJob],
     judged: Sequence[Judged],
     cells: Mapping[str, Sequence[TableCell]],
 ) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def paper_summary(
         ],
         "claims": to_frame(judged)[columns].to_dict("records"),
         "main_gain": main_gain(every),
+        "forest": forest(every, {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}),
     }
 
 

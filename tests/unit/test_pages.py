@@ -20,7 +20,7 @@ import vl_convert
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, paper
 from fltrain.reporting.listing import Listing
-from fltrain.reporting.pictures import interval_picture
+from fltrain.reporting.pictures import LIMIT, WIDTH, forest, interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
@@ -173,6 +173,24 @@ def test_a_picture_places_an_interval_against_its_margin() -> None:
     # From -1 to 1: 0.5 lies at three quarters.
     assert (center - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
     assert re.findall(r'text-anchor="middle">([^<]+)', picture) == ["0", "-1", "1", "axis"]
+
+
+def test_a_forest_plot_has_the_differences_in_margins() -> None:
+    cell = TableCell(
+        item="a", row="one", margin=2.0, difference=1.0, difference_low=0.0, difference_high=99.0
+    )
+    without = TableCell(item="b", row="no interval", margin=2.0, difference=1.0)
+    picture = forest([cell, without], {"a": "Table of <a>", "b": "b"})
+    Page(picture)
+    ((left, width),) = re.findall(r'<rect x="([\d.]+)" y="0" width="([\d.]+)"', picture)
+    (center,) = re.findall(r'<circle cx="([\d.]+)"', picture)
+    # The margin is from -1 to 1, so half a margin lies at three quarters.
+    assert (float(center) - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
+    assert float(width) == pytest.approx(WIDTH / LIMIT, abs=0.2)
+    assert re.findall(r'text-anchor="end">([^<]+)', picture) == ["one"]
+    named = forest([cell, cell.having(item="b")], {"a": "Table of <a>", "b": "B"})
+    assert re.findall(r'text-anchor="end">([^<]+)', named) == ["Table of &lt;a&gt;: one", "B: one"]
+    assert forest([without], {"b": "b"}) == "" == forest([cell] * 41, {"a": "a"})
 
 
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
