@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -284,6 +285,16 @@ def forces_training(settings: DAGSettings) -> bool:
     """Return True if Snakemake is forced to train: ``-F``; ``-R`` or ``-f`` with ``train`` or runs."""
     chosen = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
     return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
+
+
+def use_this_python() -> None:
+    """Let the shell commands of all jobs find this process's Python."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def train_again() -> None:
+    """Let all jobs train runs that have a record."""
+    os.environ["FLTRAIN_AGAIN"] = "true"
 
 
 def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:

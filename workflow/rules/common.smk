@@ -1,7 +1,6 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
-import os
 import sys
 import time
 from pathlib import Path
@@ -34,7 +33,7 @@ SCALE, OUT = JOBS.request.scale, JOBS.folder
 REPORTING = reporting_version()
 
 # Without `--sdm`, jobs run in the Python environment of this process, even if it is not activated.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+jobs.use_this_python()
 
 
 onstart:
@@ -42,9 +41,7 @@ onstart:
     workflow.fltrain_start = time.time()
     JOBS.redate()
     if jobs.forces_training(workflow.dag_settings):
-        os.environ["FLTRAIN_AGAIN"] = (
-            "true"  # jobs train runs even if they have a record
-        )
+        jobs.train_again()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
     limit = workflow.scheduler.job_rate_limiter
