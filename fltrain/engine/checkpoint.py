@@ -39,10 +39,7 @@ KEPT = 2
 """Number of checkpoints that are kept."""
 
 SHARE = 0.01
-"""Maximum share of the time spent on writing: after a checkpoint that took 1 s, the next is due in 100 s.
-
-It does not hold for checkpoints after every round.
-"""
+"""Maximum share of the time spent on writing (1 s, then 100 s without), unless every round is saved."""
 
 
 @dataclass
@@ -131,9 +128,10 @@ def _state(simulation: Simulation, progress: Progress) -> tuple[dict[str, NDArra
     }
     leaves: list[tuple[Any, Tensor]] = tree_flatten_with_path(tree)[0]
     tensors = {"/".join(quote(step.key, safe="") for step in path): tensor for path, tensor in leaves}
+    halves = [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]
     about = {
         "host": [name for name, tensor in tensors.items() if tensor.device.type != simulation.device.type],
-        "bfloat16": (halves := [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]),
+        "bfloat16": halves,
         "finished": simulation.finished,
         "clients": list(clients),
         "bytes": {"down": simulation.bytes_down, "up": simulation.bytes_up},

@@ -5,6 +5,7 @@ The rules in ``workflow/rules`` only pass wildcards to these look-ups.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -33,6 +34,7 @@ from fltrain.runs.today import changed_runs, named, stale_runs
 if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
 
+CHECKOUT = Path(__file__).parents[2]
 TABLE_FORMS = {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM}
 FIGURE_FORMS = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png", "curves": CURVES_FORM}
 """Ending of each file of a table or figure."""
@@ -262,22 +264,34 @@ class Jobs:
 def declarations() -> Path:
     """Return the folder of declarations: ``config``, or this checkout's if another workflow imports ours."""
     here = Path("config")
-    return here if (here / "scales").is_dir() else Path(__file__).parents[2] / "config"
+    return here if (here / "scales").is_dir() else CHECKOUT / "config"
 
 
-def check_command(arguments: Iterable[str], folder: Path = Path()) -> None:
-    """Refuse to delete finished runs (``--delete-all-output``, also abbreviated), and braces in the path.
+def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
+    """Refuse arguments and a folder that Snakemake would misunderstand.
 
-    Snakemake takes words in braces for wildcards.
+    It takes words in braces for wildcards, deletes finished runs with all other output (the option can be
+    abbreviated), and runs on this machine if a workflow profile does not exist.
+
+    Raises:
+        FltrainError: with the remedy.
     """
     path = str(folder.absolute())
     if "{" in path or "}" in path:
         raise FltrainError(f"Snakemake cannot run in a path with braces: move {path!r}")
-    for word in arguments:
-        if len(word) > len("--delete-") and "--delete-all-output".startswith(word):
+    for word, following in itertools.pairwise([*arguments, ""]):
+        name, _, value = word.partition("=")
+        if len(name) > len("--delete-") and "--delete-all-output".startswith(name):
             raise FltrainError(
                 f"{word}: would delete finished runs; delete results/<scale> to make tables and figures, "
                 "or use `fltrain train --again` to train a run again"
+            )
+        profile = value or following
+        if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
+            known = sorted(path.name for path in (CHECKOUT / "workflow" / "profiles").iterdir())
+            raise FltrainError(
+                f"--workflow-profile: there is no folder {profile}{suggest(Path(profile).name, known)} "
+                f"(in workflow/profiles: {', '.join(known)})"
             )
 
 

@@ -57,8 +57,9 @@ def take(folder: Path, devices: Sequence[str], runs: int = 1) -> tuple[int, Base
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.lstat().st_uid != os.getuid():
-            raise PermissionError(0, "it belongs to another user")
+        found = folder.lstat()  # links are open to all
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(0, "not a folder of this user alone; chmod 700 it if it is yours")
         for number, (device, name) in itertools.product(range(runs), enumerate(devices)):
             lock = FileLock(folder / f"{name}.{number}.slot", fallback_to_soft=False)  # a lock of the system
             with suppress(Timeout):

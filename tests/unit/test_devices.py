@@ -6,7 +6,7 @@ The GPUs are just names here; the processes and locks that take, hold and releas
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,9 +100,29 @@ def test_the_device_with_the_fewest_processes_is_taken(tmp_path: Path) -> None:
 
 def test_lock_folders_of_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(FltrainError, match=f"{tmp_path}: .*belongs to another user.*{LOCKS}"):
+    with pytest.raises(FltrainError, match=f"{tmp_path}: .*not a folder of this user alone.*{LOCKS}"):
         take(tmp_path, GPUS)
     assert not list(tmp_path.iterdir())
+
+
+def open_to_others(folder: Path) -> Path:
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+def linked(folder: Path) -> Path:
+    """A link in the folder for temporary files, by which another user could redirect the locks."""
+    (folder.parent / "private").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "private")
+    return folder
+
+
+@pytest.mark.parametrize("make", [open_to_others, linked])
+def test_unsafe_lock_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    folder = make(tmp_path / "locks")
+    with pytest.raises(FltrainError, match=f"{folder}: .*not a folder of this user alone.*{LOCKS}"):
+        take(folder, GPUS)
+    assert not list(tmp_path.rglob("*.*"))
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:7", "cuda:x"])

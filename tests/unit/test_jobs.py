@@ -224,11 +224,25 @@ def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) ->
     assert JobResources.parse(resources, "test").amount("mem_mb", "resnet18", 1) == 100
 
 
-@pytest.mark.parametrize("option", ["--delete-all-output", "--delete-all"])
-def test_the_deletion_of_finished_runs_is_refused(option: str) -> None:
-    check_command(["snakemake", "--delete-temp-output", "-n"])
-    with pytest.raises(FltrainError, match=f"{option}: would delete finished runs"):
-        check_command(["snakemake", option, "--cores", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--delete-all-output --cores 1", "--delete-all-output: would delete finished runs"),
+        ("--delete-all", "--delete-all: would delete finished runs"),
+        ("--delete-temp-output -n", ""),
+        ("--workflow-profile profiles/slrm", "no folder profiles/slrm; did you mean 'slurm'?"),
+        ("--workflow-profile=profiles/slrm", "no folder profiles/slrm; did you mean 'slurm'?"),
+        ("--workflow-profile none", ""),
+        (f"--workflow-profile {ROOT}/workflow/profiles/slurm -n", ""),
+    ],
+)
+def test_commands_that_snakemake_would_misunderstand_are_refused(arguments: str, problem: str) -> None:
+    """Snakemake would delete finished runs, or train here instead of on the cluster."""
+    try:
+        check_command(["snakemake", *arguments.split()])
+        assert not problem
+    except FltrainError as error:
+        assert problem and problem in str(error)
 
 
 def test_a_path_with_braces_is_refused() -> None:

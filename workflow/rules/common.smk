@@ -19,6 +19,14 @@ def checked(function, *arguments):
         sys.exit(error.exit_code)
 
 
+# A storage provider transfers declared outputs only, and a record has more files than the summary that stands for it.
+# Without a provider, Snakemake itself refuses executors that share no file system.
+if workflow.storage_settings.default_storage_provider:
+    raise WorkflowError(
+        "records need a file system that all jobs share; leave out --default-storage-provider, and choose an "
+        "executor with a shared file system (docs/cluster.md)"
+    )
+
 checked(jobs.check_command, sys.argv)
 JOBS = checked(jobs.Jobs.of, config, jobs.declarations())
 if workflow.is_main_process:

@@ -78,11 +78,8 @@ def _code_and_profile(provenance: dict[str, Any]) -> tuple[str, str]:
 # ---------------------------------------------------------------- cells
 def pictures(cell: TableCell) -> list[Markup]:
     """Return pictures of a cell's intervals: its difference to the published value, and its gain."""
-    unit, difference, gain = (
-        " (points)" * cell.label.endswith("%"),
-        cell.difference_interval,
-        cell.gain_interval,
-    )
+    unit = " (points)" if cell.label.endswith("%") else ""
+    difference, gain = cell.difference_interval, cell.gain_interval
     drawn: list[Markup] = []
     if cell.difference is not None and difference and cell.margin and all(map(math.isfinite, difference)):
         name, margin = f"ours minus published{unit}; shaded: margin", (-cell.margin, cell.margin)

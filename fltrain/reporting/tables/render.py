@@ -263,7 +263,7 @@ class Grid:
         )
 
     def parts(self, lines: int) -> list[Grid]:
-        """Divide it into tables of at most so many rows."""
+        """Divide it into tables with this number of rows; the last one can be shorter."""
         names = list(self.rows)
         chunks = [names[start : start + lines] for start in range(0, len(names), lines)] or [[]]
         return [replace(self, rows={name: self.rows[name] for name in chunk}) for chunk in chunks]
