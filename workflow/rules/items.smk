@@ -25,6 +25,7 @@ use rule table as figure with:
         **item_files(jobs.FIGURE_FORMS, "png"),
     wildcard_constraints:
         item=JOBS.pattern("figures"),
+    localrule: True  # it is not taken over from the other rule
     message:
         "drawing {wildcards.item}"
 
@@ -33,7 +34,6 @@ use rule figure as model_figure with:
     # It computes on trained models, for minutes on a GPU, so it is a job with resources.
     wildcard_constraints:
         item=JOBS.pattern("models"),
-    localrule: False
     resources:
         gpu=1,
         runtime=lambda wildcards, attempt: 120 * attempt,
