@@ -10,7 +10,7 @@ import pandas as pd
 
 from fltrain.core.config import check_known
 from fltrain.core.lazy import Tensor, torch
-from fltrain.runs.curves import curves_of
+from fltrain.runs.measures import curves_of
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 

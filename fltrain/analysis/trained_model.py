@@ -29,7 +29,7 @@ class TrainedRun:
             FltrainError: if the record has no models.
         """
         torch.set_num_threads(1)
-        self.spec = RunSpec.parse(record.settings, str(record.folder))
+        self.spec = RunSpec.recorded(record.spec, str(record.folder))
         if self.spec.evaluation.keep == "nothing":
             raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))

@@ -44,7 +44,7 @@ def status(
             typer.echo(folder.run(run) / "summary.json")
         return
     stale = stale_runs(planned.runs, folder)
-    states = {run: RunStatus.of(run, folder, stale.get(run), spec) for run, spec in planned.runs.items()}
+    states = {run: RunStatus.of(spec, folder, stale.get(run)) for run, spec in planned.runs.items()}
     rows = []
     for run, state in states.items():
         members = ", ".join(planned.memberships[run])

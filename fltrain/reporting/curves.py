@@ -16,8 +16,8 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import Curves, ItemJob, curves_of
 from fltrain.reporting.frame import Runs, curve, curve_place, finished
 from fltrain.reporting.pictures import TEMPLATES
-from fltrain.runs import curves as records
-from fltrain.runs.curves import factor
+from fltrain.runs import measures
+from fltrain.runs.measures import factor
 from fltrain.runs.record import Record
 
 ROWS = 30_000
@@ -67,7 +67,7 @@ def points(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
     """
     layout = sheet.table or sheet.figure
     drawn = curves_of(layout) if isinstance(layout, Curves) else []
-    further = [name for name in drawn if tuple(name.split(".")) not in records.CURVES.values()]
+    further = [name for name in drawn if tuple(name.split(".")) not in measures.CURVES.values()]
     frames: dict[str, pd.DataFrame] = {}
     parts: list[pd.DataFrame] = []
     for cell, record in finished(sheet, runs):
@@ -78,7 +78,7 @@ def points(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=PLACE)
     metrics = [name for name in frame.columns if name not in PLACE]
     # The page opens with the metric that the figure draws.
-    metrics.sort(key=lambda name: name in records.CURVES and ".".join(records.CURVES[name]) not in drawn)
+    metrics.sort(key=lambda name: name in measures.CURVES and ".".join(measures.CURVES[name]) not in drawn)
     frame = frame[[*PLACE, *metrics]].reset_index(drop=True)
     frame[metrics] *= [factor(name) for name in metrics]
     return frame.rename(columns={name: heading(name) for name in metrics})
@@ -92,7 +92,7 @@ def heading(metric: str) -> str:
 def _curves(record: Record, further: list[str]) -> pd.DataFrame:
     """Return the curves of a run, a column each, with the column ``round``."""
     spec = record.run_spec
-    named_curves = records.curves_of(record, spec) if spec else {}
+    named_curves = measures.curves_of(record, spec) if spec else {}
     columns = {name: pd.Series(dict(values), dtype=float) for name, values in named_curves.items()}
     for name in further:
         found = curve(record, name)

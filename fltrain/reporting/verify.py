@@ -275,5 +275,5 @@ class Verification:
 
 
 def _numbers(text: str) -> str:
-    """Return a table without remarks on today's code and without links to files, if it is a page."""
-    return re.sub(r'<p class="notice" role="note">.*?</p>\n?| · <a data-file .*?</a>', "", text)
+    """Return a table without links to files, if it is a page."""
+    return re.sub(r" · <a data-file .*?</a>", "", text)

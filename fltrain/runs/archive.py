@@ -15,13 +15,12 @@ import os
 import re
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fltrain.core.errors import FltrainError, as_mistake
 from fltrain.core.files import flush, replacing
@@ -40,7 +39,6 @@ NUMBERS = ("spec.json", "metrics.jsonl", "summary.json")
 
 RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
 _MEMBER = re.compile(rf"({RUN_ID})/({'|'.join(map(re.escape, RECORD_FILES))})")
-_STAGING = ".import-"
 
 
 def export_records(records: Iterable[Record], path: Path) -> int:
@@ -87,18 +85,16 @@ def import_records(path: Path, results: Results, replace: bool = False) -> Count
         FltrainError: if the archive is invalid, a run is being trained, or a file cannot be written.
     """
     results.create()
-    lock = FileLock(results.runs / ".import.lock", timeout=0)
+    # On the same file system, so that a rename suffices, and under a name that no run has.
+    staging = results.runs / ".import-records"
     try:
-        with lock:
+        with leased(results.runs / ".import.lock"):
             results.recover()
-            for left in results.runs.glob(f"{_STAGING}*"):  # from an import that was killed
-                shutil.rmtree(left)
-            # On the same file system, so that a rename suffices, and under names that no run has.
-            with tempfile.TemporaryDirectory(prefix=_STAGING, dir=results.runs) as staging:
-                try:
-                    return _import(path, results, replace, Path(staging))
-                finally:
-                    Path(lock.lock_file).unlink(missing_ok=True)
+            shutil.rmtree(staging, ignore_errors=True)  # of an import that was killed
+            try:
+                return _import(path, results, replace, staging)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     except Timeout:
         raise FltrainError(f"{results.runs}: another import is running; wait until it has ended") from None
 
@@ -107,7 +103,7 @@ def _import(path: Path, results: Results, replace: bool, staging: Path) -> Count
     done, outcome = Counter[str](), "nothing was imported"
     try:
         _unpack(path, staging)
-        new = sorted(staging.iterdir())
+        new = sorted(staging.glob("*"))
         for record in new:
             _check(record)
             if _receive(record, results, replace, commit=False) == "replaced":
@@ -137,12 +133,13 @@ def _receive(new: Path, results: Results, replace: bool, commit: bool = True) ->
     try:
         with leased(results.lease(new.name)):
             old = results.record(new.name).complete
-            compared = RECORD_FILES if replace else NUMBERS
-            _, different, unreadable = filecmp.cmpfiles(new, place, compared, shallow=False)
-            if old and not different and not unreadable:
-                return "unchanged"
-            if old and not replace:
-                return "kept"
+            if old:
+                compared = RECORD_FILES if replace else NUMBERS
+                same, *_ = filecmp.cmpfiles(new, place, compared, shallow=False)
+                if len(same) == len(compared):
+                    return "unchanged"
+                if not replace:
+                    return "kept"
             if commit:
                 exchange(new, place)
             return "replaced" if old else "added"
@@ -170,10 +167,9 @@ def _unpack(path: Path, staging: Path) -> None:
                 fault, file = _fault(number, member, staging), staging / member.name
                 if fault:
                     break
-                content = archive.extractfile(member)
-                assert content is not None  # an ordinary file
-                file.parent.mkdir(exist_ok=True)
-                file.write_bytes(content.read())
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if content := archive.extractfile(member):
+                    file.write_bytes(content.read())
     except FileNotFoundError:
         raise FltrainError("no such file") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:

@@ -1,4 +1,4 @@
-"""The numbers that tables show, each a function of one run's record."""
+"""The numbers that tables and figures show: measures, each a function of one run's record, and curves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fltrain.core.config import check_known
 from fltrain.core.floats import average, total
 from fltrain.data.datasets import registry
 from fltrain.methods import METHODS
 from fltrain.runs.record import Record, Row
-from fltrain.runs.spec import RunSpec
+from fltrain.runs.spec import RunSpec, StatisticName
 
 if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
     from fltrain.core.statistics import OverSeeds
@@ -41,6 +42,7 @@ class Margin:
 POINT = Margin(1.0)
 FIFTH = Margin(0.2, relative=True)
 QUARTER = Margin(0.25, relative=True)
+TWENTIETH = Margin(0.05, relative=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Measure:
 
     ``targeted`` measures also take a target: an accuracy, or seconds of training. ``over_seeds`` names the
     summary over seeds. ``margin`` is the default margin of tables; measures with a relative one are costs, of
-    which less is better. ``diverged`` names the value for a diverged run.
+    which less is better. ``diverged`` names the value for a diverged run, ``needs`` a setting, method or
+    plug-in that a run must have, see ``lacking``.
     """
 
     label: str
@@ -60,6 +63,7 @@ class Measure:
     targeted: Literal["accuracy", "seconds"] | None = None
     over_seeds: OverSeeds = "mean"
     diverged: Literal["chance", "never"] | None = None
+    needs: str = ""
 
     @property
     def accuracy(self) -> bool:
@@ -209,12 +213,11 @@ def _traffic(record: Record) -> float:
     return float(sum(record.summary["bytes"].values()) / 1e6)
 
 
-def _parameters(record: Record) -> float:
-    return float(record.summary["parameters"] / 1e6)
-
-
-def _accuracy(label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy") -> Measure:
-    return Measure(label, 2, _percent(name, split), POINT, over_seeds=over_seeds, diverged="chance")
+def _accuracy(
+    label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy", needs: str = ""
+) -> Measure:
+    read = _percent(name, split)
+    return Measure(label, 2, read, POINT, over_seeds=over_seeds, diverged="chance", needs=needs)
 
 
 def _cost_to_target(
@@ -228,12 +231,13 @@ MEASURES = {
     "best_accuracy": _accuracy("best accuracy, %", "best"),
     # ECGR prints the highest accuracy of any round and any seed.
     "best_of_all_seeds": _accuracy("best accuracy of all seeds, %", "best", "max"),
-    "best_macro_accuracy": _accuracy("best mean over clients, %", "best_macro"),
-    "spread_over_clients": Measure("deviation over clients, %", 2, _percent("best_macro_std"), POINT),
+    "best_macro_accuracy": _accuracy("best mean over clients, %", "best_macro", needs="local_test"),
     "last_accuracy": _accuracy("last accuracy, %", "last"),
-    "validation_final_accuracy": _accuracy("validation accuracy, %", "final", split="validation"),
+    "validation_final_accuracy": _accuracy(
+        "validation accuracy, %", "final", split="validation", needs="evaluation.validation"
+    ),
     "extra_accuracy": Measure(
-        "accuracy, %", 2, _extra_accuracy, POINT, dimension="test_set", diverged="chance"
+        *("accuracy, %", 2, _extra_accuracy, POINT, "test_set"), diverged="chance", needs="evaluation.extra"
     ),
     "rounds_to_target": _cost_to_target("rounds to target", 0, _rounds_to_target, "median"),
     "interpolated_rounds_to_target": _cost_to_target("rounds to target", 0, _interpolated_rounds),
@@ -248,9 +252,13 @@ MEASURES = {
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
     "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
-    "parameters": Measure("trained parameters, millions", 2, _parameters, Margin(0.05, relative=True)),
-    "traffic": Measure("traffic up and down, MB", 1, _traffic, Margin(0.05, relative=True)),
-    "selection_share": Measure("share of selections, %", 2, _selection_share, Margin(2.0), dimension="block"),
+    "parameters": Measure(
+        *("trained parameters, millions", 2, lambda record: record.summary["parameters"] / 1e6, TWENTIETH)
+    ),
+    "traffic": Measure("traffic up and down, MB", 1, _traffic, TWENTIETH),
+    "selection_share": Measure(
+        "share of selections, %", 2, _selection_share, Margin(2.0), "block", needs="flfa"
+    ),
 }
 
 
@@ -273,32 +281,62 @@ ROW_FIELDS: dict[str, dict[str, str]] = {
 Rows of a method have its name as their kind.
 """
 
-_NEEDS: dict[str, tuple[str, Callable[[RunSpec], bool]]] = {
-    "best_macro_accuracy": ("local_test", lambda spec: spec.local_test is not None),
-    "spread_over_clients": ("local_test", lambda spec: spec.local_test is not None),
-    "extra_accuracy": ("evaluation.extra", lambda spec: bool(spec.evaluation.extra)),
-    **{
-        name: ("evaluation.validation", lambda spec: spec.evaluation.validation > 0)
-        for name in MEASURES
-        if name.startswith("validation_")
-    },
-    "selection_share": ("plugins: [flfa]", lambda spec: "flfa" in [plugin.name for plugin in spec.plugins]),
-}
-"""By measure: a setting that it needs, and a check of it."""
-
 
 def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
     """Return the setting that a run lacks for a measure or curve (``kind.field``); empty if it lacks none."""
-    kind, dot, name = measure_or_curve.partition(".")
-    if not dot:
-        setting, has_setting = _NEEDS.get(measure_or_curve, ("", None))
-        return setting if has_setting and not has_setting(spec) else ""
-    if kind in METHODS:
+    kind, curve, field = measure_or_curve.partition(".")
+    if not curve:
+        needed = MEASURES[kind].needs if kind in MEASURES else ""
+    elif kind in METHODS:
+        needed = kind
+    else:
+        curves = [f"{kind}.{name}" for kind, fields in ROW_FIELDS.items() for name in fields]
+        check_known(f"{where}: unknown curve", [measure_or_curve], curves)
+        needed = ROW_FIELDS[kind][field]
+    if needed in METHODS:
         taking_part = [method.name for method in spec.composition.methods]
-        return "" if kind in taking_part else f"the method or plug-in {kind!r}"
-    curves = [f"{kind}.{name}" for kind, fields in ROW_FIELDS.items() for name in fields]
-    check_known(f"{where}: unknown curve", [measure_or_curve], curves)
-    needed = ROW_FIELDS[kind][name]
-    if needed == "local_test":
-        return "" if spec.local_test else needed
-    return "" if not needed or needed in spec.evaluation.statistics else f"evaluation.statistics: [{needed}]"
+        return "" if needed in taking_part else f"the method or plug-in {needed!r}"
+    if needed in get_args(StatisticName):
+        return "" if needed in spec.evaluation.statistics else f"evaluation.statistics: [{needed}]"
+    return needed if needed and not attrgetter(needed)(spec) else ""
+
+
+# --------------------------------------------------------------------------------------------------- curves
+CURVES = {
+    "test_accuracy": ("evaluation", "accuracy"),
+    "test_loss": ("evaluation", "loss"),
+    "train_loss": ("train", "loss"),
+    "drift": ("updates", "drift"),
+    "similarity_skewness": ("updates", "skewness"),
+    "separability_ratio": ("separability", "ratio"),
+}
+"""Metrics with a value per round: kind of row and name of its value."""
+
+Curve = list[tuple[int, float]]
+"""Rounds (from 1) and values."""
+
+
+def factor(metric: str) -> int:
+    """Return 100 for accuracies, which pages and MLflow show in per cent, else 1."""
+    return 100 if "accuracy" in metric else 1
+
+
+def curves_of(record: Record, spec: RunSpec) -> dict[str, Curve]:
+    """Return the finite values of each of ``CURVES`` that a record has.
+
+    Only tests that count are included: none on further datasets or with another model.
+    """
+    counts = {"split": spec.test_split, "view": spec.view}.items()
+    curves: dict[str, Curve] = {name: [] for name in CURVES}
+    for row in record.metrics:
+        if row["kind"] == "evaluation" and not counts <= row.items():
+            continue
+        for name, (kind, value) in CURVES.items():
+            if kind == row["kind"] and is_number(row.get(value)):
+                curves[name].append((row["round"], float(row[value])))
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -16,6 +16,7 @@ files differ between executions.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -27,7 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Self
 
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
@@ -59,7 +60,6 @@ AGAIN, REPLACED = ".again-", ".replaced-"
 
 MODELS_FILE = "models.safetensors"
 """File of the final weights, in records whose spec requests them."""
-
 
 _REMEDY = "restore the file or retrain the run"
 
@@ -121,13 +121,13 @@ class Results:
         """Create the folder of all records."""
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
-            fault = "" if os.access(self.runs, os.W_OK | os.X_OK) else "no permission to write"
+            if not os.access(self.runs, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "no permission to write")
         except OSError as error:
-            fault = error.strerror or str(error)
-        if fault:
             raise FltrainError(
-                f"results folder {self.root} cannot be written ({fault}); choose another with --results"
-            )
+                f"results folder {self.root} cannot be written ({error.strerror or error}); choose another "
+                "with --results"
+            ) from None
 
     def run(self, run_id: str) -> Path:
         """Folder of a run's record."""
@@ -150,8 +150,8 @@ class Results:
 
     def saved_rounds(self, run_id: str) -> int:
         """Rounds that the latest checkpoint of a run covers; 0 without a checkpoint."""
-        names = [path.stem for path in checkpoint_files(self.checkpoints(run_id))]
-        return max((int(name.partition("-")[2]) for name in names), default=0)
+        files = checkpoint_files(self.checkpoints(run_id))
+        return int(files[0].stem.partition("-")[2]) if files else 0
 
     def lease(self, run_id: str) -> Path:
         """Lock file of the process that trains a run."""
@@ -231,22 +231,17 @@ class Record:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """All settings with the revisions of their components, as plain data."""
-        return self._mapping("spec.json")
+        return self._object("spec.json")
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
-        """Settings of the run without revisions, as ``RunSpec.parse`` reads them."""
-        return {key: value for key, value in self.spec.items() if key != "revisions"}
-
-    @property
     def run_spec(self) -> RunSpec | None:
         """Spec of the run; None if the current code lacks one of its settings.
 
         Their run ID differs from that of the record if a component was revised since.
         """
-        settings = self.settings
+        recorded = self.spec
         try:
-            return RunSpec.parse(settings, self.run_id)
+            return RunSpec.recorded(recorded)
         except FltrainError:
             return None
 
@@ -267,14 +262,13 @@ class Record:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Status, accuracies, traffic, digests."""
-        self._check()
-        return self._mapping("summary.json")
+        return self._undamaged()._object("summary.json")
 
     @cached_property
     def metrics(self) -> list[Row]:
         """All rows of ``metrics.jsonl``."""
-        self._check()
-        return [from_json(line) for line in (self.folder / "metrics.jsonl").read_bytes().splitlines()]
+        lines = (self._undamaged().folder / "metrics.jsonl").read_bytes().splitlines()
+        return [from_json(line) for line in lines]
 
     def rows(self, kind: str) -> list[Row]:
         """Return the rows of one kind, by round."""
@@ -283,27 +277,26 @@ class Record:
     @cached_property
     def costs(self) -> dict[str, Any]:
         """Seconds by phase, throughput, peak memory."""
-        self._check()
-        return self._mapping("costs.json")
+        return self._undamaged()._object("costs.json")
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Code, packages and machine."""
-        self._check()
-        return self._mapping("provenance.json")
+        return self._undamaged()._object("provenance.json")
 
     @property
     def test_images(self) -> int | None:
         """Number of images behind an accuracy; None if no row of the record has it."""
         return next((row["images"] for row in self.rows("evaluation") if "images" in row), None)
 
-    def _check(self) -> None:
+    def _undamaged(self) -> Self:
         if damage := self.damage:
             raise FltrainError(damage)
+        return self
 
-    def _mapping(self, name: str) -> dict[str, Any]:
+    def _object(self, name: str) -> dict[str, Any]:
         with _damage_named(f"{self.folder}/"):
-            return _parse_object(_content(self.folder / name), name)
+            return _parse(_content(self.folder / name), name)
 
 
 # --------------------------------------------------------------------------------------------------- checks
@@ -312,7 +305,7 @@ def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
     """Check the digests of a record whose files have these dates and sizes: changed files are read again."""
     try:
         with _damage_named(f"{folder}/"):
-            check_digests(folder)
+            _undamaged_contents(folder)
     except FltrainError as error:
         return str(error)
     return ""
@@ -330,10 +323,15 @@ Number = float | None
 class _Form(BaseModel):
     """Keys that readers of records rely on; other keys are allowed."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Numbers(_Form):
+class _Row(_Form):
+    round: Positive
+    kind: str
+
+
+class _Statistic(_Row):
     __pydantic_extra__: dict[str, Number | dict[str, Number]]
 
 
@@ -346,31 +344,21 @@ def _form(base: type[_Form] = _Form, /, **fields: Any) -> type[_Form]:
     return form
 
 
-_ROW: dict[str, Any] = {"round": Positive, "kind": str}
-_STATISTICS = ("updates", "divergence", "dissimilarity", "separability")
-_ROWS = {
-    "train": _form(**_ROW, clients=list[int], loss=Number),
-    "evaluation": _form(
-        **_ROW,
-        **{"split": str, "view": str, "accuracy": Share, "loss": Number},
-        **{"images": (Positive, 1), "macro": (Share, 0.0), "std": (Share, 0.0)},
-    ),
-    **dict.fromkeys(_STATISTICS, _form(_Numbers, **_ROW)),
+_TEST: dict[str, Any] = {"split": str, "view": str, "accuracy": Share, "loss": Number}
+_ROWS: dict[str, type[_Form]] = {
+    "train": _form(_Row, clients=list[int], loss=Number),
+    "evaluation": _form(_Row, **_TEST, images=(Positive, 1), macro=(Share, 0.0), std=(Share, 0.0)),
+    **dict.fromkeys(("updates", "divergence", "dissimilarity", "separability"), _Statistic),
 }
-"""Forms of the rows of ``metrics.jsonl`` by their kind."""
-
-_OTHER_ROW = _form(**_ROW)
-"""Form of the rows that methods write, and of further kinds."""
+"""Forms of the rows of ``metrics.jsonl`` by their kind; methods write rows of further kinds."""
 
 _FORMS = {
+    # Status, accuracies and losses follow from spec and rows, see `check_record`.
     "summary.json": _form(
-        status=Literal["completed", "diverged"],
         diverged=_form(round=Positive) | None,
-        accuracy=dict[str, Number],
-        loss=dict[str, Number],
         bytes=dict[str, Annotated[int, Field(ge=0)]],
         layers=list[str],
-        digests=_form(data=str, partition=str, metrics=str),
+        digests=_form(data=str, partition=str),
     ),
     "costs.json": _form(seconds=_form(total=Seconds), round_seconds=list[Seconds]),
     "provenance.json": _form(
@@ -394,16 +382,15 @@ def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
     """
     with _damage_named(f"{folder.name}: "):
         spec = _spec(folder)
-        contents = check_digests(folder)
-        objects = {name: _checked(form, contents[name], name) for name, form in _FORMS.items()}
-        rows = [
-            _checked(_ROWS, line, f"metrics.jsonl, line {number}")
-            for number, line in enumerate(contents["metrics.jsonl"].splitlines(), start=1)
-        ]
-        summary = objects["summary.json"]
+        contents = _undamaged_contents(folder)
+        summary, *_ = (_checked(form, contents[name], name) for name, form in _FORMS.items())
+        lines = contents["metrics.jsonl"].splitlines()
+        rows = [_checked(_Row, line, f"metrics.jsonl, line {number}") for number, line in enumerate(lines, 1)]
         if spec is not None:
             _check_rounds(spec, rows, summary["diverged"])
-            _check_summary(spec, rows, {**summary, "run_id": spec.run_id})
+            for key, value in summarise(spec, rows, summary["diverged"], {}).items():
+                if key != "run_id" and summary.get(key) != value:
+                    raise ValueError(f"summary.json: {key!r} does not follow from spec and metrics")
     digests: dict[str, str] = summary["digests"]
     return spec, digests
 
@@ -413,10 +400,10 @@ def _spec(folder: Path) -> RunSpec | None:
 
     The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
     """
-    data = _parse_object(_content(folder / "spec.json"), "spec.json")
+    data = _parse(_content(folder / "spec.json"), "spec.json")
     spec, unknown = None, ""
     try:
-        spec = RunSpec.parse({key: value for key, value in data.items() if key != "revisions"}, "spec.json")
+        spec = RunSpec.recorded(data)
     except FltrainError as error:
         unknown = str(error)
     run_id = f"{(spec.run_id if spec else folder.name).rpartition('-')[0]}-{short_hash(data)}"
@@ -438,41 +425,31 @@ def _check_rounds(spec: RunSpec, rows: Sequence[Row], diverged: Row | None) -> N
         raise ValueError(f"metrics.jsonl: has no test in round {missing[0]} of {last}")
 
 
-def _check_summary(spec: RunSpec, rows: Sequence[Row], summary: Row) -> None:
-    """Check that the summary of a record follows from its spec and rows."""
-    try:
-        expected = summarise(spec, rows, summary["diverged"], {})
-    except BROKEN as error:
-        raise ValueError(f"summary.json: does not fit to spec.json and metrics.jsonl ({error!r})") from None
-    for key, value in expected.items():
-        if summary.get(key) != value:
-            raise ValueError(f"summary.json: {key!r} does not follow from spec.json and metrics.jsonl")
-
-
-def check_digests(folder: Path) -> dict[str, bytes]:
-    """Check that the files of a complete record are unchanged; return their contents.
+def _undamaged_contents(folder: Path) -> dict[str, bytes]:
+    """Return the contents of a complete record's files, which must have their digests.
 
     Raises:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
     contents = {name: _content(folder / name) for name in RECORD_FILES}
-    summary, costs, provenance = (_parse_object(contents[name], name) for name in _FORMS)
-    _check_format(summary)
+    objects = {name: _parse(contents[name], name) for name in _FORMS}
+    summary = objects["summary.json"]
+    version = summary.get("format")
+    if isinstance(version, int) and version > RECORD_FORMAT:
+        raise FltrainError(
+            "summary.json: made by a newer version of fltrain (record format "
+            f"{version}, this one reads {RECORD_FORMAT}); update fltrain or train into another results folder"
+        )
+    if version != RECORD_FORMAT:
+        raise FltrainError(f"summary.json: not a record of format {RECORD_FORMAT}; retrain the run")
     if summary.get("run_id", folder.name) != folder.name:
         raise ValueError(f"summary.json: belongs to {summary['run_id']}")
-    digests = summary["digests"]
-    found = {
-        "summary.json": (digests.get("summary"), summary_digest(summary)),
-        "metrics.jsonl": (digests.get("metrics"), sha256(contents["metrics.jsonl"])),
-        "spec.json": (digests.get("spec"), sha256(contents["spec.json"])),
-        "costs.json": (costs.get("digest"), with_digest(costs)["digest"]),
-        "provenance.json": (provenance.get("digest"), with_digest(provenance)["digest"]),
-    }
-    for name, (stated, computed) in found.items():
-        if stated is None:
-            raise ValueError(f"{name}: has no digest")
-        if stated != computed:
-            raise ValueError(f"{name}: changed after training (its digest differs)")
+    changed = [name for name, data in objects.items() if data != sealed(data)]
+    for name in ("metrics.jsonl", "spec.json"):
+        if summary["digests"].get(name.partition(".")[0]) != sha256(contents[name]):
+            changed.append(name)
+    if changed:
+        raise ValueError(f"{changed[0]}: changed after training (its digest differs)")
     return contents
 
 
@@ -483,30 +460,30 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _checked(form: type[_Form] | Mapping[str, type[_Form]], text: bytes, where: str) -> Row:
-    """Parse a JSON object of a form, or of the form of its kind.
+def _checked(form: type[_Form], text: bytes, where: str) -> Row:
+    """Parse a JSON object of a form, or a row of the form of its kind.
 
     Raises:
         ValueError: with the fault; the message begins with ``where``.
     """
-    data = _parse_object(text, where)
-    kind = form if isinstance(form, type) else form.get(data.get("kind", ""), _OTHER_ROW)
+    data = _parse(text, where)
+    if form is _Row:
+        form = _ROWS.get(str(data.get("kind")), _Row)
     try:
-        kind.model_validate(data)
+        form.model_validate(data)
     except ValidationError as error:
-        raise ValueError(f"{where}: {explain(error, kind)}") from None
+        raise ValueError(f"{where}: {explain(error, form)}") from None
     return data
 
 
-def _parse_object(text: bytes, where: str) -> Row:
+def _parse(text: bytes, where: str) -> Row:
     """Parse a JSON object with plausible numbers and printable texts: others could change the terminal."""
     try:
         data = from_json(text, allow_inf_nan=False)
+        if not _is_plain(data):
+            raise ValueError("control characters in a text, or a number that is too large")
     except ValueError as error:
         raise ValueError(f"{where}: cannot be read ({error})") from None
-    if not _is_plain(data):
-        fault = "control characters in a text, or a number that is too large"
-        raise ValueError(f"{where}: cannot be read ({fault})")
     if not isinstance(data, dict):
         raise ValueError(f"{where}: not a JSON object")
     return data
@@ -525,34 +502,23 @@ def _is_plain(data: Any) -> bool:
     return True
 
 
-def _check_format(summary: Row) -> None:
-    """Refuse a summary whose record has another format."""
-    version = summary.get("format")
-    if isinstance(version, int) and version > RECORD_FORMAT:
-        raise FltrainError(
-            "summary.json: made by a newer version of fltrain (record format "
-            f"{version}, this one reads {RECORD_FORMAT}); update fltrain or train into another results folder"
-        )
-    if version != RECORD_FORMAT:
-        raise FltrainError(f"summary.json: not a record of format {RECORD_FORMAT}; retrain the run")
-
-
 # -------------------------------------------------------------------------------------------------- writing
 def sha256(content: bytes) -> str:
     """Return the SHA-256 of a file's content, as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
-def with_digest(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of ``costs.json`` or ``provenance.json`` with its digest."""
-    content = {key: value for key, value in data.items() if key != "digest"}
-    return {**content, "digest": sha256(canonical_json(content).encode())}
+def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with the digest of everything else in it.
 
-
-def summary_digest(summary: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a summary without its own digest."""
-    digests = {name: digest for name, digest in summary["digests"].items() if name != "summary"}
-    return sha256(canonical_json({**summary, "digests": digests}).encode())
+    It is ``digests.summary`` in ``summary.json``, which has further digests, and ``digest`` in other files.
+    """
+    if "digests" not in data:
+        content = {key: value for key, value in data.items() if key != "digest"}
+        return {**content, "digest": sha256(canonical_json(content).encode())}
+    digests = {name: digest for name, digest in data["digests"].items() if name != "summary"}
+    own = sha256(canonical_json({**data, "digests": digests}).encode())
+    return {**data, "digests": {**digests, "summary": own}}
 
 
 def summarise(
@@ -566,16 +532,21 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss or weight became non-finite, else None.
         facts: further deterministic entries (traffic, digests, size of the network).
     """
-    tests, validated = _tests(spec, rows, spec.test_split), _tests(spec, rows, "validation")
-    validation = {}
+    tests, validation = _tests(spec, rows, spec.test_split), {}
     if spec.evaluation.validation:
-        validation = {**_accuracies(spec, validated, diverged), "loss": _last(validated, "loss")}
+        validated = _tests(spec, rows, "validation")
+        validation["validation"] = {
+            **_accuracies(spec, validated, diverged),
+            "loss": _last(validated, "loss"),
+        }
+    macro = max((row for row in tests if "macro" in row), key=_rank("macro"), default=None)
+    over_clients = {"best_macro": macro["macro"], "best_macro_std": macro["std"]} if macro else {}
     return {
         "run_id": spec.run_id,
         "status": "diverged" if diverged else "completed",
         "diverged": diverged,
         "rounds": spec.rounds,
-        "accuracy": {**_accuracies(spec, tests, diverged), **_over_clients(tests)},
+        "accuracy": {**_accuracies(spec, tests, diverged), **over_clients},
         "loss": {"last": _last(tests, "loss")},
         "extra": {
             data.name: _final(spec, _tests(spec, rows, data.name), diverged) for data in spec.evaluation.extra
@@ -584,7 +555,7 @@ def summarise(
             str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
             for target in spec.evaluation.targets
         },
-        **({"validation": validation} if validation else {}),
+        **validation,
         **facts,
     }
 
@@ -595,9 +566,14 @@ def _tests(spec: RunSpec, rows: Sequence[Row], split: str) -> list[Row]:
     return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
 
 
+def _rank(value: str) -> Callable[[Row], tuple[float, int]]:
+    """Return a key for the best test, the first of equal ones."""
+    return lambda row: (row[value], -row["round"])
+
+
 def _accuracies(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> dict[str, Any]:
     """Return the last, best (with its first round) and final accuracy of tests."""
-    best = max(tests, key=lambda row: (row["accuracy"], -row["round"]), default=None)
+    best = max(tests, key=_rank("accuracy"), default=None)
     return {
         "last": _last(tests, "accuracy"),
         "best": best and best["accuracy"],
@@ -608,15 +584,6 @@ def _accuracies(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> di
 
 def _last(tests: Sequence[Row], value: str) -> float | None:
     return tests[-1][value] if tests else None
-
-
-def _over_clients(tests: Sequence[Row]) -> dict[str, float]:
-    """Return the best unweighted mean over clients and its spread, for tests on local images."""
-    means = [row for row in tests if "macro" in row]
-    if not means:
-        return {}
-    best = max(means, key=lambda row: (row["macro"], -row["round"]))
-    return {"best_macro": best["macro"], "best_macro_std": best["std"]}
 
 
 def _final(spec: RunSpec, tests: Sequence[Row], diverged: Row | None) -> float | None:
@@ -650,13 +617,12 @@ def write_record(
     if models is not None:
         write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
         digests["models"] = digest_of(models)
-    complete = {"format": RECORD_FORMAT, **summary, "digests": {**summary.get("digests", {}), **digests}}
-    complete["digests"]["summary"] = summary_digest(complete)
+    digests = {**summary.get("digests", {}), **digests}
     write_text(folder / "spec.json", settings)
     write_text(folder / "metrics.jsonl", metrics)
-    write_json(folder / "costs.json", with_digest(costs))
-    write_json(folder / "provenance.json", with_digest(provenance))
-    write_json(folder / "summary.json", complete)
+    write_json(folder / "costs.json", sealed(costs))
+    write_json(folder / "provenance.json", sealed(provenance))
+    write_json(folder / "summary.json", sealed({"format": RECORD_FORMAT, **summary, "digests": digests}))
 
 
 # ------------------------------------------------------------------------------------ locks and replacement
@@ -707,31 +673,31 @@ def exchange(new: Path, record: Path) -> None:
     """
     if new == record:
         return
-    aside = record.with_name(f"{REPLACED}{record.name}")
     try:
         if record.exists():
-            record.rename(aside)
+            record.rename(_aside(record))
         new.rename(record)
-        if aside.exists():
+        if _aside(record).exists():
             flush(record.parent)
     except OSError:
         if not new.exists():
             record.rename(new)
-        put_back(record)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        put_back(record)
 
 
 def put_back(record: Path) -> None:
-    """Complete an exchange that was interrupted: keep the new record if it is in its place, else the old one.
+    """End an exchange, also an interrupted one: keep the new record if it is in its place, else the old one.
 
     Hold the lease of its run.
     """
-    aside = record.with_name(f"{REPLACED}{record.name}")
-    if not aside.exists():
-        return
-    if not record.exists() or (Record(aside).complete and not Record(record).complete):
+    aside = _aside(record)
+    if aside.exists() and not Record(record).complete:
         shutil.rmtree(record, ignore_errors=True)
         aside.rename(record)
-    else:
-        shutil.rmtree(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(record: Path) -> Path:
+    return record.with_name(f"{REPLACED}{record.name}")

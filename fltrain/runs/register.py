@@ -78,21 +78,20 @@ def _digest(component: type[Component]) -> int:
     return int(hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8], 16)
 
 
-def _sources(kind: type) -> list[str]:
-    """Return the source of a class, or of its functions: notebooks do not keep the source of classes."""
-    if text := _source(kind):
-        return [text]
-    functions = [getattr(one, "fget", one) for one in [*vars(kind).values()]]
-    return [_source(one) or _compiled(one.__code__) for one in functions if inspect.isfunction(one)]
+def _sources(thing: Any) -> list[str]:
+    """Return the source of a class or function.
+
+    Notebooks do not keep the source of classes, hence that of their functions; consoles keep none.
+    """
+    try:
+        return [textwrap.dedent(inspect.getsource(thing))]
+    except (OSError, TypeError):
+        if isinstance(thing, type):
+            functions = [getattr(one, "fget", one) for one in [*vars(thing).values()]]
+            return [text for one in functions if inspect.isfunction(one) for text in _sources(one)]
+        return [_compiled(thing.__code__)]
 
 
 def _compiled(code: CodeType) -> str:
     constants = [_compiled(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
     return " ".join([code.co_code.hex(), *code.co_names, *constants])
-
-
-def _source(thing: Any) -> str:
-    try:
-        return textwrap.dedent(inspect.getsource(thing))
-    except (OSError, TypeError):
-        return ""

@@ -7,7 +7,8 @@ machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
@@ -190,92 +191,85 @@ class RunSpec(Settings):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        _ = self.composition
+        if conflict := next(self._conflicts(), ""):
+            raise ValueError(conflict)
         self.training.lr_schedule.check(self.rounds)
-        entry, side = self.dataset.entry, self.dataset.side
-        entry.normalisation(self.dataset.normalisation)
-        if entry.train_images == 0:
-            raise ValueError(
-                f"dataset {self.dataset.name!r} is for testing only; name it in evaluation.extra"
-            )
-        extra = [data.name for data in self.evaluation.extra]
-        for data in self.evaluation.extra:
-            if extra.count(data.name) > 1:
-                raise ValueError(f"evaluation.extra: {data.name!r} is named twice; leave one out")
-            if data.normalisation != "default":
-                raise ValueError(
-                    f"evaluation.extra: {data.name!r} is normalised like the run's own dataset; "
-                    "leave out 'normalisation'"
-                )
-        if self.local_test and "separability" in self.evaluation.statistics:
-            raise ValueError(
-                "evaluation.statistics: 'separability' needs the global test images, not local_test; "
-                "leave out one of the two"
-            )
-        if self.training.batch_size == 1 and (parts := self.composition.schedule.batches) > 1:
-            raise ValueError(
-                f"training.batch_size: {self.method.name!r} takes {parts} different batches for a step, of "
-                "two images or more; set it to 2 or more"
-            )
-        self._check_personal()
-        self._check_participation()
-        self.partition.check(self._images, entry.classes or math.inf)
-        if side is not None:
-            if side < self.model.min_side:
-                raise ValueError(
-                    f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
-                    f"{self.dataset.id!r} has {side}; set dataset.image_size"
-                )
-            self.training.augmentation.check(side)
-        if self.training.augmentation.flip and not entry.horizontal_flip:
-            raise ValueError(
-                f"training.augmentation.flip: mirrored images of {self.dataset.name!r} leave their class; "
-                "set it to false"
-            )
+        self.dataset.entry.normalisation(self.dataset.normalisation)
+        self.partition.check(self._images, self.dataset.entry.classes or math.inf)
+        if self.dataset.side is not None:
+            self.training.augmentation.check(self.dataset.side)
         return self
 
-    def _check_participation(self) -> None:
-        """Refuse a partial cohort if a method needs all clients."""
-        clients = self.partition.clients
-        if self.participation.per_round(clients) == clients:
-            return
-        for method in self.composition.methods:
-            if method.needs.schedule and method.needs.schedule.all_clients:
-                raise ValueError(
-                    f"method {method.name!r} needs all clients in every round with these settings; set "
-                    "participation.fraction to 1"
+    def _conflicts(self) -> Iterator[str]:
+        """Yield settings that do not fit together, each with a remedy."""
+        composition, evaluation, name = self.composition, self.evaluation, self.method.name
+        data, entry, needs = self.dataset, self.dataset.entry, self.composition.needs
+        if entry.train_images == 0:
+            yield f"dataset {data.name!r} is for testing only; name it in evaluation.extra"
+        for extra, number in Counter(extra.name for extra in evaluation.extra).items():
+            if number > 1:
+                yield f"evaluation.extra: {extra!r} is named twice; leave one out"
+        for one in evaluation.extra:
+            if one.normalisation != "default":
+                yield (
+                    f"evaluation.extra: {one.name!r} is normalised like the run's own dataset; leave out "
+                    "'normalisation'"
+                )
+        if self.training.batch_size == 1 and (parts := composition.schedule.batches) > 1:
+            yield (
+                f"training.batch_size: {name!r} takes {parts} different batches for a step, of two images or "
+                "more; set it to 2 or more"
+            )
+        if data.side is not None and data.side < self.model.min_side:
+            yield (
+                f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
+                f"{data.id!r} has {data.side}; set dataset.image_size"
+            )
+        if self.training.augmentation.flip and not entry.horizontal_flip:
+            yield (
+                f"training.augmentation.flip: mirrored images of {data.name!r} leave their class; set it to "
+                "false"
+            )
+        if self.participation.per_round(self.partition.clients) < self.partition.clients:
+            for method in composition.methods:
+                if method.needs.schedule and method.needs.schedule.all_clients:
+                    yield (
+                        f"method {method.name!r} needs all clients in every round with these settings; set "
+                        "participation.fraction to 1"
+                    )
+        for setting, used in {
+            f"method: {name!r} makes a model for each client": composition.personal,
+            "batchnorm: 'local' makes a model for each client": self.batchnorm == "local",
+            "evaluation.point: 'after_local' tests each client": evaluation.point == "after_local",
+        }.items():
+            if used and not self.local_test:
+                yield f"{setting}; set local_test, so that clients have images to test it on"
+        if self.batchnorm == "local" or not needs.global_model:
+            what = "batchnorm 'local'" if needs.global_model else f"method {name!r}"
+            if evaluation.keep == "model":
+                yield f"evaluation.keep: 'model' is the global model, but {what} has none; use 'clients'"
+            if evaluation.extra:
+                yield f"evaluation.extra: needs a global model; {what} has none; leave it out"
+        compared: tuple[str, ...] = () if needs.global_model else ("divergence", "dissimilarity")
+        # Updates can still be compared in the parameters that clients share.
+        if compared and needs.private in (None, "all"):
+            compared += ("drift", "similarity")
+        for statistic in evaluation.statistics:
+            if statistic in compared:
+                yield (
+                    f"evaluation.statistics: {statistic!r} compares models that clients share; those of "
+                    f"method {name!r} share none; leave it out"
+                )
+            if statistic == "separability" and self.local_test:
+                yield (
+                    "evaluation.statistics: 'separability' needs the global test images, not local_test; "
+                    "leave out one of the two"
                 )
 
-    def _check_personal(self) -> None:
-        """Refuse settings that need a global model, or local test images, if the run has none."""
-        method = self.composition
-        if not self.local_test:
-            for setting, used in {
-                f"method: {self.method.name!r} makes a model for each client": method.personal,
-                "batchnorm: 'local' makes a model for each client": self.batchnorm == "local",
-                "evaluation.point: 'after_local' tests each client": self.evaluation.point == "after_local",
-            }.items():
-                if used:
-                    raise ValueError(f"{setting}; set local_test, so that clients have images to test it on")
-        if self.batchnorm == "local" or not method.needs.global_model:
-            what = "batchnorm 'local'" if method.needs.global_model else f"method {self.method.name!r}"
-            if self.evaluation.keep == "model":
-                raise ValueError(
-                    f"evaluation.keep: 'model' is the global model, but {what} has none; use 'clients'"
-                )
-            if self.evaluation.extra:
-                raise ValueError(f"evaluation.extra: needs a global model; {what} has none; leave it out")
-        if not method.needs.global_model:
-            # Updates can still be compared in the parameters that clients share.
-            compared: tuple[StatisticName, ...] = ("divergence", "dissimilarity")
-            if method.needs.private in (None, "all"):
-                compared += ("drift", "similarity")
-            for statistic in compared:
-                if statistic in self.evaluation.statistics:
-                    raise ValueError(
-                        f"evaluation.statistics: {statistic!r} compares models that clients share; those of "
-                        f"method {self.method.name!r} share none; leave it out"
-                    )
+    @classmethod
+    def recorded(cls, data: Mapping[str, Any], where: str = "spec.json") -> Self:
+        """Return the settings in a record's spec, which also has the revisions of their components."""
+        return cls.parse({key: value for key, value in data.items() if key != "revisions"}, where)
 
     @property
     def personal(self) -> bool:

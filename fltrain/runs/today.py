@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component
-from fltrain.runs.record import BROKEN, Record, Results, held, reason
+from fltrain.runs.record import Record, Results, held
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import begins
 
@@ -172,19 +172,13 @@ def _add_texts(node: Any, add: Callable[[str], None]) -> None:
 # --------------------------------------------------------------------------------------------- changed code
 def changed_modules(provenance: Mapping[str, Any], spec: RunSpec) -> list[str]:
     """Return the modules whose code differs from that of a record; none if it has no digests of sources."""
-    recorded, today = provenance.get("sources"), source_digests(spec)
-    return (
-        sorted(name for name in {*recorded, *today} if recorded.get(name) != today.get(name))
-        if recorded
-        else []
-    )
+    recorded, today = provenance.get("sources") or {}, source_digests(spec)
+    names = {*recorded, *today} if recorded else set()
+    return sorted(name for name in names if recorded.get(name) != today.get(name))
 
 
 def changed_code(provenance: Mapping[str, Any], spec: RunSpec) -> str:
-    """Describe the difference between the code that trained a run and today's code.
-
-    For example ``the code of methods.fedprox changed since this run``; empty if nothing changed.
-    """
+    """Return, for example, ``the code of methods.fedprox changed since this run``; empty if none changed."""
     if not provenance.get("sources"):
         return "code not recorded"
     modules = changed_modules(provenance, spec)
@@ -193,17 +187,15 @@ def changed_code(provenance: Mapping[str, Any], spec: RunSpec) -> str:
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
     """Return the modules whose code changed since each of these runs (by ID) was trained."""
-    records = {run: results.record(run) for run in runs}
-    changed = {
-        run: changed_modules(record.provenance, runs[run]) for run, record in records.items() if record.usable
-    }
+    records = [record for record in map(results.record, runs) if record.usable]
+    changed = {one.run_id: changed_modules(one.provenance, runs[one.run_id]) for one in records}
     return {run: modules for run, modules in changed.items() if modules}
 
 
-def named(modules: Sequence[str]) -> str:
-    """List modules, the first two by name."""
-    more = f" and {len(modules) - 2} more" if len(modules) > 2 else ""
-    return ", ".join(modules[:2]) + more
+def named(names: Sequence[str]) -> str:
+    """List names, all or the first two."""
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 # -------------------------------------------------------------------------------------------- stale records
@@ -212,20 +204,18 @@ def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
     Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
     """
+    # A normalisation is recorded if it is not that of this project's registry, a skew if there is one.
+    absent = dict.fromkeys([*new["revisions"], "feature_skew"], 1) | {"normalisation": "as shipped"}
+    recorded = old.get("revisions")
+    before, after = (
+        absent | revisions for revisions in (recorded if isinstance(recorded, dict) else {}, new["revisions"])
+    )
 
-    def shown(spec: Mapping[str, Any], name: str) -> str:
-        revisions = spec.get("revisions")
-        # A normalisation is recorded if it is not that of this project's registry.
-        absent = "as shipped" if name == "normalisation" else 1
-        revision = revisions.get(name, absent) if isinstance(revisions, Mapping) else absent
+    def shown(revision: Any) -> str:
         return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
 
-    names = dict.fromkeys([*new["revisions"], "feature_skew", "normalisation"])
-    changes = [
-        f"{name} {before} -> {after}"
-        for name in names
-        if (before := shown(old, name)) != (after := shown(new, name))
-    ]
+    changed = [name for name in absent if before[name] != after[name]]
+    changes = [f"{name} {shown(before[name])} -> {shown(after[name])}" for name in changed]
     return "; ".join(changes) or "settings"
 
 
@@ -247,16 +237,15 @@ class Stale:
     def of(cls, record: Record) -> Self | None:
         """Return None if the record is not stale, or if its settings or files cannot be read."""
         try:
-            settings = record.settings
+            recorded = record.spec
         except FltrainError:
             return None
         try:
-            spec = RunSpec.parse(settings, "spec.json")
+            spec = RunSpec.recorded(recorded)
         except FltrainError as unknown:
             return cls(record, "", str(unknown))
-        if spec.run_id == record.run_id:
-            return None
-        return cls(record, spec.run_id, revised(record.spec, spec.canonical))
+        stale = spec.run_id != record.run_id
+        return cls(record, spec.run_id, revised(recorded, spec.canonical)) if stale else None
 
     def __str__(self) -> str:
         return f"{self.revised} ({self.record.run_id})"
@@ -284,8 +273,7 @@ def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
 
 
 # --------------------------------------------------------------------------------------------------- status
-@dataclass(frozen=True)
-class RunStatus:
+class RunStatus(NamedTuple):
     """Status of a run.
 
     Attributes:
@@ -302,31 +290,20 @@ class RunStatus:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, run_id: str, results: Results, stale: Stale | None, spec: RunSpec | None = None) -> Self:
-        """Return the status of a run.
-
-        Args:
-            run_id: the run.
-            results: the results folder.
-            stale: the stale record of the run, if it has one.
-            spec: the run, to compare the code of the record with the current code; None: no comparison.
-        """
-        record = results.record(run_id)
+    def of(cls, spec: RunSpec, results: Results, stale: Stale | None = None) -> Self:
+        """Return the status of a run, which may have a stale record."""
+        record = results.record(spec.run_id)
         if record.complete:
             try:
-                if spec:
-                    record.check_settings(spec)
-                final, seconds = record.summary["accuracy"]["final"], record.costs["seconds"]["total"]
-                change = changed_code(record.provenance, spec) if spec else ""
-                accuracy = None if final is None else float(final)
-                return cls(str(record.summary["status"]), change, accuracy, float(seconds))
+                record.check_settings(spec)
+                summary, seconds = record.summary, record.costs["seconds"]["total"]
+                change = changed_code(record.provenance, spec)
+                return cls(summary["status"], change, summary["accuracy"]["final"], seconds)
             except FltrainError as error:
                 return cls("damaged", str(error))
-            except BROKEN as error:
-                return cls("damaged", f"{record.folder}: {reason(error)}; retrain the run")
-        if held(results.lease(run_id)):
+        if held(results.lease(spec.run_id)):
             return cls("training")
-        if finished := results.saved_rounds(run_id):
+        if finished := results.saved_rounds(spec.run_id):
             return cls("stopped", f"after round {finished}; the next start resumes there")
         if (record.folder / "train.log").exists():
             return cls("started")
@@ -341,29 +318,21 @@ def notes_on(records: Iterable[Record]) -> list[str]:
         records: the records behind a table, complete or not, repeated or not.
     """
     complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
+    damages = [damage for record in complete if (damage := record.damage)]
+    more = f" ({len(damages) - 1} more: `fltrain verify` lists them)" if len(damages) > 1 else ""
+    damaged = f"Damaged and left out: {damages[0]}{more}." if damages else ""
     usable = [record for record in complete if not record.damage]
-    provenances = [record.provenance for record in usable]
-    problems = [record.damage for record in complete if record.damage]
-    more = f" ({len(problems) - 1} more: `fltrain verify` lists them)" if len(problems) > 1 else ""
-    damaged = f"Damaged and left out: {problems[0]}{more}." if problems else ""
-    return [*filter(None, (damaged, _mixed_data(usable), mixed(provenances), mixed_code(provenances)))]
-
-
-def _mixed_data(records: Iterable[Record]) -> str:
-    """Name datasets and partitions that had different bytes under one name; empty without any."""
-    digests: dict[str, list[str]] = {}
-    for record in records:
+    data: dict[str, list[str]] = {}
+    for record in usable:
         if spec := record.run_spec:
-            used = record.summary.get("digests", {})
-            for name, key in (
-                (f"dataset {spec.dataset.id}", "data"),
-                (f"partition {spec.partition_id}", "partition"),
-            ):
-                digests.setdefault(name, []).append(str(used.get(key, ""))[:8])
-    different = [*filter(None, (_counted(name, values) for name, values in digests.items()))]
-    more = f" and {len(different) - 2} more" if len(different) > 2 else ""
+            names = {"data": f"dataset {spec.dataset.id}", "partition": f"partition {spec.partition_id}"}
+            for key, name in names.items():
+                data.setdefault(name, []).append(record.summary.get("digests", {}).get(key, "")[:8])
+    different = named(_mixed(data))
     what = "These runs were trained on different data under one name, so they are not comparable"
-    return f"{what}: {', '.join(different[:2])}{more}." if different else ""
+    unlike = f"{what}: {different}." if different else ""
+    provenances = [record.provenance for record in usable]
+    return [note for note in (damaged, unlike, mixed(provenances), mixed_code(provenances)) if note]
 
 
 def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
@@ -371,29 +340,31 @@ def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
 
     For example ``These runs mix processors (A: 2, B: 1), which may round differently.``
     """
-    conditions: dict[str, list[Any]] = {
-        "processors": [one.get("gpu") or one.get("processor") for one in provenances],
-        "instruction sets": [_instructions(one) for one in provenances],
-        "PyTorch versions": [one.get("packages", {}).get("torch") for one in provenances],
-        "thread counts": [one.get("threads") for one in provenances],
-        "determinism levels": [one.get("determinism") for one in provenances],
-    }
-    different = [*filter(None, (_counted(what, values) for what, values in conditions.items()))]
+
+    def instructions(one: Mapping[str, Any]) -> str:
+        limits = sorted((one.get("limits") or {}).items())
+        return " ".join([one.get("cpu_capability", ""), *(f"{name}={value}" for name, value in limits)])
+
+    different = _mixed(
+        {
+            "processors": [one.get("gpu") or one.get("processor") for one in provenances],
+            "instruction sets": map(instructions, provenances),
+            "PyTorch versions": [one.get("packages", {}).get("torch") for one in provenances],
+            "thread counts": [one.get("threads") for one in provenances],
+            "determinism levels": [one.get("determinism") for one in provenances],
+        }
+    )
     return f"These runs mix {', '.join(different)}, which may round differently." if different else ""
 
 
-def _counted(what: str, values: Iterable[Any]) -> str:
-    """Return the different values with their numbers, for example ``processors (A: 2, B: 1)``."""
-    counts = Counter(str(value) for value in values if value)
-    listed = ", ".join(f"{value}: {number}" for value, number in counts.most_common())
-    return f"{what} ({listed})" if len(counts) > 1 else ""
-
-
-def _instructions(provenance: Mapping[str, Any]) -> str:
-    limits = provenance.get("limits") or {}
-    return " ".join(
-        [provenance.get("cpu_capability", ""), *(f"{key}={limits[key]}" for key in sorted(limits))]
-    )
+def _mixed(values: Mapping[str, Iterable[Any]]) -> list[str]:
+    """Return what has different values, with their numbers, for example ``processors (A: 2, B: 1)``."""
+    counts = {what: Counter(str(value) for value in found if value) for what, found in values.items()}
+    return [
+        f"{what} ({', '.join(f'{value}: {number}' for value, number in found.most_common())})"
+        for what, found in counts.items()
+        if len(found) > 1
+    ]
 
 
 def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
@@ -411,14 +382,3 @@ def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
     parts += [f"Modules that differ: {named(modules)}."] if modules else []
     parts += ["Some records lack the versions of their modules."] if partly else []
     return " ".join(parts)
-
-
-def code_changes(records: Iterable[Record]) -> list[str]:
-    """Return a line if the code of usable records differs from today's: number of runs, modules, remedy."""
-    usable = [record for record in {one.run_id: one for one in records}.values() if record.usable]
-    specs = [(record, record.run_spec) for record in usable]
-    changed = [changed_modules(record.provenance, spec) for record, spec in specs if spec]
-    runs = sum(map(bool, changed))
-    since = f"Code changed since {count(runs, 'run')}, but no revision: {named(sorted({*chain(*changed)}))}"
-    again = "`fltrain status --changed` lists the runs to train again if the change affects results"
-    return [f"{since}; {again}."] if runs else []

@@ -142,18 +142,32 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
 def choose(
     runs: Sequence[Run], conditions: Iterable[Condition], settings_of: Callable[[Run], Mapping[str, str]]
 ) -> list[Run]:
-    """Return the runs that meet all conditions."""
+    """Return the runs that meet all conditions; refuse a key or a wanted value that no run has."""
     conditions = list(conditions)
     every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
     left = every
     for condition in conditions:
-        _check(condition, [settings for _, settings in every])
+        key = condition.key
+        keys = {name for _, settings in every for name in settings}
+        below = [name for name in keys if begins(name, [key])]
+        if not below:
+            raise FltrainError(f"where: unknown key {key!r}{suggest(key, keys)}")
+        present = {value_of(settings, key) for _, settings in every}
+        if _GROUP in present and not {*condition.values} <= {NONE, "null"}:
+            raise FltrainError(f"where: {key!r} stands for several settings; name one of {listed(below)}")
+        for wanted in () if condition.excluded else condition.values:
+            if not any(Condition(key, (wanted,)).meets(settings) for _, settings in every):
+                raise _nothing_left(Condition(key, (wanted,)), present)
         before, left = left, [(run, settings) for run, settings in left if condition.meets(settings)]
         if not left:
-            values = {name for _, settings in before for name in value_of(settings, condition.key).split()}
-            near = "" if condition.excluded else suggest(condition.values[0], values)
-            raise FltrainError(f"no run is left with {condition}{near} (there are: {listed(values)})")
+            raise _nothing_left(condition, {value_of(settings, key) for _, settings in before})
     return [run for run, _ in left]
+
+
+def _nothing_left(condition: Condition, values: Iterable[str]) -> FltrainError:
+    names = {name for value in values for name in value.split() or [""]}
+    near = "" if condition.excluded else suggest(condition.values[0], names)
+    return FltrainError(f"no run is left with {condition}{near} (there are: {listed(names)})")
 
 
 def value_of(settings: Mapping[str, str], key: str) -> str:
@@ -162,24 +176,6 @@ def value_of(settings: Mapping[str, str], key: str) -> str:
     if value is None:
         return _GROUP if any(begins(name, [key]) for name in settings) else NONE
     return value
-
-
-def _check(condition: Condition, settings: Sequence[Mapping[str, str]]) -> None:
-    """Refuse a key that no run has, and a wanted value that no run has, even if others match."""
-    keys = {key for mapping in settings for key in mapping}
-    below = [key for key in keys if begins(key, [condition.key])]
-    if not below:
-        raise FltrainError(f"where: unknown key {condition.key!r}{suggest(condition.key, keys)}")
-    is_group = any(value_of(mapping, condition.key) == _GROUP for mapping in settings)
-    if is_group and not {*condition.values} <= {NONE, "null"}:
-        raise FltrainError(
-            f"where: {condition.key!r} stands for several settings; name one of {listed(below)}"
-        )
-    present = {name for mapping in settings for name in value_of(mapping, condition.key).split() or [""]}
-    for wanted in condition.values:
-        if not condition.excluded and not any(_same(name, wanted) for name in present):
-            there = f"{suggest(wanted, present)} (there are: {listed(present)})"
-            raise FltrainError(f"no run is left with {condition.key}={wanted}{there}")
 
 
 def _same(value: str, wanted: str) -> bool:

@@ -24,7 +24,7 @@ from fltrain.data.datasets import registry
 from fltrain.reporting.frame import DIVERGED, DONE, at_labels
 from fltrain.reporting.text import interval_text, markdown_table, number_text
 from fltrain.reporting.verdict import apart, families_of
-from fltrain.runs.curves import CURVES, factor
+from fltrain.runs.measures import CURVES, factor
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.runs import FINALS, STALE, RecordedRun
 

@@ -28,7 +28,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.runs.curves import factor
+from fltrain.runs.measures import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.today import stale_records
 from fltrain.runs.where import NONE, short_names

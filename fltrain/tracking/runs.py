@@ -14,7 +14,7 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.plan import plan
-from fltrain.runs.curves import Curve, curves_of, is_number
+from fltrain.runs.measures import Curve, curves_of, is_number
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_code, revised

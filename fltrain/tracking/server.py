@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from fltrain.core.hashing import short_hash
-from fltrain.runs.curves import CURVES
+from fltrain.runs.measures import CURVES
 from fltrain.tracking.export import CELLS, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 

@@ -23,7 +23,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import ItemJob
 from fltrain.runs import today
-from fltrain.runs.record import Record, Results, sha256, summary_digest, with_digest, write_record
+from fltrain.runs.record import Record, Results, sealed, sha256, write_record
 from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")
@@ -208,10 +208,9 @@ def seal(folder: Path) -> None:
     summary["run_id"] = folder.name
     for name in ("spec.json", "metrics.jsonl"):
         summary["digests"][name.partition(".")[0]] = sha256((folder / name).read_bytes())
-    summary["digests"]["summary"] = summary_digest(summary)
     for name in ("costs.json", "provenance.json"):
-        write_json(folder / name, with_digest(read_json(folder / name)))
-    write_json(folder / "summary.json", summary)
+        write_json(folder / name, sealed(read_json(folder / name)))
+    write_json(folder / "summary.json", sealed(summary))
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:

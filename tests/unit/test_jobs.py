@@ -16,7 +16,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
 from fltrain.experiments.jobs import Jobs, check_command, forces_training, lock_folder
 from fltrain.experiments.selection import JobResources
-from fltrain.runs.record import MODELS_FILE, Results, with_digest
+from fltrain.runs.record import MODELS_FILE, Results, sealed
 from fltrain.runs.spec import RunSpec
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
@@ -126,7 +126,7 @@ def test_changed_code_and_unknown_targets_are_told(folder: Path) -> None:
         "there is no target 'toy_tabel1'; did you mean 'toy_table1'?"
     ]
     other = {**record.provenance["sources"], "methods.fedavg": "0"}
-    write_json(record.folder / "provenance.json", with_digest({**record.provenance, "sources": other}))
+    write_json(record.folder / "provenance.json", sealed({**record.provenance, "sources": other}))
     assert jobs(folder).notes([]) == [
         "the code of methods.fedavg changed since 1 run; to train them again: "
         "snakemake --config scale=one -R $(fltrain status --changed --scale one)"

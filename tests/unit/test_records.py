@@ -19,22 +19,24 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_json
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
+from fltrain.experiments.schema import merge
 from fltrain.runs.record import (
     RECORD_FILES,
     Record,
     Results,
     check_record,
     exchange,
+    sealed,
     summarise,
-    summary_digest,
     write_record,
 )
 from fltrain.runs.today import RunStatus
 from fltrain.runtime.process import peak_memory
 
-from .helpers import as_another_user, tiny, trained
+from .helpers import as_another_user, seal, tiny, trained, write_rows
 
 SAME_IN_EVERY_EXECUTION = ("spec.json", "metrics.jsonl", "summary.json")
 MEASURED = tiny(
@@ -60,9 +62,14 @@ def diverged(root: Path) -> Record:
     return trained(DIVERGING, root)
 
 
-def test_records_have_the_documented_files(measured: Record, diverged: Record) -> None:
+def test_records_have_the_documented_files_with_finite_numbers(measured: Record, diverged: Record) -> None:
     for record in (measured, diverged):
         assert {path.name for path in record.folder.iterdir()} == {*RECORD_FILES, "train.log"}
+        assert check_record(record.folder)[0] == record.run_spec
+        for name in RECORD_FILES:
+            text = (record.folder / name).read_text()
+            for document in text.splitlines() if name.endswith("l") else [text]:
+                json.loads(document, parse_constant=lambda constant: pytest.fail(f"{constant} in a record"))
 
 
 def test_rows_are_complete_and_in_order(measured: Record) -> None:
@@ -107,14 +114,6 @@ def test_the_peak_of_a_record_is_that_of_its_run(tmp_path: Path) -> None:
     before = peak_memory()
     record = trained(tiny(rounds=1), tmp_path)
     assert 0 < record.costs["peak_memory_bytes"] < before - 2**29
-
-
-@pytest.mark.parametrize("name", RECORD_FILES)
-def test_json_files_have_finite_numbers_only(measured: Record, diverged: Record, name: str) -> None:
-    for record in (measured, diverged):
-        text = (record.folder / name).read_text()
-        for document in text.splitlines() if name.endswith("l") else [text]:
-            json.loads(document, parse_constant=lambda constant: pytest.fail(f"{constant} in a record"))
 
 
 def test_compared_files_contain_nothing_of_this_machine(measured: Record) -> None:
@@ -181,9 +180,9 @@ def test_another_run_with_the_same_id_is_refused(
         CliRunner().invoke(app, ["train", "run.json"], catch_exceptions=False)
     with pytest.raises(FltrainError, match=re.escape(message)):
         trained(other, results.root)
-    state = RunStatus.of(other.run_id, results, None, other)
+    state = RunStatus.of(other, results)
     assert (state.name, state.detail.startswith(message)) == ("damaged", True)
-    assert RunStatus.of(one.run_id, results, None, one).name == "completed"
+    assert RunStatus.of(one, results).name == "completed"
 
 
 def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:
@@ -195,90 +194,142 @@ def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, r
     assert list(Results(root / "nowhere").records()) == []
 
 
-@pytest.mark.parametrize("content", ['{"half": ', "\x00", None])
+@pytest.fixture
+def copied(measured: Record, tmp_path: Path) -> Record:
+    """A copy of the record that a test may damage."""
+    return Record(Path(shutil.copytree(measured.folder, tmp_path / measured.run_id)))
+
+
+BROKEN = [b'{"half": ', b"\x00\xff", b"[]", b"null", b'{"round": NaN}', b'{"round": 1e999}', b'"\\ud800"']
+
+
 @pytest.mark.parametrize("name", RECORD_FILES)
-def test_damaged_records_are_named(tmp_path: Path, name: str, content: str | None) -> None:
-    write_record(tmp_path, tiny(), [], {"run_id": tmp_path.name}, {}, {})
-    if content is None:
-        (tmp_path / name).unlink()
-    else:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(FltrainError, match=rf"^{tmp_path / name}: "):
-        getattr(Record(tmp_path), name.partition(".")[0])
+def test_an_unreadable_file_is_named(name: str, copied: Record) -> None:
+    """A named pipe does not block."""
+    path = copied.folder / name
+    for content in (*BROKEN, b"[" * 200_000, b"1" * 10_000, b"", None, os.mkfifo):
+        path.unlink(missing_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content:
+            content(path)
+        record = Record(copied.folder)
+        assert record.damage.startswith(f"{path}: ") and not record.usable
+        with pytest.raises(FltrainError, match=re.escape(f"{path}: ")):
+            getattr(record, name.partition(".")[0])
+        with pytest.raises(FltrainError, match=f"^{re.escape(record.run_id)}: "):
+            check_record(record.folder)
 
 
-EDITS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "accuracy": (
-        "summary.json",
-        lambda summary: {**summary, "accuracy": {**summary["accuracy"], "final": 0.9999}},
-    ),
-    "status": ("summary.json", lambda summary: {**summary, "status": "completed", "diverged": None}),
-    "rounds to target": ("summary.json", lambda summary: {**summary, "rounds_to_target": {"0.05": 1}}),
-    "another run": ("summary.json", lambda summary: {**summary, "run_id": "digits-fedavg-0123456789"}),
-    "metrics": ("metrics.jsonl", lambda rows: rows.replace('"round": 2', '"round": 1')),
-    "no metrics": ("metrics.jsonl", lambda rows: ""),
-    "spec": ("spec.json", lambda spec: {**spec, "rounds": 4}),
-    "no costs": ("costs.json", lambda costs: {}),
-    "no seconds": ("costs.json", lambda costs: {**costs, "seconds": {}}),
-    "no provenance": ("provenance.json", lambda facts: {}),
-    "a list": ("provenance.json", lambda facts: [facts]),
-    "seconds": ("costs.json", lambda costs: {**costs, "round_seconds": [0.001]}),
-    "digest": ("costs.json", lambda costs: {**costs, "digest": "0" * 64}),
-    "device": ("provenance.json", lambda facts: {**facts, "device": "cuda:0"}),
-    **{
-        f"no digest in {name}": (
-            f"{name}.json",
-            lambda data: {key: data[key] for key in data if key != "digest"},
-        )
-        for name in ("costs", "provenance")
-    },
-    **{
-        f"no digest of {name}": ("summary.json", lambda summary, name=name: without_digest_of(summary, name))
-        for name in ("spec", "summary")
-    },
-}
+def put(**changes: Any) -> Callable[[Any], Any]:
+    """Return an edit of a JSON file that merges these values into it."""
+    return lambda data: merge(data, changes)
 
 
-def without_digest_of(summary: Any, name: str) -> Any:
-    """A summary without a digest; its own digest agrees, as a forger can compute it."""
-    del summary["digests"][name]
-    if name != "summary":
-        summary["digests"]["summary"] = summary_digest(summary)
-    return summary
+def without(key: str) -> Callable[[Any], Any]:
+    return lambda data: {name: value for name, value in data.items() if name != key}
 
 
-@pytest.mark.parametrize("name", EDITS)
-def test_an_edited_record_gives_no_results(
-    name: str, measured: Record, diverged: Record, tmp_path: Path
-) -> None:
-    original = diverged if name == "status" else measured
-    record = Record(Path(shutil.copytree(original.folder, tmp_path / original.run_id)))
-    assert record.usable and record.damage == ""
-    file, edit = EDITS[name]
-    path = record.folder / file
+@pytest.mark.parametrize(
+    ("file", "edit"),
+    [
+        ("summary.json", put(accuracy={"final": 0.9999})),
+        ("summary.json", put(digests={"summary": None})),
+        ("summary.json", put(run_id="digits-fedavg-0123456789")),
+        ("metrics.jsonl", lambda rows: rows.replace('"round": 2', '"round": 1')),
+        ("metrics.jsonl", lambda rows: ""),
+        ("spec.json", put(rounds=4)),
+        ("costs.json", lambda costs: {}),
+        ("costs.json", put(round_seconds=[0.001])),
+        ("costs.json", put(digest="0" * 64)),
+        ("costs.json", without("digest")),
+        ("provenance.json", put(device="cuda:0")),
+        ("provenance.json", without("digest")),
+    ],
+)
+def test_an_edited_record_gives_no_results(file: str, edit: Callable[[Any], Any], copied: Record) -> None:
+    path = copied.folder / file
     text = path.read_text()
+    assert copied.usable and copied.damage == ""
     path.write_text(edit(text) if file == "metrics.jsonl" else json.dumps(edit(json.loads(text))))
-    if name == "no digest of spec":
-        path = record.folder / "spec.json"
-    edited = Record(record.folder)
+    edited = Record(copied.folder)
     assert edited.damage.startswith(f"{path}: ") and edited.complete and not edited.usable
     for part in ("summary", "metrics", "costs", "provenance"):
         with pytest.raises(FltrainError, match=re.escape(str(path))):
             getattr(edited, part)
-    (record.folder / file).write_text(text)
-    assert Record(record.folder).usable, "a restored file is accepted"
+    path.write_text(text)
+    assert Record(copied.folder).usable, "a restored file is accepted"
 
 
-@pytest.mark.parametrize("name", RECORD_FILES)
-def test_a_named_pipe_does_not_block(name: str, measured: Record, tmp_path: Path) -> None:
-    record = Record(Path(shutil.copytree(measured.folder, tmp_path / measured.run_id)))
-    (record.folder / name).unlink()
-    os.mkfifo(record.folder / name)
-    assert f"{name}: is not an ordinary file" in record.damage
-    with pytest.raises(FltrainError, match="is not an ordinary file"):
-        check_record(record.folder)
-    with pytest.raises(FltrainError, match="is not an ordinary file"):
-        getattr(Record(record.folder), name.partition(".")[0])
+@pytest.mark.parametrize(
+    ("file", "edit", "reason"),
+    [
+        ("spec.json", put(rounds=4), "spec.json belongs to"),
+        ("spec.json", put(evil=1), "unknown key 'evil'"),
+        ("spec.json", put(revisions={"model": 99}), "spec.json belongs to"),
+        ("summary.json", put(format=2), "newer version of fltrain"),
+        ("summary.json", put(format=None), "not a record of format 1"),
+        ("summary.json", put(digests={"spec": None}), "spec.json: changed after training"),
+        ("summary.json", put(digests={"metrics": "0" * 64}), "metrics.jsonl: changed after training"),
+        ("summary.json", put(loss={"\x9b31m": "x"}), "summary.json: cannot be read (control characters"),
+        ("summary.json", put(layers=["\u202egnp.exe"]), "summary.json: cannot be read (control characters"),
+        ("summary.json", put(accuracy={"final": 0.99}), "'accuracy' does not follow"),
+        ("summary.json", put(rounds_to_target={"0.05": 3}), "'rounds_to_target' does not follow"),
+        ("summary.json", put(run_id="x"), "summary.json: belongs to x"),
+        ("summary.json", put(status="diverged"), "'status' does not follow"),
+        ("summary.json", put(diverged={"what": "loss"}), "diverged.round"),
+        ("summary.json", put(bytes={"down": 10**300}), "a number that is too large"),
+        ("provenance.json", put(processor="\x1b[2J"), "provenance.json: cannot be read (control characters"),
+        ("provenance.json", put(dirty="no"), "dirty"),
+        ("provenance.json", put(threads=1e300), "a number that is too large"),
+        ("costs.json", put(seconds={"total": 1e10}), "seconds.total"),
+        ("costs.json", put(seconds={"total": "1"}), "seconds.total"),
+        ("costs.json", put(round_seconds=[-1.0]), "round_seconds"),
+    ],
+)
+def test_a_forged_record_is_refused(
+    file: str, edit: Callable[[Any], Any], reason: str, copied: Record
+) -> None:
+    """Its digests are valid, as a forger can compute them."""
+    data = edit(json.loads((copied.folder / file).read_text()))
+    (copied.folder / file).write_text(json.dumps(data if file == "spec.json" else sealed(data)))
+    with pytest.raises(FltrainError, match=rf"^{re.escape(copied.run_id)}: .*{re.escape(reason)}"):
+        check_record(copied.folder)
+
+
+BETTER = '{"round": 3, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (BETTER, "'accuracy' does not follow"),
+        (BETTER.replace("accuracy", "x"), "accuracy: field required"),
+        (BETTER.replace("1.0", "1.5"), "accuracy: input should be less than or equal to 1"),
+        (BETTER.replace("0.1", "1e300"), "a number that is too large"),
+        (f'{BETTER[:-1]}, "images": "text"}}', "images: input should be a valid integer"),
+        ('{"round": 4, "kind": "x"}', "metrics.jsonl: has round 4, but the run ended in round 3"),
+        ('{"round": 2, "kind": "updates", "drift": "x"}', "drift"),
+        ('{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
+        ('{"round": 1}', "kind"),
+    ],
+)
+def test_a_forged_row_is_refused(row: str, reason: str, copied: Record) -> None:
+    rows = (copied.folder / "metrics.jsonl").read_text()
+    (copied.folder / "metrics.jsonl").write_text(f"{rows}{row}\n")
+    seal(copied.folder)
+    with pytest.raises(FltrainError, match=re.escape(reason)):
+        check_record(copied.folder)
+
+
+def test_a_completed_run_has_all_its_tests(copied: Record) -> None:
+    """Some of the rounds are no whole run, even if everything else follows from them."""
+    summary = copied.summary
+    rows = [row for row in copied.metrics if row["round"] == 3]
+    write_json(copied.folder / "summary.json", {**summary, **summarise(MEASURED, rows, None, {})})
+    write_rows(copied.folder, rows)
+    with pytest.raises(FltrainError, match="has no test in round 1 of 3"):
+        check_record(copied.folder)
 
 
 def test_a_record_without_access_is_damaged(measured: Record, tmp_path: Path) -> None:
@@ -289,7 +340,7 @@ def test_a_record_without_access_is_damaged(measured: Record, tmp_path: Path) ->
     lease = results.lease(MEASURED.run_id)
 
     def look(name: str, detail: str) -> None:
-        state = RunStatus.of(MEASURED.run_id, results, None, MEASURED)
+        state = RunStatus.of(MEASURED, results)
         assert (state.name, detail in state.detail) == (name, True), state
 
     def looks() -> None:

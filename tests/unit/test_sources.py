@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.core.files import read_json, write_json
+from fltrain.core.files import write_json
 from fltrain.runs import today
-from fltrain.runs.record import Record, Results, with_digest
+from fltrain.runs.record import Record, Results, sealed
 from fltrain.runs.today import (
     RunStatus,
     changed_code,
     changed_modules,
     changed_runs,
-    code_changes,
     components,
     mixed,
     mixed_code,
@@ -71,39 +70,23 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_sources()
 
 
-def edited(path: Path, old: str, new: str) -> list[str]:
-    """The modules that change by an edit of a file; the edit is undone."""
-    before = source_digests(tiny())
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("mine.py", "* 2.0", "* 3.0", ["outside_code.mine"]),
+        ("helper.py", "1.0", "1.5", ["outside_code.helper"]),
+        ("mine.py", "# a comment", "# another comment", []),
+        ("mine.py", "A method in a file of its own.", "Doubles.", []),
+        ("mine.py", "helper.FACTOR * 2.0", "(\n            helper.FACTOR\n * 2.00)", []),
+    ],
+)
+def test_a_digest_changes_with_the_code_only(
+    file: str, old: str, new: str, changed: list[str], outside: Path
+) -> None:
+    before, path = source_digests(tiny()), outside / file
+    path.write_text(path.read_text().replace(old, new))
     forget_sources()
-    try:
-        return changed_modules({"sources": before}, tiny())
-    finally:
-        path.write_text(text)
-        forget_sources()
-
-
-EDITS: dict[str, tuple[str, str, str, list[str]]] = {
-    "a number": ("mine.py", "* 2.0", "* 3.0", ["outside_code.mine"]),
-    "an imported module": ("helper.py", "1.0", "1.5", ["outside_code.helper"]),
-    "a comment": ("mine.py", "# a comment", "# another comment", []),
-    "a docstring": ("mine.py", "A method in a file of its own.", "Doubles.", []),
-    "the formatting": (
-        "mine.py",
-        "return helper.FACTOR * 2.0",
-        "return (\n            helper.FACTOR\n * 2.00)",
-        [],
-    ),
-}
-
-
-def test_a_digest_changes_with_the_code_only(outside: Path) -> None:
-    before = source_digests(tiny())
-    for name, (file, old, new, changed) in EDITS.items():
-        assert edited(outside / file, old, new) == changed, name
-    assert source_digests(tiny()) == before
+    assert changed_modules({"sources": before}, tiny()) == changed
 
 
 def test_a_run_depends_on_its_own_components_only() -> None:
@@ -136,54 +119,29 @@ def prox(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return trained(tiny(method="fedprox", model="mlp", rounds=1), tmp_path_factory.mktemp("results"))
 
 
-def with_code(record: Record, change: Callable[[dict[str, str]], dict[str, str] | None]) -> Record:
-    """The record with other digests of sources, or without any."""
-    path = record.folder / "provenance.json"
-    found = read_json(path)
-    digests = change(dict(found.pop("sources")))
-    write_json(path, with_digest(found if digests is None else {**found, "sources": digests}))
-    return Record(record.folder)
-
-
-def test_changed_code_is_reported(prox: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By status, by train, and below tables; a record without digests is valid."""
-    original = (prox.folder / "provenance.json").read_text()
-    spec, results = tiny(method="fedprox", model="mlp", rounds=1), Results(prox.folder.parents[1])
-    assert prox.provenance["sources"] == source_digests(spec)
-    assert RunStatus.of(prox.run_id, results, None, spec).detail == ""
-    assert notes_on([prox, prox]) == code_changes([prox, prox]) == []
+def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
+    """By status and train, until the run is trained again; a record without digests is valid."""
+    spec, results = tiny(method="fedprox", model="mlp", rounds=1), Results(tmp_path / "results")
+    record = Record(Path(shutil.copytree(prox.folder, results.run(prox.run_id))))
+    original = record.provenance
+    assert original["sources"] == source_digests(spec)
+    assert RunStatus.of(spec, results).detail == "" and notes_on([record, record]) == []
     (tmp_path / "run.json").write_text(spec.to_json())
     arguments = ["train", str(tmp_path / "run.json"), "--results", str(results.root)]
-    try:
-        for change, expected in {
-            (
-                lambda digests: {**digests, "methods.fedprox": "0"}
-            ): "the code of methods.fedprox changed since this run",
-            (lambda digests: None): "code not recorded",
-        }.items():
-            record = with_code(prox, change)
-            assert record.usable
-            assert changed_code(record.provenance, spec) == expected
-            state = RunStatus.of(record.run_id, results, None, spec)
-            assert (state.name, state.detail) == ("completed", expected)
-            assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
-            lines = code_changes([record])
-            assert len(lines) == ("fedprox" in expected)
-            for line in lines:
-                assert line.startswith("Code changed since 1 run, but no revision: methods.fedprox; ")
-                assert "equal" not in line, "a table cannot know that results are equal"
-            changed = {prox.run_id: ["methods.fedprox"]} if "fedprox" in expected else {}
-            assert changed_runs({prox.run_id: spec}, results) == changed
-            (prox.folder / "provenance.json").write_text(original)
-    finally:
-        (prox.folder / "provenance.json").write_text(original)
-
-
-def test_training_again_records_the_current_code(tmp_path: Path) -> None:
-    spec = tiny(method="fedprox", model="mlp", rounds=1)
-    record = with_code(trained(spec, tmp_path), lambda digests: {**digests, "methods.fedprox": "0"})
-    assert changed_code(record.provenance, spec)
-    assert changed_code(trained(spec, tmp_path).provenance, spec) == ""
+    edited = {**original["sources"], "methods.fedprox": "0"}
+    for sources, expected in {
+        "edited": (edited, "the code of methods.fedprox changed since this run"),
+        "none": (None, "code not recorded"),
+    }.values():
+        write_json(record.folder / "provenance.json", sealed({**original, "sources": sources}))
+        changed = Record(record.folder)
+        assert changed.usable and changed_code(changed.provenance, spec) == expected
+        assert RunStatus.of(spec, results)[:2] == ("completed", expected)
+        assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
+        assert changed_runs({prox.run_id: spec}, results) == (
+            {prox.run_id: ["methods.fedprox"]} if sources else {}
+        )
+    assert changed_code(trained(spec, results.root).provenance, spec) == ""
 
 
 @pytest.fixture
@@ -276,26 +234,20 @@ def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> 
     assert len(changes(before, FACTS)) == 1
 
 
-def test_runs_under_mixed_conditions_have_one_line() -> None:
-    other = {
-        "processor": "Other CPU",
-        "cpu_capability": "Other",
-        "threads": 4,
-        "determinism": "statistical",
-        "sources": {**FACTS["sources"], "engine.clients": "9"},
-    }
+@pytest.mark.parametrize(
+    ("key", "other", "what"),
+    [
+        ("processor", "Other CPU", "processors"),
+        ("cpu_capability", "Other", "instruction sets"),
+        ("threads", 4, "thread counts"),
+        ("determinism", "statistical", "determinism levels"),
+    ],
+)
+def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, what: str) -> None:
     assert mixed([FACTS, FACTS]) == ""
-    for key, what in {
-        "processor": "processors",
-        "cpu_capability": "instruction sets",
-        "threads": "thread counts",
-        "determinism": "determinism levels",
-    }.items():
-        line = mixed([FACTS, FACTS, {**FACTS, key: other[key]}])
-        assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
-        assert f"{FACTS[key]}: 2" in line and f"{other[key]}: 1" in line
-    everything = mixed([FACTS, {**FACTS, **other}])
-    assert all(what in everything for what in ("processors", "thread counts", "determinism"))
+    line = mixed([FACTS, FACTS, {**FACTS, key: other}])
+    assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
+    assert f"{FACTS[key]}: 2" in line and f"{other}: 1" in line
 
 
 @pytest.mark.parametrize(
@@ -310,6 +262,5 @@ def test_runs_under_mixed_conditions_have_one_line() -> None:
 def test_mixed_code_names_the_modules_without_reassurance(modules: int | None, words: str) -> None:
     one, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
     line = mixed_code([{"sources": one}, {"sources": other if modules else None, "commit": "c"}])
-    assert line.startswith("Different versions of the code trained these runs, with equal revisions.")
-    assert "equal numbers" not in line and line.endswith(words)
+    assert line == f"Different versions of the code trained these runs, with equal revisions. {words}"
     assert mixed_code([{"sources": one}] * 2) == ""

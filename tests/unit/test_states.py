@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -45,38 +44,24 @@ def planned(*specs: RunSpec) -> dict[str, RunSpec]:
     return {spec.run_id: spec for spec in specs}
 
 
-def test_a_run_is_stale_if_a_component_has_a_newer_revision(
+def test_missing_runs_with_a_record_of_older_revisions_are_stale(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings: dict[str, Any] = {"method": "fedprox", "plugins": ["flfa"]}
-    older = record(tiny(**settings), results)
-    assert Stale.of(older) is None
+    def runs() -> list[RunSpec]:
+        return [tiny(method="fedprox", plugins=["flfa"], seed=seed) for seed in range(3)]
+
+    older = [record(spec, results) for spec in runs()[:2]]
+    record(tiny(method={"name": "fedprox", "mu": 0.5}, plugins=["flfa"]), results)
+    assert Stale.of(older[0]) is None and stale_runs(planned(*runs()), results) == {}
     before = f"{FedProx.revision}, {Flfa.revision}"
     monkeypatch.setattr(Flfa, "revision", Flfa.revision + 1)
     monkeypatch.setattr(RunSpec, "engine", 7)
-    run = tiny(**settings)
-    stale = Stale.of(Record(older.folder))
-    assert stale is not None
-    assert stale.run == run.run_id != older.run_id
-    assert stale.revised == f"engine 1 -> 7; methods {before} -> {FedProx.revision}, {Flfa.revision}"
-    assert str(stale) == f"{stale.revised} ({older.run_id})"
-
-
-def test_only_missing_runs_with_a_record_of_the_same_settings_are_stale(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained, missing, lost = (tiny(method="fedprox", seed=seed) for seed in range(3))
-    older = {seed: record(spec, results) for seed, spec in enumerate((trained, missing))}
-    other = record(tiny(method={"name": "fedprox", "mu": 0.5}), results)
-    assert stale_runs(planned(trained, missing, lost), results) == {}
-    monkeypatch.setattr(FedProx, "revision", 2)
-    trained, missing, lost = (tiny(method="fedprox", seed=seed) for seed in range(3))
+    trained, missing, lost = runs()
     record(trained, results)
-    runs = planned(trained, missing, lost, tiny())
-    assert stale_runs(runs, results) == {
-        missing.run_id: Stale(results.record(older[1].run_id), missing.run_id, "methods 1 -> 2")
-    }
-    assert other.complete
+    revised = f"engine 1 -> 7; methods {before} -> {FedProx.revision}, {Flfa.revision}"
+    stale = Stale(results.record(older[1].run_id), missing.run_id, revised)
+    assert stale_runs(planned(trained, missing, lost, tiny()), results) == {missing.run_id: stale}
+    assert str(stale) == f"{revised} ({older[1].run_id})"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"dataset": "digits"}', '{"revisions": 3, "rounds": {}}'])
@@ -102,51 +87,40 @@ def test_settings_added_later_make_a_record_stale(results: Results) -> None:
 def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     made = record(tiny(), results)
     monkeypatch.setattr(FedAvg, "revision", 2)
-    run = results.record(tiny().run_id)
-    stale = Stale.of(made)
-    assert RunStatus.of(run.run_id, results, None) == RunStatus("not trained")
-    assert RunStatus.of(run.run_id, results, stale) == RunStatus("stale", f"methods 1 -> 2 ({made.run_id})")
+    spec, stale = tiny(), Stale.of(made)
+    run, checkpoints = results.record(spec.run_id), results.checkpoints(spec.run_id)
+
+    def status(stale: Stale | None = None) -> tuple[str, str]:
+        return RunStatus.of(spec, results, stale)[:2]
+
+    assert status() == ("not trained", "")
+    assert status(stale) == ("stale", f"methods 1 -> 2 ({made.run_id})")
     run.folder.mkdir()
     (run.folder / "train.log").touch()
-    assert (
-        RunStatus.of(run.run_id, results, stale)
-        == RunStatus.of(run.run_id, results, None)
-        == RunStatus("started")
-    )
-
-    checkpoints = results.checkpoints(run.run_id)
+    assert status(stale) == status() == ("started", "")
     checkpoints.mkdir(parents=True)
     for finished in (9, 12):
         checkpoint_file(checkpoints, finished).touch()
-    stopped = RunStatus("stopped", "after round 12; the next start resumes there")
-    assert RunStatus.of(run.run_id, results, stale) == stopped
+    stopped = ("stopped", "after round 12; the next start resumes there")
+    assert status(stale) == stopped
     with FileLock(results.lease(run.run_id)):
-        assert RunStatus.of(run.run_id, results, stale) == RunStatus("training")
-    assert RunStatus.of(run.run_id, results, None) == stopped, "the lock of a process that has ended"
+        assert status(stale) == ("training", "")
+    assert status() == stopped, "the lock of a process that has ended"
 
 
 def test_status_names_stale_and_damaged_runs(
     tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_config(tmp_path / "config", {"table": TWO_METHODS}, seeds=2)
-    older = record(tiny(method="fedprox"), results)
-    damaged = record(tiny(seed=1), results)
+    older, damaged, _ = (record(spec, results) for spec in (tiny(method="fedprox"), tiny(seed=1), tiny()))
     (damaged.folder / "summary.json").write_text("{")
-    record(tiny(), results)
     monkeypatch.setattr(FedProx, "revision", 2)
     stale, missing = (tiny(method="fedprox", seed=seed).run_id for seed in range(2))
     monkeypatch.setenv("COLUMNS", "250")
     arguments = ["status", "--scale", "one", "--results", results.root, "--config", config]
-    done = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
-    states = {
-        run: [cell.strip() for cell in line.split("│")[4:-1]]
-        for line in lines
-        for run in (tiny().run_id, damaged.run_id, stale, missing)
-        if line.startswith(f"│ {run}")
-    }
-    assert states == {
+    lines = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False).stdout.splitlines()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
+    assert {row[0]: row[3:] for row in cells if len(row) > 3 and "digits" in row[0]} == {
         tiny().run_id: ["completed", "50.00", "2.0"],
         damaged.run_id: ["damaged", "", ""],
         stale: ["stale", "", ""],
@@ -187,19 +161,24 @@ def rows(text: str) -> dict[str, str]:
     return {line[0]: line[1] for line in lines[2:]}
 
 
-def test_tables_show_stale_instead_of_not_run_in_all_formats(filled: Fill, tmp_path: Path) -> None:
+LAYOUT = {"rows": "method", "measures": [{"measure": "final_accuracy"}]}
+POINTS = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
+
+
+def test_tables_and_figures_show_stale_missing_and_damaged_runs(filled: Fill, tmp_path: Path) -> None:
+    """In all formats, and never their old or edited numbers."""
     cells = filled(
-        done=[0.5, 0.6],
-        stale=[WHY, WHY],
-        missing=[None, None],
-        both=[WHY, None],
-        part=[0.5, WHY],
-        lost=[0.5, None],
+        **{"done": [0.5, 0.6], "stale": [WHY, WHY], "missing": [None, None], "both": [WHY, None]},
+        **{"part": [0.5, WHY], "lost": [0.5, None], "edited": [0.5], "emptied": [0.5], "half": [0.5, 0.6]},
     )
-    layout = {"rows": "method", "measures": [{"measure": "final_accuracy"}]}
-    sheet = cells.sheet(table=layout)
+    run = cells.results.run
+    summary = run("edited-0") / "summary.json"
+    summary.write_text(summary.read_text().replace("0.5", "0.9999"))
+    (run("emptied-0") / "metrics.jsonl").write_text("\n")
+    (run("half-1") / "costs.json").write_text("{}")
     outputs = {form: tmp_path / f"table.{form}" for form in ("csv", "md", "tex", "html")}
-    tables.write(sheet, cells.results.record, None, outputs)
+    tables.write(cells.sheet(table=LAYOUT), cells.results.record, None, outputs)
+    texts = {form: path.read_text() for form, path in outputs.items()}
     expected = {
         "done": "55.00 ± 7.07",
         "stale": "stale",
@@ -207,22 +186,28 @@ def test_tables_show_stale_instead_of_not_run_in_all_formats(filled: Fill, tmp_p
         "both": "not run",
         "part": "50.00 (1 of 2 stale)",
         "lost": "50.00 (1 of 2 not run)",
+        "edited": "damaged",
+        "emptied": "damaged",
+        "half": "50.00 (1 of 2 damaged)",
     }
-    assert rows(outputs["md"].read_text()) == expected
+    assert rows(texts["md"]) == expected
     for row, text in expected.items():
-        assert f"{row} & {text.replace('±', '$' + chr(92) + 'pm$')} " in outputs["tex"].read_text()
-        assert (
-            f">{text}</a>" in outputs["html"].read_text().partition(f">{row}</th>")[2].partition("</tr>")[0]
-        )
-    frame = pd.read_csv(outputs["csv"])
-    assert frame["row"].tolist() == list(expected)
-    assert frame[["stale", "missing"]].to_numpy().T.tolist() == [[0, 2, 0, 1, 1, 0], [0, 0, 2, 1, 0, 1]]
-    assert f">stale: {WHY.replace('>', '&gt;')}</td>" in outputs["html"].read_text()
-    for form in ("md", "tex", "html"):
-        assert "Stale: the run was trained before one of its components" in outputs[form].read_text()
-        cells = filled(done=[0.5], missing=[None])
-        tables.write(cells.sheet(table=layout), cells.results.record, None, {form: outputs[form]})
-        assert "stale" not in outputs[form].read_text().lower().partition("<body")[2 if form == "html" else 0]
+        assert f"{row} & {text.replace('±', '$' + chr(92) + 'pm$')} " in texts["tex"]
+        assert f">{text}</a>" in texts["html"].partition(f">{row}</th>")[2].partition("</tr>")[0]
+    frame = pd.read_csv(outputs["csv"]).set_index("row")[["stale", "missing"]]
+    assert frame.loc[["stale", "missing", "both", "part", "lost"]].to_numpy().tolist() == [
+        *([2, 0], [0, 2], [1, 1], [1, 0], [0, 1])
+    ]
+    assert f">stale: {WHY.replace('>', '&gt;')}</td>" in texts["html"]
+    for form, text in texts.items():
+        assert "99.99" not in text
+        for note in ("Stale: the run was trained before one of its components", "Damaged and left out: "):
+            assert (note in text) == (form != "csv")
+    assert f"Damaged and left out: {summary}" in texts["md"]
+    canvas, _ = figures.draw(cells.sheet(figure=POINTS), cells.results)
+    notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
+    assert "Damaged: edited; emptied; half (seed 1)." in notes
+    assert "Not run: missing; both (seed 1); lost (seed 1)." in notes and "Stale: stale; both" in notes
 
 
 def test_stale_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> None:
@@ -236,46 +221,9 @@ def test_stale_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> N
     assert (stale.n, stale.verdict) == (0, "not run")
 
 
-def test_figures_name_the_stale_runs(filled: Fill) -> None:
-    cells = filled(done=[0.5], stale=[WHY], missing=[None])
-    figure = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
-    canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
-    note = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
-    assert "Not run: missing." in note and "Stale: stale." in note
-
-
-@pytest.mark.parametrize("older", [False, True], ids=["today", "older"])
-def test_edited_records_are_left_out_of_tables_and_figures_and_named(
-    older: bool, filled: Fill, tmp_path: Path
-) -> None:
-    cells = filled(kept=[0.5, 0.6], edited=[0.5], emptied=[0.5], part=[0.5, 0.6])
-    edited, emptied = (cells.results.run(f"{name}-0") for name in ("edited", "emptied"))
-    summary = json.loads((edited / "summary.json").read_text())
-    if older:
-        summary["digests"] = {"metrics": summary["digests"]["metrics"]}
-    (edited / "summary.json").write_text(json.dumps({**summary, "accuracy": {"final": 0.9999}}))
-    (emptied / "metrics.jsonl").write_text("\n")
-    (cells.results.run("part-1") / "costs.json").write_text("{}")
-    outputs = {form: tmp_path / f"table.{form}" for form in ("csv", "md", "tex", "html")}
-    sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
-    tables.write(sheet, cells.results.record, None, outputs)
-    shown = rows(outputs["md"].read_text())
-    assert shown["kept"].startswith("55.00") and shown["edited"] == shown["emptied"] == "damaged"
-    assert shown["part"] == "50.00 (1 of 2 damaged)"
-    for form, path in outputs.items():
-        assert "99.99" not in path.read_text()
-        assert ("Damaged and left out: " in path.read_text()) == (form != "csv")
-    assert f"Damaged and left out: {edited / 'summary.json'}" in outputs["md"].read_text()
-    assert "damaged</td>" in outputs["html"].read_text()
-    figure = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
-    canvas, _ = figures.draw(cells.sheet(figure=figure), cells.results)
-    notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
-    assert "Damaged: edited; emptied; part (seed 1)." in notes
-
-
 def test_claims_count_stale_runs_as_missing(filled: Fill) -> None:
     cells = filled(a=[0.8, 0.8, WHY], b=[0.5, 0.6, 0.5], c=[WHY, None, WHY])
-    sheet = cells.sheet(table={"rows": "method", "measures": [{"measure": "final_accuracy"}]})
+    sheet = cells.sheet(table=LAYOUT)
 
     def evidence(lower: str) -> str:
         test = {"kind": "above", "item": "table", "measure": "final_accuracy"}

@@ -25,7 +25,7 @@ from mlflow import MlflowClient
 from fltrain.core.errors import FltrainError
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs import today
-from fltrain.runs.curves import CURVES
+from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import Export, Page, _numbers, in_words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fltrain.reporting.tables.cells import absent, cells
 from fltrain.reporting.tables.html import table_page
 from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
 from fltrain.reporting.tables.table_cell import to_csv
-from fltrain.runs.today import code_changes, notes_on
+from fltrain.runs.today import notes_on
 
 
 def write(
@@ -55,12 +54,10 @@ def texts(
     grid, short = (Grid.of(sheet, shown, notes.marks, form) for form in (False, True))
     in_short = notes.naming(short.quantity)
     notes = notes.naming(grid.quantity)
-    # The page also says what has changed since; the other files depend on the records alone.
-    on_page = replace(notes, remarks=(*notes.remarks, *code_changes(records)))
     render: dict[str, Callable[[], str]] = {
         "csv": lambda: to_csv([*shown, *missing]),
         "md": lambda: to_markdown(sheet, grid, notes),
         "tex": lambda: to_latex(sheet, short, in_short),
-        "html": lambda: table_page(sheet, grid, shown, on_page, runs, outputs["html"].parent),
+        "html": lambda: table_page(sheet, grid, shown, notes, runs, outputs["html"].parent),
     }
     return {form: render[form]() for form in outputs}
