@@ -22,7 +22,7 @@ from pathlib import Path
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
 from fltrain.core.statistics import Sample, contrast
-from fltrain.reporting.tables.render import markdown_table
+from fltrain.reporting.text import markdown_table
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 from fltrain.runtime.provenance import gather

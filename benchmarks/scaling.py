@@ -23,7 +23,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.synthetic import synthetic_run
-from fltrain.reporting.tables.render import markdown_table
+from fltrain.reporting.text import markdown_table
 from fltrain.runtime.determinism import determined
 from fltrain.runtime.devices import pick_device, synchronize
 from fltrain.runtime.process import compute_as_runs, forget_peaks, peak_memory

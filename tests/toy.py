@@ -12,7 +12,6 @@ from PIL import Image
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, paper
-from fltrain.reporting.listing import Listing
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, write_record
@@ -123,26 +122,17 @@ class Toy:
         return ItemJob.parse({**self.sheet.model_dump(mode="json"), **changes}, "sheet")
 
     @property
-    def listing(self) -> Listing:
+    def listing(self) -> dict[str, Any]:
         runs = list(dict.fromkeys(cell.run for cell in self.sheet.cells))
-        items = {"table1": runs, "figure1": runs[:3], "table10": runs[-3:]}
-        paper = {
-            "name": "paper",
-            "title": "A paper on <toys>",
-            "titles": {"table1": "Accuracy & gain", "figure1": "A square", "table10": "Another table"},
-            "items": items,
-            "tables": ["table1", "table10"],
-        }
-        other = {"name": "other", "title": "Another paper", "titles": {}, "items": {}, "tables": []}
-        return Listing.parse(
-            {
-                "scale": "toy",
-                "title": "on toy data",
-                "reduced": self.reduced,
-                "papers": [paper, other],
-            },
-            "listing",
-        )
+        contents = [
+            {"name": "table1", "title": "Accuracy & gain", "table": True, "runs": runs},
+            {"name": "figure1", "title": "A square", "table": False, "runs": runs[:3]},
+            {"name": "table10", "title": "Another table", "table": True, "runs": runs[-3:]},
+        ]
+        paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
+        other = {"name": "other", "title": "Another paper", "contents": []}
+        scale = {"scale": "toy", "title": "on toy data", "reduced": self.reduced, "restrictions": []}
+        return {**scale, "papers": [paper, other]}
 
     def write(self) -> "Toy":
         """Write records, published values, table, figure, claims and the overview."""
@@ -213,27 +203,16 @@ SUMMARY: dict[str, Any] = {
     "kind": "paper",
     "finding": "Accuracy changes by +1.25 points <here>.",
     "picture": "figure1",
-    "items": [
-        {
-            "name": "table1",
-            "title": "Accuracy & gain",
-            "verdicts": {"reproduced": 3, "not reproduced": 1},
-            "expected": {"reproduced": 2.5, "inconclusive": 1.5},
-            "gains": {"direction reproduced": 2},
-            "expected_gains": {"size reproduced": 2.0},
-            "differences": {"equivalent": 5, "inconclusive": 6},
-            "exploratory": {"cells": 7},
-        },
-        {"name": "figure1", "title": "A square", "exploratory": {}},
-    ],
-    "main_gain": {
-        "item": "table1",
-        "measure": "accuracy",
-        "estimate": 1.25,
-        "interval": [0.5, 2.0],
-        "cells": 4,
-        "seeds": 3,
+    "counts": {
+        "published values": (
+            {"reproduced": 3, "not reproduced": 1},
+            {"reproduced": 2.5, "inconclusive": 1.5},
+        ),
+        "published gains": ({"direction reproduced": 2}, {"size reproduced": 2.0}),
+        "differences among our own runs": ({"equivalent": 5, "inconclusive": 6}, {}),
+        "claims": ({"supported": 1, "contradicted": 1, "not judged": 4, "not run": 1}, {}),
     },
+    "exploratory": "1 of 2 judged claims and 7 table cells",
     "claims": [
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
         claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from task import Task, accuracy
 from watch import Watch
 
-from fltrain.reporting.tables.render import markdown_table
+from fltrain.reporting.text import markdown_table
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE / ".venvs"

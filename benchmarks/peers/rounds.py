@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from task import Task
 
 from fltrain.experiments.plan import plan
-from fltrain.reporting.tables.render import markdown_table
+from fltrain.reporting.text import markdown_table
 from fltrain.runs.spec import RunSpec
 
 ITEM, SEED = "fedavg/table1_2nn", 4

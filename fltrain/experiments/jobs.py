@@ -260,6 +260,25 @@ class Jobs:
             "claims": [claim.model_dump(mode="json") for claim in declared.claims],
         }
 
+    def listing(self) -> dict[str, Any]:
+        """Return the plan's title and restrictions, and tables and figures of each paper with their runs.
+
+        The title is empty if items have different scales.
+        """
+        papers: dict[str, dict[str, Any]] = {}
+        for item in self.plan.items:
+            names = {"name": item.paper.paper, "title": item.paper.title, "contents": []}
+            contents = {"name": item.name, "title": item.item.title, "table": item.item.table is not None}
+            papers.setdefault(item.paper.paper, names)["contents"].append({**contents, "runs": item.run_ids})
+        titles = {item.scale_title for item in self.plan.items}
+        return {
+            "scale": self.plan.scale.scale,
+            "title": titles.pop() if len(titles) == 1 else "",
+            "reduced": self.plan.scale.reduced,
+            "restrictions": list(self.plan.restrictions),
+            "papers": list(papers.values()),
+        }
+
 
 def declarations() -> Path:
     """Return the folder of declarations: ``config``, or this checkout's if another workflow imports ours."""

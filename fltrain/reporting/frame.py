@@ -134,24 +134,25 @@ def values_of(
     lines: list[dict[str, Any]] = []
     for cell, record, numbers in zip(sheet.cells, records, found, strict=True):
         state = DAMAGED if record.complete else STALE if cell.stale else MISSING
-        dataset: tuple[str, ...] = ()
-        if record.usable:
-            state = DIVERGED if diverged(record) else DONE
-            dataset = (str(record.spec["dataset"]["name"]),)
+        state = (DIVERGED if diverged(record) else DONE) if record.usable else state
+        dataset = (str(record.spec["dataset"]["name"]),) if record.usable else ()
         for label, value in (numbers or nothing).items():
             place = {dimension: label} if dimension else {}
+            names = {key: text.format(**place) if place else text for key, text in cell.reported.items()}
             line = {
-                "seed": cell.seed,
-                "run": cell.run,
-                "state": state,
-                "names": {
-                    key: text.format(**place) if place else text for key, text in cell.reported.items()
+                **{
+                    **cell.labels,
+                    **place,
+                    "seed": cell.seed,
+                    "run": cell.run,
+                    "state": state,
+                    "names": names,
                 },
                 "spread_family": (*dataset, label, *(cell.labels[axis] for axis in spread_by)),
                 "composition": cell.methods,
                 "value": diverged_as(record) if state == DIVERGED else value,
             }
-            lines.append({**cell.labels, **place, **line})
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -197,12 +198,11 @@ def at_best(
     others = [name for name in places(frame) if name != axis]
     for place in (part for _, part in frame.groupby(others, sort=False)) if others else [frame]:
         tuning = place["seed"] == place["seed"].min()
-        labels = list(place.loc[tuning, axis])
         numbers = place[tuning].set_index(axis)["value"]
-        ranked = numbers.dropna().sort_values(ascending=least, kind="stable")
+        ranked = numbers.dropna().sort_values(ascending=least, kind="stable").index
         rank = len(ranked) // 2 if place_of == "median" else 0
-        chosen = ranked.index[rank] if len(ranked) else place[axis].iloc[0]
-        at_end = chosen in (labels[0], labels[-1]) and axis != TRIAL
+        chosen = ranked[rank] if len(ranked) else place[axis].iloc[0]
+        at_end = chosen in (numbers.index[0], numbers.index[-1]) and axis != TRIAL
         lines = place[(place[axis] == chosen) & (~tuning | tuning.all())]
         kept.append(lines.assign(best=chosen, best_at_end=at_end))
     return pd.concat(kept).drop(columns=axis)
@@ -230,24 +230,22 @@ def combined(
     names are those that all lines share, and ``averaged`` is the number of lines.
     """
     where = [name for name in (*places(frame), "seed") if name not in axes]
-    lines: list[dict[str, Any]] = []
-    for labels, group in frame.groupby(where, sort=False):
-        first, *others = group["names"]
-        line = {
-            "run": " ".join(group["run"]),
-            "state": max(group["state"], key=STATES.index),
-            "names": {
-                key: text for key, text in first.items() if all(one.get(key) == text for one in others)
-            },
-            "spread_family": max(group["spread_family"], key=len),
-            "composition": group["composition"].iloc[0],
-            "averaged": len(group),
-        }
-        for column in {"value", "gain"} & {*group}:
-            number = getattr(group[column], how)(skipna=False)
-            line[column] = number if len(group) >= least else math.nan
-        lines.append({**dict(zip(where, labels, strict=True)), **line})
-    return pd.DataFrame(lines, columns=None if lines else [*where, *COLUMNS[1:]])
+
+    def total(numbers: pd.Series) -> float:
+        return float(getattr(numbers, how)(skipna=False)) if len(numbers) >= least else math.nan
+
+    def shared(names: pd.Series) -> dict[str, str]:
+        first, *others = names
+        return {key: text for key, text in first.items() if all(one.get(key) == text for one in others)}
+
+    kinds: dict[str, Any] = {
+        **{"run": " ".join, "state": lambda states: max(states, key=STATES.index), "names": shared},
+        **{"spread_family": lambda families: max(families, key=len), "composition": "first"},
+        **{"averaged": "size", "value": total, "gain": total},
+    }
+    frame = frame.assign(averaged=1)
+    kinds = {name: kind for name, kind in kinds.items() if name in frame}
+    return frame.groupby(where, sort=False).agg(kinds).reset_index()
 
 
 def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:

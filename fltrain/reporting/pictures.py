@@ -15,6 +15,7 @@ from markupsafe import Markup
 from fltrain.core.statistics import Interval
 from fltrain.experiments.progress import duration
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import latex
 from fltrain.reporting.version import reporting_version
 
 
@@ -59,7 +60,9 @@ TEMPLATES = Environment(
 )
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
 TEMPLATES.globals |= {"script": script, "policy": policy}
-TEMPLATES.filters |= {"tone": tone, "duration": duration}
+TEMPLATES.filters |= {"tone": tone, "duration": duration, "latex": latex}
+LATEX = TEMPLATES.overlay("<%", "%>", "<<", ">>", "<#", "#>")
+"""Templates with delimiters that LaTeX does not use."""
 
 WIDTH, EDGE = 360, 30
 """Width of a picture between its ends, and the space next to them, in pixels."""
@@ -88,6 +91,23 @@ def interval_picture(
     template = TEMPLATES.get_template("interval.svg")
     numbers = {"name": name, "point": point, "interval": interval, "margin": margin, "mark": mark}
     return Markup(template.render(x=x, width=WIDTH + 2 * EDGE, verdict=verdict, **numbers))
+
+
+def pictures(cell: TableCell) -> list[Markup]:
+    """Return pictures of a cell's intervals: its difference to the published value, and its gain."""
+    unit = " (points)" if cell.label.endswith("%") else ""
+    difference, gain = cell.difference_interval, cell.gain_interval
+    drawn: list[Markup] = []
+    if cell.difference is not None and difference and cell.margin and all(map(math.isfinite, difference)):
+        name, margin = f"ours minus published{unit}; shaded: margin", (-cell.margin, cell.margin)
+        drawn.append(interval_picture(name, cell.difference, difference, margin, None, cell.verdict or ""))
+    if cell.gain is not None and gain:
+        half, published = cell.gain_margin, cell.published_gain
+        around = None if half is None else ((published or 0.0) - half, (published or 0.0) + half)
+        mark = published if around else None
+        name = f"gain{unit}{'; line: published' if mark is not None else ''}"
+        drawn.append(interval_picture(name, cell.gain, gain, around, mark, cell.gain_verdict or ""))
+    return drawn
 
 
 ROW, LIMIT, MOST = 16, 6.0, 40

@@ -1,17 +1,21 @@
-"""A paper at a scale in one file: verdicts next to expected numbers, the main gain, claims."""
+"""A paper at a scale in one file: its main finding, verdicts next to expected numbers, claims."""
 
 from __future__ import annotations
 
+import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fltrain.core.errors import count
 from fltrain.core.floats import average
 from fltrain.core.statistics import Sample, contrast
-from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.claims import Judged, to_frame
+from fltrain.experiments.layout import Bubbles, ItemJob
+from fltrain.reporting.claims import JUDGED, Judged, to_frame
 from fltrain.reporting.pictures import forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
+from fltrain.reporting.text import number_text
 from fltrain.reporting.verdict import (
     EXPECTED,
     EXPECTED_GAINS,
@@ -19,6 +23,9 @@ from fltrain.reporting.verdict import (
     count_verdicts,
     expected_counts,
 )
+
+Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
+"""Counts of verdicts, and the numbers expected if all published values were true, by heading."""
 
 
 def paper_summary(
@@ -30,71 +37,128 @@ def paper_summary(
     """Return a summary of a paper's items and claims, as plain data for ``summary.json``.
 
     Args:
-        paper: heading of the file: paper, title, scale, reduced.
+        paper: heading of the file: paper, title, kind, scale, reduced.
         sheets: the paper's items at the scale.
         judged: its claims.
         cells: cells of each table by ID of its sheet.
     """
     every = [cell for shown in cells.values() for cell in shown]
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
+    claims: list[Any] = to_frame(judged)[columns].to_dict("records")
+    titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
+    figures = [
+        sheet.id.partition("/")[2]
+        for sheet in sheets
+        if sheet.figure and not isinstance(sheet.figure, Bubbles)
+    ]
     return {
         **paper,
-        "items": [
-            {
-                "name": sheet.id.partition("/")[2],
-                "title": sheet.title,
-                **_counts(cells.get(sheet.id, ())),
-            }
-            for sheet in sheets
-        ],
-        "claims": to_frame(judged)[columns].to_dict("records"),
-        "main_gain": main_gain(every),
-        "forest": forest(every, {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}),
+        "finding": finding(paper["kind"], every, titles),
+        "picture": next(iter(figures), ""),  # the first figure of results
+        "forest": forest(every, titles),
+        "counts": verdict_counts(paper["kind"], every, claims),
+        "exploratory": _exploratory(every, claims),
+        "claims": claims,
     }
 
 
-def _counts(cells: Sequence[TableCell]) -> dict[str, dict[str, Any]]:
-    gains = {
-        published: [cell.gain_verdict for cell in cells if (cell.published_gain is not None) == published]
-        for published in (True, False)
+def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
+    """Return the counts that are not empty. The truth of controls is known: they have no expected numbers."""
+    gains: dict[bool, list[str]] = {True: [], False: []}
+    for cell in cells:
+        if cell.gain_verdict:
+            gains[cell.published_gain is not None].append(cell.gain_verdict)
+    values = count_verdicts(cell.verdict for cell in cells if cell.verdict)
+    found: Counts = {
+        "published values": (values, expected_counts(cells, EXPECTED)),
+        "published gains": (
+            count_verdicts(gains[True], GAIN_VERDICTS),
+            expected_counts(cells, EXPECTED_GAINS),
+        ),
+        "differences among our own runs": (count_verdicts(gains[False], GAIN_VERDICTS), {}),
+        "claims": (Counter(claim["verdict"] for claim in claims), {}),
     }
     return {
-        "verdicts": count_verdicts(cell.verdict for cell in cells if cell.verdict),
-        "expected": expected_counts(cells, EXPECTED),
-        "gains": count_verdicts(filter(None, gains[True]), GAIN_VERDICTS),
-        "expected_gains": expected_counts(cells, EXPECTED_GAINS),
-        "differences": count_verdicts(filter(None, gains[False]), GAIN_VERDICTS),
-        "exploratory": {"cells": number} if (number := sum(cell.exploratory for cell in cells)) else {},
+        heading: (verdicts, {} if kind == "control" else expected)
+        for heading, (verdicts, expected) in found.items()
+        if verdicts
     }
 
 
-def main_gain(cells: Iterable[TableCell]) -> dict[str, Any]:
-    """Return the gain of a plug-in over its base in the first item that has one: its mean over the cells.
+def _exploratory(cells: Iterable[TableCell], claims: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of exploratory verdicts in words; empty without any."""
+    of_claims = sum(bool(claim["exploratory"]) for claim in claims)
+    judged = sum(claim["verdict"] in JUDGED for claim in claims)
+    of_cells = sum(cell.exploratory for cell in cells)
+    parts = [f"{of_claims} of {count(judged, 'judged claim')}"] if of_claims else []
+    return " and ".join([*parts, *([count(of_cells, "table cell")] if of_cells else [])])
 
-    The cells share seeds, so the interval is that of the seeds' means. Averages over rows do not count, and
-    differences between rival methods are never combined. Empty without such a mean.
+
+# ---------------------------------------------------------------- the main finding
+def finding(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> str:
+    """Return one sentence with the main number of a paper and its interval; empty without any number.
+
+    It is the gain of the paper's plug-in in its first item; else the range of the differences to published
+    values, of the gains over a base, or of our values, with intervals if there are any.
+    """
+    if kind == "paper" and (gain := main_gain(cells, titles)):
+        return gain
+    whose = "published" if kind == "paper" else "reference"
+    for what, column, ends in (
+        (f"Ours minus {whose}", "difference", "difference_interval"),
+        ("Differences from the base method", "gain", "gain_interval"),
+        ("Our values", "mean", "interval"),
+        ("Our values", "mean", ""),
+    ):
+        if finite := [cell for cell in cells if _finite(cell, column, ends)]:
+            return f"{what}, {_range(finite, column, ends, titles)}"
+    return ""
+
+
+def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
+    """Return a sentence on the gain of a plug-in over its base in the first item that has one.
+
+    It is the mean over the cells, which share seeds, so the interval is that of the seeds' means. Averages
+    over rows do not count, and differences between rival methods are never combined. Empty without a mean.
     """
     gained = [
         cell
         for cell in cells
         if cell.plugin and len(cell.gains) > 1 and cell.row != AVERAGE and cell.over_seeds == "mean"
     ]
-    if not gained:
-        return {}
-    first = gained[0]
     kind = operator.attrgetter("item", "label", "plugin")
-    gained = [cell for cell in gained if kind(cell) == kind(first)]
-    if len({len(cell.gains) for cell in gained}) > 1:  # seeds are missing
-        return {}
+    gained = [cell for cell in gained if kind(cell) == kind(gained[0])]
+    if len({len(cell.gains) for cell in gained}) != 1:  # none, or seeds are missing
+        return ""
     of_seeds = [average(gains) for gains in zip(*(cell.gains for cell in gained), strict=True)]
-    found = contrast(Sample(of_seeds))
-    if found is None:
-        return {}
-    return {
-        "item": first.item,
-        "measure": first.label.removesuffix(", %"),
-        "estimate": found.estimate,
-        "interval": found.interval,
-        "cells": len(gained),
-        "seeds": len(of_seeds),
-    }
+    if (found := contrast(Sample(of_seeds))) is None:
+        return ""
+    low, high = found.interval
+    return (
+        f"Gain over the base method, {gained[0].label.removesuffix(', %')}: {found.estimate:+z.2f} points "
+        f"(90 % interval {low:+z.2f} to {high:+z.2f}; mean over {count(len(gained), 'cell')} of "
+        f"“{titles[gained[0].item]}”, {count(len(of_seeds), 'seed')})."
+    )
+
+
+def _finite(cell: TableCell, column: str, ends: str) -> bool:
+    """Return True if a number of a cell, and its interval if named, are there and finite."""
+    interval = getattr(cell, ends) if ends else (0.0, 0.0)
+    values = (getattr(cell, column), *(interval or [None]))
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
+def _range(cells: Sequence[TableCell], column: str, ends: str, titles: Mapping[str, str]) -> str:
+    """Return the smallest and the largest number of the most common accuracy."""
+    counts = Counter(cell.label for cell in cells)
+    label = max(counts, key=lambda name: ("%" in name, counts[name]))
+    ranked = sorted((cell for cell in cells if cell.label == label), key=operator.attrgetter(column))
+    several, sign = len({cell.item for cell in ranked}) > 1, "" if column == "mean" else "+"
+
+    def text(cell: TableCell) -> str:
+        interval = getattr(cell, ends) if ends else None
+        value = number_text(getattr(cell, column), cell.decimals, sign, None, interval)
+        return f"{value} ({f'{titles[cell.item]}: ' if several else ''}{cell.place})"
+
+    shown = " to ".join(dict.fromkeys((text(ranked[0]), text(ranked[-1]))))
+    return f"{label}: {shown}; {count(len(ranked), 'cell')}, {'90 % intervals' if ends else 'no intervals'}."

@@ -16,11 +16,11 @@ from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_arrays
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
-from fltrain.experiments.items import Entry, PlannedItem
+from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import place_having
 from fltrain.reporting.tables import write as tables
-from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.reporting.tables.table_cell import from_csv, read_csv
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import (
     AGAIN,
@@ -210,43 +210,32 @@ class Verification:
                 yield from self._each("table", [path], partial(self._check_table, item, stale))
 
     def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Problem]:
-        """Make the table again from the runs in its CSV file, which may be a part of the plan."""
+        """Make the table again from the plan's runs; a part of the plan makes another table."""
         runs = {run for cell in read_csv(path) for run in cell.runs}
-        if others := runs - set(item.run_ids):
-            if unknown := [run for run in sorted(others) if not self.results.record(run).complete]:
-                remedy = "delete the table and run snakemake again"
-                yield Problem(f"{path}: names {unknown[0]}, which is neither planned nor trained; {remedy}")
-                return
-            older = others & {one.record.run_id for one in stale.values()}
-            why = "stale" if older else "not checked: made from another selection"
-            yield Problem(f"{path}: {why}: the plan has no run {min(older or others)}", harmless=True)
+        others = runs - set(item.run_ids)
+        if unknown := [run for run in sorted(others) if not self.results.record(run).complete]:
+            remedy = "delete the table and run snakemake again"
+            yield Problem(f"{path}: names {unknown[0]}, which is neither planned nor trained; {remedy}")
             return
-        if damaged := runs & self._damaged:
+        if older := others & {one.record.run_id for one in stale.values()}:
+            yield Problem(f"{path}: stale: the plan has no run {min(older)}", harmless=True)
+            return
+        if damaged := {*item.run_ids} & self._damaged:
             yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
-        # With ``best_of``, the file names the runs of each best label only; the others decided which is best.
-        axis = item.item.table.best_of if item.item.table else None
-
-        def place(entry: Entry) -> tuple[Any, ...]:
-            return entry.seed, *(label for name, label in entry.labels.items() if name != axis)
-
-        places = {place(entry) for entry in item.entries if entry.spec.run_id in runs}
-        runs |= {entry.spec.run_id for entry in item.entries if place(entry) in places}
-        if runs and len(runs) < len(item.run_ids):
-            part = f"made from {len(runs)} of its {len(item.run_ids)} runs"
-            yield Problem(f"{path}: {part}, and checked against these", harmless=True)
-            item = item.keeping(part, lambda entry: entry.spec.run_id in runs)
-        reported = self.config / "reported"
         folder = place_having(self.config, "paper", item.paper.paper) / "reported"
-        published = folder / item.item.reported.file if item.item.reported else None
-        files = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
+        forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
+        files = {form: file for form, file in forms.items() if file.is_file()}
         again = tables.texts(
             replace(item, stale={run: str(one) for run, one in stale.items()}).sheet,
             self.results.record,
-            published,
-            {form: file for form, file in files.items() if file.is_file()},
-            reported / "anomalies.csv",
+            folder / item.item.reported.file if item.item.reported else None,
+            files,
+            self.config / "reported" / "anomalies.csv",
         )
+        if runs and runs != {run for cell in from_csv(again["csv"]) for run in cell.runs}:
+            yield Problem(f"{path}: not checked: made from another selection", harmless=True)
+            return
         for form, text in again.items():
             if _numbers(text) != _numbers(files[form].read_bytes().decode()):
                 yield Problem(f"{files[form]}: differs from its records; delete it and run snakemake again")

@@ -13,12 +13,12 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from rich.console import Console
@@ -57,10 +57,6 @@ _ITEMS = "fltrain.items"  # tag with the items of a run by scale
 # MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED", STALE: "KILLED"}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
-
-
-Item = TypeVar("Item")
-Writer: TypeAlias = "Callable[[entities.Run], object]"
 
 
 class Page(NamedTuple):
@@ -133,18 +129,22 @@ class Export:
                 home = self._address(self.scale, f"{paper}/index")
                 store.experiment(paper, {NOTE: f"[Tables and figures]({tables}), page `{home}`\n\n{note}"})
             present = store.present("tags.kind = 'run'") if self.runs else {}
-            for record in _reported(list(self._records()), "runs"):
+
+            def export_run(record: Record) -> Counter[str]:
+                run = RecordedRun.of(record, {self.scale: self.memberships})
+                names[run.run_id] = run.fields
+                return self._export_run(store, run, present.get(run.run_id, ()))
+
+            pages = [page for page in self.pages if self._files(page)]
+            parts = [partial(export_run, record) for record in self._records()]
+            parts += [partial(self._export_page, store, page, names) for page in pages]
+            console = Console(stderr=True)
+            for part in track(
+                parts, "export", console=console, transient=True, disable=not console.is_terminal
+            ):
                 try:
-                    run = RecordedRun.of(record, {self.scale: self.memberships})
-                    names[run.run_id] = run.fields
-                    counts += self._export_run(store, run, present.get(run.run_id, ()))
+                    counts += part()
                 except (FltrainError, *BROKEN) as error:
-                    logging.getLogger(__name__).warning("left out: %s", error)
-                    counts["left out"] += 1
-            for page in _reported([page for page in self.pages if self._files(page)], "tables"):
-                try:
-                    counts += self._export_page(store, page, names)
-                except FltrainError as error:
                     logging.getLogger(__name__).warning("left out: %s", error)
                     counts["left out"] += 1
         return counts
@@ -242,11 +242,12 @@ class Export:
                     (file := Path(folder) / "table.json").write_text(_table(cells), encoding="utf-8")
                     store.save(new, [file])
 
-        def put(experiment: str, name: str, digest: str, tags: Mapping[str, str], write: Writer) -> bool:
-            earlier, tags = present.pop(name, ()), {KEY: name, **same, **tags}
-            return (
-                store.put(experiment, name, digest, tags, earlier, (ended - 1, ended), write)[0] != UNCHANGED
+        def put(experiment: str, name: str, digest: str, tags: Mapping[str, str], write: Any) -> bool:
+            tags = {KEY: name, **same, **tags}
+            found = store.put(
+                experiment, name, digest, tags, present.pop(name, ()), (ended - 1, ended), write
             )
+            return found[0] != UNCHANGED
 
         note = f"{self._runs_of(store, page)}**{page.title}**\n\n{page.caption}"
         tags = {"kind": "item", NOTE: note, **table}
@@ -287,17 +288,16 @@ class Export:
         )
         return f"[Runs behind it]({address}); its files are under *Artifacts*.\n\n" if homes else ""
 
-    def _names(self, run: str, known: dict[str, Mapping[str, str]]) -> Mapping[str, str]:
-        """Return dataset, method and so on of a run, from those that are known or its record."""
-        if run not in known:
+    def _cell_tags(self, cell: TableCell, names: dict[str, Mapping[str, str]]) -> dict[str, str]:
+        """Return the tags of a cell; dataset, method and so on if all of its runs have the same.
+
+        ``names`` are those of runs that are known; others are read from their records.
+        """
+        for run in set(cell.runs) - names.keys():
             record = self.results.record(run)
             spec = record.run_spec if record.usable else None
-            known[run] = short_names(spec) if spec else {}
-        return known[run]
-
-    def _cell_tags(self, cell: TableCell, names: dict[str, Mapping[str, str]]) -> dict[str, str]:
-        """Return the tags of a cell; dataset, method and so on if all of its runs have the same."""
-        every = [found for run in cell.runs if (found := self._names(run, names))]
+            names[run] = short_names(spec) if spec else {}
+        every = [names[run] for run in cell.runs if names[run]]
         common = {name: {one[name] for one in every} for name in _RUN_NAMES}
         return {
             "cell": _name(cell),
@@ -307,12 +307,6 @@ class Export:
             "verdict": cell.verdict or NONE,
             "runs": " ".join(cell.runs) or NONE,
         }
-
-
-def _reported(items: Collection[Item], what: str) -> Iterable[Item]:
-    """Yield items, with a bar on a terminal."""
-    console = Console(stderr=True)
-    return track(items, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _digest(files: Iterable[Path]) -> str:

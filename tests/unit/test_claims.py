@@ -569,13 +569,11 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     )
     (line,) = judgement.to_frame(judged).to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")
-    heading = {"paper": "toy", "title": "A toy", "scale": "demo", "reduced": True}
+    heading = {"paper": "toy", "title": "A toy", "kind": "paper", "scale": "demo", "reduced": True}
     cells = {sheet.id: table_cells(sheet, runs.results.record, nothing)}
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
-    counts = ("verdicts", "expected", "gains", "expected_gains", "differences", "exploratory")
-    empty: Yaml = {name: {} for name in counts}
-    assert summary["items"] == [{"name": "toy", "title": sheet.title, **empty}]
+    assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})} and summary["exploratory"] == ""
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 

@@ -541,19 +541,20 @@ def table_cell(values: Sequence[float], published: float, **changes: Any) -> Tab
 
 def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
     """Its interval is that of the seeds' means: cells of one seed rise and fall together."""
-    gains = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)]
+    gains, titles = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)], {"table1": "Title"}
     cells = [
         table_cell([60.0] * 3, 60.0, item="table1", row=str(place), plugin="flfa", gains=of_cell)
         for place, of_cell in enumerate(gains)
     ]
     later = [cell.having(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
-    found = main_gain([*cells, *later])
     half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
-    assert (found["item"], found["estimate"], found["cells"], found["seeds"]) == ("table1", 3.0, 2, 3)
-    assert found["interval"] == pytest.approx((3.0 - half, 3.0 + half))
-    assert main_gain([cell.having(plugin="") for cell in cells]) == {}, "rival methods are never combined"
-    assert main_gain([cells[0], cells[1].having(gains=(1.0, 2.0))]) == {}, "a seed is missing"
-    assert main_gain([]) == {}
+    assert main_gain([*cells, *later], titles) == (
+        f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
+        f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds)."
+    )
+    assert main_gain([cell.having(plugin="") for cell in cells], {}) == "", "rival methods are never combined"
+    assert main_gain([cells[0], cells[1].having(gains=(1.0, 2.0))], titles) == "", "a seed is missing"
+    assert main_gain([], {}) == ""
 
 
 class Toy(Cells):

@@ -18,8 +18,7 @@ import pytest
 import vl_convert
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting import curves, overview, paper
-from fltrain.reporting.listing import Listing
+from fltrain.reporting import curves, overview, paper, summary
 from fltrain.reporting.pictures import LIMIT, WIDTH, forest, interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
@@ -264,7 +263,7 @@ def text_of(page: Page) -> str:
 
 def front(toy: Toy, **changes: Any) -> Page:
     """The front page of a listing with changes."""
-    listing = Listing.parse({**toy.listing.model_dump(mode="json"), **changes}, "x")
+    listing = {**toy.listing, **changes}
     overview.write(listing, toy.results, toy.folder / "index.html", toy.folder / "runs.html")
     return read(toy, "index.html")
 
@@ -316,26 +315,23 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
 
 
 def test_a_paper_without_claims_has_no_table_of_them(toy: Toy) -> None:
-    summary = {**SUMMARY, "reduced": False, "scale_note": "On toys.", "claims": []}
+    without = {**SUMMARY, "reduced": False, "scale_note": "On toys.", "claims": []}
     folder = toy.folder / "paper"
     cells = {toy.sheet.id: read_csv(folder / "table1.csv")}
-    page = Page(paper.page(summary, {**ABOUT, "untrained": {}}, [toy.sheet, toy.figure], cells, folder))
+    page = Page(paper.page(without, {**ABOUT, "untrained": {}}, [toy.sheet, toy.figure], cells, folder))
     assert "claim-table" not in page.ids and "Not run" not in text_of(page)
 
 
 def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     """Their truth is known: some of their values are false on purpose."""
-    assert paper.counted(SUMMARY)["published values"][1] != {}
-    assert paper.counted({**SUMMARY, "kind": "control"})["published values"] == (
-        {"reproduced": 3, "not reproduced": 1},
-        {},
-    )
     cells = read_csv(toy.folder / "paper" / "table1.csv")
     texts = [
         " ".join(Notes.of(ItemJob(**{**dict(toy.sheet), "control": control}), cells, []).texts)
         for control in (False, True)
     ]
     assert ["expected if every published value were true" in text for text in texts] == [True, False]
+    counts = [summary.verdict_counts(kind, cells, [])["published values"] for kind in ("paper", "control")]
+    assert counts[0][0] == counts[1][0] and counts[0][1] and not counts[1][1]
 
 
 def numbers(row: str, **columns: Any) -> TableCell:
@@ -343,7 +339,7 @@ def numbers(row: str, **columns: Any) -> TableCell:
 
 
 def test_a_finding_has_numbers_and_intervals() -> None:
-    """Comparisons and controls pool different things, so their sentence names the extremes."""
+    """Without a plug-in's gain, the sentence names the extremes."""
     cells = [
         numbers("a", gain=1.0, gain_low=0.5, gain_high=1.5),
         numbers("b", gain=-2.0, gain_low=-3.0, gain_high=-1.0),
@@ -351,32 +347,21 @@ def test_a_finding_has_numbers_and_intervals() -> None:
         *(numbers(row, label="rounds", gain=1.0, gain_low=0.0, gain_high=2.0) for row in "efgh"),
         numbers("d", gain=9.0, gain_low=-math.inf, gain_high=math.inf),
     ]
-    summary = {key: SUMMARY[key] for key in ("kind", "main_gain", "items")}
-    assert paper.finding(summary, {"x": cells}) == (
-        "Gain over the base method, accuracy: +1.25 points (90 % interval +0.50 to +2.00; mean over 4 cells "
-        "of “Accuracy & gain”, 3 seeds)."
-    )
-    assert paper.finding({**summary, "kind": "comparison"}, {"x": cells}) == (
-        "Differences from the base method, accuracy, %: -2.00 [-3.00, -1.00] (b) to "
-        "+1.00 [+0.50, +1.50] (a); 3 cells, 90 % intervals."
-    )
+    titles = {"table1": "Accuracy"}
+    for kind in ("comparison", "control"):
+        assert summary.finding(kind, cells, titles) == (
+            "Differences from the base method, accuracy, %: -2.00 [-3.00, -1.00] (b) to "
+            "+1.00 [+0.50, +1.50] (a); 3 cells, 90 % intervals."
+        )
     one = [numbers("a", mean=60.5, low=60.0, high=61.0)]
-    bare = {**summary, "main_gain": {}}
-    assert paper.finding(bare, {"x": one}) == (
+    assert summary.finding("paper", one, titles) == (
         "Our values, accuracy, %: 60.50 [60.00, 61.00] (a); 1 cell, 90 % intervals."
     )
-    assert paper.finding(bare, {"x": [numbers("a", mean=60.5), numbers("b", mean=61.0)]}) == (
+    two = [numbers("a", mean=60.5), numbers("b", mean=61.0)]
+    assert summary.finding("paper", two, titles) == (
         "Our values, accuracy, %: 60.50 (a) to 61.00 (b); 2 cells, no intervals."
     )
-    assert paper.finding(bare, {"x": [numbers("a")]}) == ""
-
-
-def test_the_main_figure_shows_results(toy: Toy) -> None:
-    partition = ItemJob.parse(
-        {**toy.figure.model_dump(mode="json"), "figure": {"kind": "bubbles", "columns": "method"}}, "sheet"
-    )
-    assert paper.main_figure([toy.sheet, partition]) == ""
-    assert paper.main_figure([partition, toy.sheet, toy.figure]) == "figure1"
+    assert summary.finding("paper", [numbers("a")], titles) == ""
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

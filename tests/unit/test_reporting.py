@@ -20,9 +20,9 @@ from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.frame import targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.render import FITTING, published_text, value_text
+from fltrain.reporting.tables.render import published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import number_text
+from fltrain.reporting.text import latex, number_text
 from fltrain.runs.measures import MEASURES
 from fltrain.runs.record import Record, write_record
 
@@ -30,6 +30,7 @@ from .helpers import DIVERGED, MISSING, Cells, Row, tiny, trained
 from .helpers import accuracies as accuracy_rows
 from .helpers import drifts as drift
 
+CONFIG = Path(__file__).parents[2] / "config"
 LAYERS = ("stem.0", "stage1.expand", "stage1.project", "classifier")
 
 Yaml = dict[str, Any]
@@ -53,10 +54,6 @@ class Runs(Cells):
         grid = {key: changes.pop(key) for key in ("columns", "rows") if key in changes}
         layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
         return self.sheet(figure=layout, **changes)
-
-    def points(self) -> ItemJob:
-        places = {"along": "classes", "label": "classes per client", "series": "method"}
-        return self.sheet(figure={"kind": "points", "measure": "best_accuracy", **places})
 
     def bubbles(self) -> ItemJob:
         return self.sheet(figure={"kind": "bubbles", "columns": "alpha"})
@@ -218,19 +215,6 @@ def test_cells_of_different_datasets_do_not_share_their_spread(runs: Runs) -> No
             write_record(folder, tiny(dataset=dataset), (), summary, {"round_seconds": [1.0]}, {})
     shown = runs.shown(runs.table(ACCURACY, rows="data"))
     assert shown["digits",].spread == pytest.approx(1.0) and shown["mnist",].spread == pytest.approx(20.0)
-
-
-def test_medians_of_few_seeds_are_not_tested(runs: Runs, tmp_path: Path) -> None:
-    published = tmp_path / "table.csv"
-    published.write_text("method,metric,value,note\nfedavg,rounds,20,\n")
-    for rounds in (4, 5, 6):
-        rows = accuracy_rows(*[0.1] * (rounds - 1), 0.6)
-        runs.add({"method": "FedAvg"}, 0.6, rows=rows, reported={"method": "fedavg"})
-    measure = {"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}, "reported": "rounds"}
-    (cell,) = runs.shown(runs.table({**measure, "printed_target": 60.0}, reduced=False), published).values()
-    assert (value_text(cell), cell.margin) == ("5", 4.0)
-    assert (cell.difference, cell.p, cell.difference_low) == (-15, None, None)
-    assert cell.full_verdict == "inconclusive (too few seeds)"
 
 
 def test_at_full_scale_the_published_target_is_used(runs: Runs, tmp_path: Path) -> None:
@@ -411,19 +395,6 @@ def test_a_cell_has_at_most_one_published_value(runs: Runs, published: Path, nam
     assert (cell.published, cell.published_notes) == (None, ())
 
 
-def test_published_gains(runs: Runs, published: Path) -> None:
-    for method, plugin in itertools.product(("fedavg", "fedprox"), ("BP", "FLFA")):
-        runs.add({"method": method, "plugin": plugin}, 0.5, reported={"method": method, "plugin": plugin})
-    shown = runs.shown(runs.table({**GAIN, "reported": "acc"}, columns="plugin"), published)
-    gains = {place: cell.published_gain for place, cell in shown.items()}
-    assert gains == {
-        ("fedavg", "BP"): None,
-        ("fedavg", "FLFA"): pytest.approx(2.3),
-        ("fedprox", "BP"): None,
-        ("fedprox", "FLFA"): None,
-    }, "no gain over a value that was not published"
-
-
 # ---------------------------------------------------------------- files
 FORMS = ("csv", "md", "tex", "html")
 NASTY = "50 % of A_b & C#d <i>x</i> $y$ {z}"
@@ -457,11 +428,12 @@ def rich(runs: Runs) -> Callable[..., ItemJob]:
 
 
 # ---------------------------------------------------------------- LaTeX
+FITTING = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
 MULTICOLUMN = re.compile(r"\\multicolumn\{(\d+)\}")
 
 
-def check_latex(text: str, columns: int) -> list[list[str]]:
-    """Check for mistakes that LaTeX refuses; return the texts of its cells by line."""
+def check_escapes(text: str) -> None:
+    """Check for characters and braces that LaTeX refuses, or takes for something else."""
     bare = re.sub(r"\\[\\&%$#_{}]", "", text.replace(FITTING, r"\resizebox{}{}{"))
     depth = 0
     for character in bare:
@@ -473,6 +445,11 @@ def check_latex(text: str, columns: int) -> list[list[str]]:
     for character in "%#_^~<>":
         assert character not in outside, f"{character!r} is not escaped"
     assert not (unknown := re.findall(r"[^\x00-\x7f]", text)), unknown
+
+
+def check_latex(text: str, columns: int) -> list[list[str]]:
+    """Check for mistakes that LaTeX refuses; return the texts of its cells by line."""
+    check_escapes(text)
     assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1]
 
     lines: list[list[str]] = []
@@ -584,6 +561,14 @@ def test_latex_escapes_texts_everywhere(runs: Runs, text: str) -> None:
     check_latex(written(runs, sheet)["tex"], 1)
 
 
+def test_latex_has_every_character_of_the_declarations() -> None:
+    """Titles, captions, labels, assumptions and notes on published values lose no character."""
+    for path in [*CONFIG.rglob("*.yaml"), *CONFIG.rglob("*.csv")]:
+        text = latex(path.read_text(encoding="utf-8"))
+        check_escapes(text)
+        assert "[U+" not in text, path
+
+
 # ---------------------------------------------------------------- figures
 DRIFT = {"curve": "updates.drift", "label": "Drift"}
 REDUCTION = {"curve": "updates.drift", "label": "Reduction", "reduction_from": {"method": "BP"}}
@@ -670,37 +655,14 @@ def bubbles(runs: Runs) -> ItemJob:
     return runs.bubbles()
 
 
-@pytest.fixture
-def marked(runs: Runs) -> ItemJob:
-    """A figure of two methods along an axis, two seeds each; one run diverged."""
-    for method, classes, *accuracies in (
-        ("BP", "4", 0.5, 0.7),
-        ("BP", "8", 0.4, 0.4),
-        ("FLFA", "4", 0.6, DIVERGED),
-        ("FLFA", "8", 0.9, 0.8),
-    ):
-        for accuracy in accuracies:
-            runs.add({"method": method, "classes": classes}, accuracy)
-    return runs.points()
-
-
-@pytest.fixture(
-    params=["drawn", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bubbles", "marked"))]
-)
-def any_figure(request: pytest.FixtureRequest) -> ItemJob:
-    """Each kind of figure in turn."""
-    sheet: ItemJob = request.getfixturevalue(request.param)
-    return sheet
-
-
 SIGNATURES = {"pdf": b"%PDF-", "png": b"\x89PNG", "svg": b"<?xml"}
 
 
-def test_equal_figures_give_equal_files(runs: Runs, any_figure: ItemJob, tmp_path: Path) -> None:
+def test_equal_figures_give_equal_files(runs: Runs, drawn: ItemJob, tmp_path: Path) -> None:
     contents = []
     for folder in ("first", "second"):
         paths = [tmp_path / folder / f"figure.{form}" for form in SIGNATURES]
-        figures.write(any_figure, runs.results, paths)
+        figures.write(drawn, runs.results, paths)
         contents.append({path.suffix[1:]: path.read_bytes() for path in paths[0].parent.iterdir()})
     assert contents[0] == contents[1] and contents[0].keys() == SIGNATURES.keys()
     assert all(contents[0][form].startswith(signature) for form, signature in SIGNATURES.items())
@@ -720,20 +682,6 @@ def test_a_diverged_run_ends_its_curve_early(runs: Runs, rounds: int, base: bool
     assert curves["BP" if base else "FLFA", 1].count() == rounds
     assert frame(runs, runs.figure(REDUCTION))["FLFA", 1].count() == rounds
     figures.draw(sheet, runs.results)
-
-
-def test_points_are_drawn_at_the_mean_with_the_range_over_seeds(runs: Runs, marked: ItemJob) -> None:
-    canvas, _ = figures.draw(marked, runs.results)
-    (axes,) = canvas.axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8"]
-    lines = dict(zip(("BP", "FLFA"), axes.containers, strict=True))
-    for method, means, ranges in (
-        ("BP", [60, 40], [[50, 70], [40, 40]]),
-        ("FLFA", [60, 85], [[60, 60], [80, 90]]),
-    ):
-        line, _, (bars,) = lines[method].lines
-        assert line.get_ydata().tolist() == pytest.approx(means)
-        np.testing.assert_allclose([bar[:, 1] for bar in bars.get_segments()], ranges)
 
 
 def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import multiprocessing
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -30,7 +28,7 @@ from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import Export, Page, _numbers, in_words
 from fltrain.tracking.server import experiments
-from fltrain.tracking.store import Store, writing
+from fltrain.tracking.store import writing
 
 from .helpers import forget_sources, seal, tiny, trained, write_rows
 
@@ -181,32 +179,24 @@ def test_every_run_is_exported_once_to_the_experiment_of_its_first_paper(exporte
     }
 
 
-@pytest.mark.parametrize(
-    ("condition", "names"),
-    [
-        ("tags.method = 'fedprox' and tags.plugins = 'flfa'", {"measured"}),
-        ("tags.plugins = 'none'", {"plain", "diverged"}),
-        ("tags.dataset = 'digits' and tags.model = 'mobilenet_tiny'", {"plain", "measured", "diverged"}),
-        ("tags.partition = 'dirichlet' and tags.seed = '7'", {"measured"}),
-        ("tags.status = 'diverged' and attributes.status = 'FAILED'", {"diverged"}),
-        ("attributes.status = 'FINISHED' and tags.scale = 'demo'", {"plain", "measured"}),
-        (
-            "params.`revisions.engine` = '1' and tags.revisions LIKE 'engine 1,%'",
-            {"plain", "measured", "diverged"},
-        ),
-        ("tags.paper LIKE '%ecgr%'", {"plain", "measured"}),
-        ("tags.items LIKE '%flfa/figure2,%'", {"plain"}),
-        ("tags.items LIKE '%flfa/figure,%'", set()),
-        ("params.`training.lr` = '0.1'", {"plain", "measured"}),
-        ("params.`plugins.flfa.n_fa` = '1' and params.`method.mu` = '0.01'", {"measured"}),
-        ("metrics.final_accuracy > 1", {"plain", "measured"}),
-        ("tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, digits, alpha 0.3 (%'", {"measured"}),
-        ("metrics.traffic_bytes >= 0 and metrics.seconds > 0", {"plain", "measured", "diverged"}),
-    ],
-)
-def test_runs_can_be_searched(exported: Exports, condition: str, names: set[str]) -> None:
-    runs = {run["data"]["tags"]["fltrain.key"] for run in exported.search(condition)}
-    assert runs == {getattr(exported, name).run_id for name in names}
+CONDITIONS = {
+    "tags.method = 'fedprox' and tags.plugins = 'flfa'": {"measured"},
+    "tags.plugins = 'none'": {"plain", "diverged"},
+    "tags.partition = 'dirichlet' and tags.seed = '7'": {"measured"},
+    "tags.status = 'diverged' and attributes.status = 'FAILED'": {"diverged"},
+    "params.`revisions.engine` = '1' and tags.revisions LIKE 'engine 1,%'": {"plain", "measured", "diverged"},
+    "tags.items LIKE '%flfa/figure2,%' and tags.paper LIKE '%ecgr%'": {"plain"},
+    "tags.items LIKE '%flfa/figure,%'": set(),
+    "params.`plugins.flfa.n_fa` = '1' and params.`method.mu` = '0.01'": {"measured"},
+    "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
+    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, digits, alpha 0.3 (%'": {"measured"},
+}
+
+
+def test_runs_can_be_searched(exported: Exports) -> None:
+    for condition, names in CONDITIONS.items():
+        runs = {run["data"]["tags"]["fltrain.key"] for run in exported.search(condition)}
+        assert runs == {getattr(exported, name).run_id for name in names}, condition
 
 
 def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
@@ -230,14 +220,11 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     assert metrics["seconds"] == costs["seconds"]["total"]
 
 
-@pytest.mark.parametrize("split", ["test", "local_test"])
-def test_curves_use_the_configured_split(store: Exports, split: str) -> None:
+def test_curves_use_the_configured_split(store: Exports) -> None:
     """Tests on further datasets and with the models of clients are not part of the curve."""
     rows = store.plain.metrics
-    store.edit_spec(
-        store.plain, local_test={"fraction": 0.25, "stratify": False} if split == "local_test" else None
-    )
-    tests = [row | {"split": split} for row in rows if row["kind"] == "evaluation"]
+    store.edit_spec(store.plain, local_test={"fraction": 0.25, "stratify": False})
+    tests = [row | {"split": "local_test"} for row in rows if row["kind"] == "evaluation"]
     others = [
         row | {"accuracy": 2.0, "loss": 9.0, "split": other} for row in tests for other in ("a", "b", "c")
     ]
@@ -500,13 +487,6 @@ def test_tables_and_cells_follow_their_files(store: Exports) -> None:
     assert store.files(table)["table1.html"] == b"<p>1</p>"
 
 
-def test_a_long_setting_is_cut_between_two_numbers() -> None:
-    numbers = ", ".join(["0.00828"] * 1000)
-    cut = stores._cut(numbers, 6000)
-    assert len(cut) <= 6000 and {*cut.removesuffix(", …").removesuffix(" …").split(", ")} == {"0.00828"}
-    assert stores._cut("y" * 9000, 5000).startswith("y" * 4998) and stores._cut("short", 10) == "short"
-
-
 def test_a_run_can_exceed_the_limits_of_one_request(store: Exports) -> None:
     """MLflow accepts 1,000 values, or 100 parameters of 6,000 characters."""
     params = {f"key{i}": str(i) for i in range(250)}
@@ -583,46 +563,6 @@ def test_two_processes_at_once_export_every_run_once_and_print_nothing(store: Ex
     assert not (store.folder / "mlruns").exists()
 
 
-def in_a_process(work: Callable[[], object]) -> int | None:
-    """Run a function in a new process and return its exit code."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join(60)
-    return process.exitcode
-
-
-def die_at(owner: type, call: str, number: int, work: Callable[[], object]) -> None:
-    """Run a function, and kill the process at the n-th call of a method."""
-    calls, method = count(1), getattr(owner, call)
-
-    def killed(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return method(*args, **kwargs)
-
-    setattr(owner, call, killed)
-    work()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("owner", "call", "number", "whole"),
-    [
-        (Store, "experiment", 2, 0),
-        (Store, "put", 3, 2),
-        (MlflowClient, "log_batch", 1, 0),
-        (MlflowClient, "set_terminated", 2, 1),
-    ],
-)
-def test_a_killed_export_is_completed_by_the_next_one(
-    exported: Exports, store: Exports, tables: Path, owner: type, call: str, number: int, whole: int
-) -> None:
-    shutil.copy(tables, store.path)
-    assert in_a_process(lambda: die_at(owner, call, number, store.export)) == -signal.SIGKILL
-    assert store.export().get("unchanged", 0) == whole
-    assert store.contents() == exported.contents()
-
-
 # ------------------------------------------------------------------------------------ faults
 def make_folder(path: Path) -> None:
     path.mkdir()
@@ -659,26 +599,6 @@ def test_a_database_that_cannot_be_written_is_one_clear_line(
     assert str(caught.value).startswith(f"{uri}: cannot write to this MLflow store ({reason}); {remedy}")
 
 
-@pytest.mark.slow
-def test_a_full_disk_ends_an_export_and_the_next_one_completes_it(exported: Exports, store: Exports) -> None:
-    def on_a_full_disk() -> None:
-        size = store.path.stat().st_size if store.path.exists() else 100_000
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        with pytest.raises(
-            FltrainError, match=r"mlflow\.db: cannot write to this .*; make room, then export"
-        ):
-            store.export()
-
-    memberships, store.memberships = store.memberships, {}  # runs move to another experiment
-    assert in_a_process(on_a_full_disk) == 0
-    store.memberships = memberships
-    store.export()
-    assert store.contents() == exported.contents()
-    store.path.unlink()
-    assert in_a_process(on_a_full_disk) == 0
-    assert not store.path.exists() and not list(store.path.parent.glob(".*"))
-
-
 @pytest.mark.usefixtures("impatient")
 def test_a_database_locked_by_another_program_is_reported(store: Exports) -> None:
     expected = store.search()
@@ -709,7 +629,7 @@ server.serve_forever()
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a tracking server with an empty store; it accepts the token ``secret``."""
     folder = tmp_path_factory.mktemp("server")
@@ -729,44 +649,32 @@ def server(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 
 @pytest.mark.slow
-def test_exports_to_a_server_equal_exports_to_a_database(
+def test_exports_to_a_server_need_its_token_and_equal_exports_to_a_database(
     store: Exports, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(store, table_cells(store))
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
+    with pytest.raises(FltrainError, match=r"401.*; set MLFLOW_TRACKING_TOKEN"):
+        store.export(uri=server)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     store.export(pages=[TABLE])
     first, second = (store.export(uri=server, pages=[TABLE]) for _ in range(2))
     assert first == {"created": 3, "tables and figures written": 1, "cells written": 2}
     assert second == {"unchanged": 3}
     client = MlflowClient(server)
-    experiments = {e.experiment_id: e.name for e in client.search_experiments()}
-    runs = client.search_runs(list(experiments))
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     on_server = {run.info.run_name: run.to_dictionary() for run in runs}
-    expected = store.search("")
-    assert len(expected) == 6 and on_server.keys() == {run["info"]["run_name"] for run in expected}
-    for run in expected:
-        other = on_server[run["info"]["run_name"]]
-        assert other["data"]["metrics"] == run["data"]["metrics"]
-        assert other["data"]["params"] == run["data"]["params"]
-        assert other["info"]["status"] == run["info"]["status"]
-        assert experiments[other["info"]["experiment_id"]] == run["paper"]
-        same = [key for key in run["data"]["tags"] if not key.endswith("note") and "content" not in key]
-        assert {key: other["data"]["tags"][key] for key in same} == {
-            key: run["data"]["tags"][key] for key in same
-        }
+    expected = {run["info"]["run_name"]: run for run in store.search("")}
+    assert len(expected) == 6 and on_server.keys() == expected.keys()
+    for name, run in expected.items():
+        for part in ("metrics", "params"):
+            assert on_server[name]["data"][part] == run["data"][part]
     ((item, home),) = (
         (run.info.run_id, run.info.experiment_id) for run in runs if run.data.tags["kind"] == "item"
     )
     assert {file.path for file in client.list_artifacts(item)} == {"table1.html", "table1.csv", "table.json"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)  # of the search within load_table
     assert list(client.load_table(home, "table.json", [item])["mean"]) == [60.0, 61.5]
-
-
-@pytest.mark.slow
-def test_a_server_that_requires_a_token(store: Exports, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "wrong")
-    with pytest.raises(FltrainError, match=r"401.*; set MLFLOW_TRACKING_TOKEN"):
-        store.export(uri=server)
 
 
 @pytest.mark.parametrize(

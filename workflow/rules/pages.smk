@@ -1,4 +1,3 @@
-from fltrain.reporting.listing import Listing
 from fltrain.tracking.export import pages_of
 
 
@@ -41,7 +40,7 @@ rule index:
         "../../environment.yml"
     params:
         # A function, because Snakemake takes braces in texts for wildcards.
-        listing=lambda wildcards: Listing.of(JOBS.plan).model_dump_json(),
+        listing=lambda wildcards: JOBS.listing(),
         reporting=REPORTING,
     message:
         "writing the overview"

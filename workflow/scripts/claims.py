@@ -41,6 +41,5 @@ with job(snakemake.log[0]):
     write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged, titles))
     summary = paper_summary(paper, sheets, judged, cells)
-    summary |= {"finding": pages.finding(summary, cells), "picture": pages.main_figure(sheets)}
     write_json(Path(outputs.summary), summary)
     write_text(Path(outputs.page), pages.page(summary, about, sheets, cells, tables))

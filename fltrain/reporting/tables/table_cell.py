@@ -200,6 +200,16 @@ def to_csv(shown: Iterable[TableCell]) -> str:
     return file.getvalue()
 
 
+def from_csv(text: str) -> list[TableCell]:
+    """Return the cells in the text of a CSV file.
+
+    Raises:
+        ValueError: if it is not a table.
+    """
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [TableCell.model_validate({key: text for key, text in row.items() if text}) for row in rows]
+
+
 def read_csv(path: Path) -> list[TableCell]:
     """Read the cells of a table from its CSV file.
 
@@ -207,8 +217,6 @@ def read_csv(path: Path) -> list[TableCell]:
         FltrainError: if it cannot be read.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [TableCell.model_validate({key: text for key, text in row.items() if text}) for row in rows]
+        return from_csv(path.read_bytes().decode())
     except (OSError, ValueError) as error:
         raise FltrainError(f"{path}: cannot be read ({error}); make the table again") from None

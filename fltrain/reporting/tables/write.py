@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,11 +11,16 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
+from fltrain.reporting.pictures import LATEX, TEMPLATES, pictures
 from fltrain.reporting.tables.cells import absent, cells
-from fltrain.reporting.tables.html import table_page
-from fltrain.reporting.tables.render import Grid, Notes, to_latex, to_markdown
+from fltrain.reporting.tables.html import anchors, facts, sections
+from fltrain.reporting.tables.render import Grid, Notes
 from fltrain.reporting.tables.table_cell import to_csv
+from fltrain.reporting.text import markdown_table, without_tags
 from fltrain.runs.today import notes_on
+
+TEXT_LINES = 45
+"""Rows of a LaTeX table that fit its page."""
 
 
 def write(
@@ -52,12 +58,33 @@ def texts(
     records = [runs(cell.run) for cell in sheet.cells]
     notes = Notes.of(sheet, shown, missing, notes_on(records), targets_text(sheet, runs, printed))
     grid, short = (Grid.of(sheet, shown, notes.marks, form) for form in (False, True))
-    in_short = notes.naming(short.quantity)
-    notes = notes.naming(grid.quantity)
-    render: dict[str, Callable[[], str]] = {
-        "csv": lambda: to_csv([*shown, *missing]),
-        "md": lambda: to_markdown(sheet, grid, notes),
-        "tex": lambda: to_latex(sheet, short, in_short),
-        "html": lambda: table_page(sheet, grid, shown, notes, runs, outputs["html"].parent),
-    }
-    return {form: render[form]() for form in outputs}
+    common = {"sheet": sheet, "heading": f"{sheet.title}. {sheet.scale_note}"}
+
+    def markdown() -> str:
+        lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
+        lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
+        template = TEMPLATES.get_template("table.md")
+        table, below = markdown_table(lines), notes.naming(grid.quantity)
+        return without_tags(template.render(**common, table=table, notes=below))
+
+    def latex() -> str:
+        rows = list(short.rows)
+        blocks = [rows[start : start + TEXT_LINES] for start in range(0, len(rows), TEXT_LINES)] or [[]]
+        label, below = re.sub(r"[^A-Za-z0-9]+", "-", sheet.id), notes.naming(short.quantity)
+        template = LATEX.get_template("table.tex")
+        return template.render(**common, label=label, grid=short, blocks=blocks, notes=below)
+
+    def html() -> str:
+        return TEMPLATES.get_template("table.html").render(
+            **common,
+            name=Path(sheet.id).name,
+            grid=grid,
+            anchors=anchors(shown),
+            notes=notes.naming(grid.quantity),
+            sections=sections(sheet, shown, runs, outputs["html"].parent),
+            facts=lambda cell: facts(cell, sheet.reduced),
+            pictures=pictures,
+        )
+
+    render: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
+    return {form: render[form]() if form in render else to_csv([*shown, *missing]) for form in outputs}
