@@ -15,14 +15,12 @@ from PIL import Image
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, replacing, write_arrays
 from fltrain.core.hashing import short_hash
-from fltrain.data.datasets import Dataset
+from fltrain.data.datasets import Dataset, DatasetEntry
 from fltrain.data.fetch import obtain
-from fltrain.data.partition import Division, Indices, class_counts, validation_split
-from fltrain.data.readers import ClassLabels, Images, RawSplits, statistics
-from fltrain.data.registry import DatasetEntry
+from fltrain.data.partition import Division, Indices, class_counts
+from fltrain.data.readers import ClassLabels, Images, statistics
 
 LOG = logging.getLogger("fltrain")
-SPLITS = ("train", "test")
 SHEET_COLUMNS = 12
 """Images per class on the contact sheet."""
 
@@ -85,6 +83,7 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
     arrays = {name: array for name, array in vars(raw).items() if isinstance(array, np.ndarray)}
     for name in ("train_images", "test_images"):
         arrays[name] = _resized(arrays[name], dataset.side or arrays[name].shape[2])
+    labels = {split: arrays[f"{split}_labels"] for split in ("train", "test")}
     about = {
         "dataset": dataset.prepared.model_dump(mode="json"),
         "revision": dataset.revision,
@@ -92,57 +91,52 @@ def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) 
         "own_copy": _fingerprint(entry),
         "classes": classes,
         "class_names": raw.class_names,
-        "histogram": {
-            split: np.bincount(arrays[f"{split}_labels"], minlength=classes).tolist() for split in SPLITS
-        },
+        "histogram": {split: np.bincount(own, minlength=classes).tolist() for split, own in labels.items()},
         "notes": raw.notes,
     }
-    _contact_sheet(raw, arrays, classes, path.with_suffix(".png"))
+    _contact_sheet(arrays, classes, path.with_suffix(".png"))
     write_arrays(path, arrays, about)
     return load_prepared(dataset, path)
 
 
+class _Older(FltrainError):
+    """A prepared file has an older revision of its dataset."""
+
+
 def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     """Return a prepared dataset after checking that it is complete and belongs to these settings."""
-    return _checked(dataset, path, *read_arrays(path, "prepared dataset"))
-
-
-def load_or_prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
-    """Return a prepared dataset; prepare it if it is missing or has an older revision."""
-    if not path.exists():
-        return prepare(dataset, path, downloads, quiet)
     arrays, about = read_arrays(path, "prepared dataset")
     same = about.get("dataset") == dataset.prepared.model_dump(mode="json")
-    if same and about.get("revision", 0) < dataset.revision:
-        LOG.info("%s: prepared again, because its revision is now %s", path, dataset.revision)
-        return prepare(dataset, path, downloads, quiet)
-    return _checked(dataset, path, arrays, about)
-
-
-def _checked(
-    dataset: Dataset, path: Path, arrays: dict[str, NDArray[Any]], about: dict[str, Any]
-) -> PreparedData:
-    settings = dataset.prepared.model_dump(mode="json")
-    if about.get("dataset") != settings or about.get("revision") != dataset.revision:
-        raise FltrainError(
+    if not same or (revision := about.get("revision", 0)) != dataset.revision:
+        kind = _Older if same and revision < dataset.revision else FltrainError
+        raise kind(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
     if difference := changed(dataset.entry, about):
         raise FltrainError(f"dataset {dataset.name!r}: {difference}")
-    normalisation = dataset.entry.normalisation(dataset.normalisation, arrays["test_images"].shape[1])
-    mean, std = (
-        (normalisation.mean, normalisation.std)
-        if normalisation
-        else statistics(arrays["train_images" if len(arrays["train_images"]) else "test_images"])
-    )
-    if len(mean) != arrays["test_images"].shape[1]:
+    channels = arrays["test_images"].shape[1]
+    if stated := dataset.entry.normalisation(dataset.normalisation, channels):
+        mean, std = stated.mean, stated.std
+    else:
+        mean, std = statistics(arrays[f"{_shown(arrays)}_images"])
+    if len(mean) != channels:
         raise FltrainError(
             f"dataset {dataset.name!r}: mean and std have {len(mean)} values, the images "
-            f"{arrays['test_images'].shape[1]} channel(s); state one value per channel in the registry"
+            f"{channels} channel(s); state one value per channel in the registry"
         )
     return PreparedData(
         **arrays, classes=about["classes"], mean=mean, std=std, digest=about["digest"], about=about
     )
+
+
+def load_or_prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
+    """Return a prepared dataset; prepare it if it is missing or has an older revision."""
+    if path.exists():
+        try:
+            return load_prepared(dataset, path)
+        except _Older:
+            LOG.info("%s: prepared again, because its revision is now %s", path, dataset.revision)
+    return prepare(dataset, path, downloads, quiet)
 
 
 def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
@@ -164,8 +158,7 @@ def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
 
 def _normalisations(entry: DatasetEntry) -> dict[str, Any]:
     """Return all normalisations of the entry, by name."""
-    stated = {"default": entry.normalisation(), **entry.normalisations}
-    return {name: one and one.model_dump(mode="json") for name, one in stated.items()}
+    return {name: one and one.model_dump(mode="json") for name, one in entry.all_normalisations.items()}
 
 
 def _fingerprint(entry: DatasetEntry) -> str | None:
@@ -190,10 +183,14 @@ def _resized(images: Images, side: int) -> Images:
     return resized
 
 
-def _contact_sheet(raw: RawSplits, arrays: Mapping[str, NDArray[Any]], classes: int, path: Path) -> None:
+def _shown(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the split that stands for a dataset; a test set has no training images."""
+    return "train" if len(arrays["train_labels"]) else "test"
+
+
+def _contact_sheet(arrays: Mapping[str, NDArray[Any]], classes: int, path: Path) -> None:
     """Write an image with the first images of each class in a row."""
-    split = "train" if len(raw.train_labels) else "test"
-    images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+    images, labels = (arrays[f"{_shown(arrays)}_{kind}"] for kind in ("images", "labels"))
     side, gap = images.shape[2], 2
     sheet = np.full((classes * (side + gap), SHEET_COLUMNS * (side + gap), 3), 255, np.uint8)
     for label in range(classes):
@@ -223,27 +220,13 @@ class Partition:
 
 def partition(division: Division, data: PreparedData, path: Path) -> Partition:
     """Partition the images among clients; write the result, with class counts per client, to ``path``."""
-    local_test, validation, seed = division.local_test, division.validation, division.seed
-    pool = data.merged() if local_test else data
+    pool = data.merged() if division.local_test else data
     labels = np.asarray(pool.train_labels)
-    images, arrays = np.arange(len(labels)), dict[str, NDArray[Any]]()
-    if validation and local_test is None:
-        (images,), held_out = validation_split([images], validation, labels, seed)
-        images.sort()
-    writers = None if pool.writers is None else pool.writers[images]
-    clients = [images[own] for own in division.scheme.split(labels[images], data.classes, seed, writers)]
-    if local_test is not None:
-        clients, tests = local_test.split(clients, labels, seed)
-        arrays |= {"test_indices": np.concatenate(tests), "test_sizes": _sizes(tests)}
-        if validation:
-            clients, held_out = validation_split(clients, validation, labels, seed)
-    if validation:
-        arrays |= {"validation_indices": np.concatenate(held_out), "validation_sizes": _sizes(held_out)}
-    arrays |= {
-        "indices": np.concatenate(clients),
-        "sizes": _sizes(clients),
-        "counts": class_counts(clients, labels, data.classes),
-    }
+    parts = division.parts(labels, data.classes, pool.writers)
+    arrays = {"counts": class_counts(parts[""], labels, data.classes)}
+    for kind, groups in parts.items():
+        arrays[f"{kind}indices"] = np.concatenate(groups)
+        arrays[f"{kind}sizes"] = np.array([len(group) for group in groups], np.int64)
     write_arrays(path, arrays, {**division.settings, "data": data.digest})
     return load_partition(division, data, path)
 
@@ -253,14 +236,10 @@ def load_partition(division: Division, data: PreparedData, path: Path) -> Partit
     arrays, about = read_arrays(path, "partition")
     if not {**division.settings, "data": data.digest}.items() <= {"validation": None, **about}.items():
         raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
-    tests = _parts(arrays, "test_") if division.local_test else None
-    held_out = _parts(arrays, "validation_") if division.validation else None
-    return Partition(_parts(arrays), about["digest"], tests, held_out)
 
+    def groups(kind: str) -> list[Indices]:
+        return np.split(arrays[f"{kind}indices"], np.cumsum(arrays[f"{kind}sizes"])[:-1])
 
-def _sizes(parts: list[Indices]) -> Indices:
-    return np.array([len(part) for part in parts], np.int64)
-
-
-def _parts(arrays: Mapping[str, NDArray[Any]], kind: str = "") -> list[Indices]:
-    return np.split(arrays[f"{kind}indices"], np.cumsum(arrays[f"{kind}sizes"])[:-1])
+    tests = groups("test_") if division.local_test else None
+    validation = groups("validation_") if division.validation else None
+    return Partition(groups(""), about["digest"], tests, validation)

@@ -26,10 +26,7 @@ from fltrain.runs.where import begins
 
 # --------------------------------------------------------------------------------------- digests of sources
 PARTS = ("data", "engine", "methods", "metrics", "models", "core.floats", "core.rng", "runtime.determinism")
-"""Packages and modules of fltrain whose code decides numbers.
-
-``data.medmnist`` is one of them: it states the number of classes, hence the size of the network's output.
-"""
+"""Packages and modules of fltrain whose code decides numbers."""
 
 CHECKED = ("data.fetch",)
 """A module among them that does not: checksums cover the files that it makes."""

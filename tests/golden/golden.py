@@ -26,8 +26,10 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest, write_text
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import Component
+from fltrain.core.rng import Purpose, stream
 from fltrain.data.datasets import Dataset
-from fltrain.data.partition import SCHEMES, LocalTest, Scheme
+from fltrain.data.partition import SCHEMES, Scheme
+from fltrain.data.partition.base import local_split
 from fltrain.data.prepared import Partition, PreparedData, prepare
 from fltrain.engine.simulation import Simulation
 from fltrain.methods import METHODS
@@ -296,7 +298,8 @@ def of_scheme(scheme: Scheme) -> Numbers:
     clients = scheme.split(LABELS, CLASSES, 0, WRITERS)
     numbers: Numbers = {"clients": parts(clients)}
     for stratify in (False, True):
-        train, tests = LocalTest(stratify=stratify).split(clients, LABELS, 0)
+        strata = LABELS if stratify else None
+        train, tests = local_split(clients, 0.25, stream(0, Purpose.TEST_SPLIT), strata)
         numbers[f"local test, stratify={stratify}"] = [parts(train), parts(tests)]
     return numbers
 

@@ -20,8 +20,8 @@ from fltrain.cli import app, main
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import construct, read_plain
+from fltrain.data.datasets import load
 from fltrain.data.partition import SCHEMES
-from fltrain.data.registry import load
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import tree_of
 from fltrain.models.networks import MODELS

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
+from fltrain.core.own import VARIABLE
+from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import MIRROR, OFFLINE
 from fltrain.data.prepared import PreparedData, load_prepared, prepare
 from fltrain.experiments.plan import Plan, plan
@@ -20,8 +21,8 @@ from fltrain.runtime.signals import ENDINGS
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
 settings.load_profile("fixed")
 
-# Tests ignore the datasets of the user who runs them.
-for variable in (REGISTRY_VARIABLE, OFFLINE, MIRROR):
+# Tests ignore the folders of the user who runs them.
+for variable in (VARIABLE, OFFLINE, MIRROR):
     os.environ.pop(variable, None)
 
 Register = Callable[[dict[str, Any] | str], None]
@@ -39,11 +40,13 @@ def handlers_of_signals() -> Iterator[None]:
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
     """A function that adds entries to the checkout's registry, as data or as YAML text."""
+    folder = tmp_path / "own-folder"
 
     def use(entries: dict[str, Any] | str) -> None:
-        path = tmp_path / "datasets.yaml"
-        path.write_text(entries if isinstance(entries, str) else yaml.safe_dump(entries))
-        monkeypatch.setenv(REGISTRY_VARIABLE, str(path))
+        folder.mkdir(exist_ok=True)
+        text = entries if isinstance(entries, str) else yaml.safe_dump(entries)
+        (folder / "datasets.yaml").write_text(text)
+        monkeypatch.setenv(VARIABLE, str(folder))
         registry.cache_clear()
 
     yield use

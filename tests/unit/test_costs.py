@@ -13,6 +13,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.work import Work
 from fltrain.runs.spec import RunSpec
 
+from .conftest import Register
 from .helpers import CPU, TINY, TWO_METHODS, tiny, write_config
 
 
@@ -54,7 +55,7 @@ def test_the_speed_is_the_work_of_a_round_by_its_time(monkeypatch: pytest.Monkey
     assert work.speed(spec.model_copy(update={"seed": 1}), CPU) == 2 * 2 * 32 * each / 2, "measured once"
 
 
-def test_runs_without_the_size_of_the_dataset_are_not_counted() -> None:
-    partition = {"name": "by_writer", "clients": 10}
-    spec = {**TINY, "dataset": "femnist-leaf", "partition": partition, "model": "lenet5"}
+def test_runs_without_the_size_of_the_dataset_are_not_counted(register: Register) -> None:
+    register({"mine": {"reader": "npz", "path": "mine.npz"}})
+    spec = {**TINY, "dataset": "mine", "partition": {"name": "iid", "clients": 10}, "model": "lenet5"}
     assert Work().multiply_adds(RunSpec.parse(spec, "test")) is None

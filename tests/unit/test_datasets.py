@@ -1,7 +1,9 @@
 """Datasets of the registry, downloads, and custom datasets, up to a trained run."""
 
 import hashlib
+import os
 import shutil
+import signal
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,10 +15,10 @@ import pytest
 from PIL import Image
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.datasets import REGISTRY_VARIABLE, Dataset, registry
+from fltrain.core.own import VARIABLE
+from fltrain.data.datasets import Dataset, load, registry
 from fltrain.data.fetch import OFFLINE, obtain, whereabouts
 from fltrain.data.prepared import prepare
-from fltrain.data.registry import load
 from fltrain.runs.record import Record, Results
 from fltrain.runs.today import Stale
 
@@ -41,7 +43,7 @@ def test_another_registry_is_added_to_the_checkouts_registry(
     register("mine:\n  reader: npz\n  path: somewhere\n")
     assert {**load(CONFIG), "mine": registry()["mine"]} == registry(), "added to the project's"
     # It is read once: the ID of a run must not change while it is prepared.
-    (tmp_path / "datasets.yaml").write_text("yours:\n  reader: digits\n")
+    (tmp_path / "own-folder" / "datasets.yaml").write_text("yours:\n  reader: digits\n")
     assert "yours" not in registry()
 
 
@@ -74,7 +76,7 @@ def test_a_run_with_another_normalisation_is_stale_here(
     register({"digits": {**DIGITS, "mean": [0.5], "std": [0.05]}})
     record = trained(tiny(), tmp_path)
     assert record.complete
-    monkeypatch.delenv(REGISTRY_VARIABLE)
+    monkeypatch.delenv(VARIABLE)
     registry.cache_clear()
     stale = Stale.of(Results(tmp_path).record(record.run_id))
     assert stale and stale.revised == "normalisation {'mean': [0.5], 'std': [0.05]} -> as shipped"
@@ -121,6 +123,39 @@ def write_photographs(root: Path, size: int = 12, side: int = 8) -> Path:
 
 def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
     return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+
+
+PIPED = {
+    "npz": [{"reader": "npz"}, "some.npz"],
+    "idx": [{"reader": "idx"}, "train-images-idx3-ubyte"],
+    "archive": [{"reader": {"name": "cifar", "version": "cifar-10"}}, "cifar-10-python.tar.gz"],
+    "image": [{"reader": {"name": "folder", "train_fraction": 0.5}}, "cat/1.png"],
+}
+
+
+@pytest.mark.parametrize("kind", PIPED)
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_pipe_in_place_of_a_file_is_refused(
+    tmp_path: Path, register: Register, kind: str, direct: bool
+) -> None:
+    """Opening it would wait for ever."""
+    (entry, name), folder = PIPED[kind], tmp_path / "raw"
+    if kind == "image":
+        write_photographs(folder)
+    else:
+        folder.mkdir()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    register({"mine": {**entry, "path": str(folder / name if direct else folder)}})
+    before = signal.signal(signal.SIGALRM, lambda *_: os._exit(99))
+    signal.alarm(20)
+    try:
+        with pytest.raises(FltrainError) as raised:
+            prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path / "downloads")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert str(raised.value).startswith(f"{folder}") and "\n" not in str(raised.value)
 
 
 @pytest.fixture

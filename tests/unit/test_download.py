@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import random
 import re
 import socket
@@ -20,8 +21,8 @@ import pytest
 
 from fltrain.core.errors import FltrainError
 from fltrain.data import fetch as fetching
+from fltrain.data.datasets import RemoteFile
 from fltrain.data.readers.base import unpack
-from fltrain.data.registry import RemoteFile
 
 from .helpers import write_tar
 
@@ -30,7 +31,7 @@ OTHER = random.Random(1).randbytes(300_000)
 
 
 class Server(ThreadingHTTPServer):
-    """A server with these bodies and faults; it lists the requested paths."""
+    """A server with these bodies, which lists the requested paths; each response has the next fault."""
 
     daemon_threads = True
     block_on_close = False
@@ -38,11 +39,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies = {"/f.bin": BODY}
-        self.states_length = True
-        self.cuts = 0  # responses that end after two thirds
-        self.drips = False  # responses never end, with a byte at a time
-        self.stall = False  # responses stall after two thirds
-        self.errors, self.status = 0, 500  # responses have this status
+        self.faults: list[str] = []
         self.asked: list[str] = []
         self.first, self.closing = threading.Event(), threading.Event()
         self.hold: threading.Event | None = None  # responses wait for it
@@ -58,27 +55,24 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        does = self.server
-        does.asked.append(self.path)
-        does.first.set()
-        if does.hold is not None:
-            does.hold.wait(20)
-        body = does.bodies.get(self.path)
-        if body is None or does.errors:
-            does.errors = max(does.errors - 1, 0)
-            return self.send_error(404 if body is None else does.status)
+        server = self.server
+        server.asked.append(self.path)
+        server.first.set()
+        if server.hold is not None:
+            server.hold.wait(20)
+        body, fault = server.bodies.get(self.path), server.faults.pop(0) if server.faults else ""
+        if body is None or fault.isdigit():
+            return self.send_error(int(fault or 404))
         self.send_response(200)
-        if does.states_length:
+        if fault != "no length":
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        while does.drips and not does.closing.wait(0.01):
+        while fault == "drips" and not server.closing.wait(0.01):
             self.wfile.write(b"x")
-        whole = not (does.cuts or does.stall)
-        does.cuts = max(does.cuts - 1, 0)
-        self.wfile.write(body if whole else body[: 2 * len(body) // 3])
+        self.wfile.write(body[: 2 * len(body) // 3] if fault in ("cuts", "stalls") else body)
         self.wfile.flush()
-        if does.stall:
-            does.closing.wait(20)
+        if fault == "stalls":
+            server.closing.wait(20)
 
 
 @pytest.fixture
@@ -111,8 +105,8 @@ def wanted(*urls: str) -> RemoteFile:
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """Fetch a file of the dataset ``some``; return its path."""
-    fetching.fetch(file, folder, "some")
+    """Fetch a file into a folder, whose name is that of the dataset; return its path."""
+    fetching.fetch(file, folder)
     return folder / file.name
 
 
@@ -130,12 +124,11 @@ def refusal(call: Callable[[], object]) -> str:
     return message
 
 
-@pytest.mark.parametrize("states_length", [True, False])
-def test_a_download_is_complete_and_has_the_permissions_of_its_folder(
-    server: Server, tmp_path: Path, states_length: bool
+@pytest.mark.parametrize("fault", ["", "no length"])
+def test_a_download_is_complete_and_as_readable_as_any_file(
+    server: Server, tmp_path: Path, fault: str
 ) -> None:
-    """A missing Content-Length does not matter: the checksum decides."""
-    server.states_length = states_length
+    server.faults = [fault]
     folder = tmp_path / "new" / "folder"
     path = fetch(wanted(server.url()), folder)
     assert path.read_bytes() == BODY
@@ -161,8 +154,8 @@ def test_several_processes_download_once(server: Server, tmp_path: Path) -> None
     code = f"""
 from pathlib import Path
 from fltrain.data.fetch import fetch
-from fltrain.data.registry import RemoteFile
-fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Path({str(tmp_path)!r}), "some")
+from fltrain.data.datasets import RemoteFile
+fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Path({str(tmp_path)!r}))
 """
     server.hold = threading.Event()
     other = subprocess.Popen([sys.executable, "-c", code])
@@ -180,24 +173,24 @@ fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Pat
 
 
 @pytest.mark.parametrize(
-    ("body", "behaviour", "reason"),
+    ("body", "fault", "reason"),
     [
-        (OTHER, "", rf"known hash: expected .*{sha(BODY)[7:]} but got {sha(OTHER)[7:]}\."),
+        (OTHER, "", rf"sends another file: expected {sha(BODY)}, found {sha(OTHER)}"),
         (BODY, "cuts", r"200000 bytes read, 100000 more expected|IncompleteRead"),
-        (BODY, "stall", r"timed out"),
+        (BODY, "stalls", r"timed out"),
         (BODY, "drips", r"sends less than 1000 bytes a second"),
         (2 * BODY, "", r"sends more than the 300,000 bytes of the file"),
+        (BODY, "403", "403"),
+        (BODY, "500", "500"),
     ],
 )
-def test_failed_downloads_leave_no_file(
-    server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, behaviour: str, reason: str
+def test_a_failed_download_is_tried_again_and_leaves_no_file(
+    server: Server, tmp_path: Path, monkeypatch: Any, body: bytes, fault: str, reason: str
 ) -> None:
-    if behaviour == "stall":
+    if fault == "stalls":
         monkeypatch.setattr(fetching, "TIMEOUT", (5.0, 0.2))
     monkeypatch.setattr(fetching, "PATIENCE", 0.5)
-    server.drips = behaviour == "drips"
-    server.bodies["/f.bin"] = body
-    server.cuts, server.stall = (99 if behaviour == "cuts" else 0), behaviour == "stall"
+    server.faults, server.bodies["/f.bin"] = [fault] * 2, body
     message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be downloaded ({server.url()}: ")
     assert re.search(reason, message)
@@ -206,14 +199,7 @@ def test_failed_downloads_leave_no_file(
         f"(expected: {sha(BODY)} (300,000 bytes))"
     )
     assert len(server.asked) == 2 and left(tmp_path) == set()
-
-
-@pytest.mark.parametrize("status", [403, 500])
-def test_errors_are_retried(server: Server, tmp_path: Path, status: int) -> None:
-    server.errors, server.status = 99, status
-    assert str(status) in refusal(lambda: fetch(wanted(server.url()), tmp_path))
-    assert len(server.asked) == 2
-    server.errors = 1
+    server.faults, server.bodies["/f.bin"] = [fault], BODY
     assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
 
 
@@ -234,7 +220,6 @@ def test_a_failed_name_lookup_is_not_retried(
     lines = [f"{url}: [Errno -2] Name or service not known" for url in urls]
     assert f"({'; '.join(lines)})" in message
     assert caplog.messages == [f"f.bin: attempt 1: {line}" for line in lines]
-    server.errors = 1
     assert fetch(wanted(*urls, server.url()), tmp_path).read_bytes() == BODY
 
 
@@ -254,7 +239,7 @@ def test_the_password_of_a_mirror_is_not_shown(
 ) -> None:
     caplog.set_level("DEBUG")
     monkeypatch.setenv("FLTRAIN_MIRROR", server.url("").replace("http://", "http://me:secret@"))
-    server.cuts = 99
+    server.faults = ["cuts"] * 2
     message = refusal(lambda: fetch(wanted(), tmp_path))
     assert server.url() in message
     assert "secret" not in message + caplog.text + "".join(capfd.readouterr())
@@ -263,21 +248,21 @@ def test_the_password_of_a_mirror_is_not_shown(
 def test_the_offline_folder_is_searched_before_downloading(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dataset's subfolder is searched before the offline folder itself."""
-    offline = tmp_path / "offline"
+    """The dataset's subfolder is searched before the offline folder itself; the links stay."""
+    offline, folder = tmp_path / "offline", tmp_path / "cache" / "some"
     monkeypatch.setenv("FLTRAIN_DATA", str(offline))
     (offline / "some").mkdir(parents=True)
     (offline / "f.bin").write_bytes(OTHER)
     (offline / "some" / "f.bin").write_bytes(BODY)
     for brought in (offline / "some" / "f.bin", offline / "f.bin"):
-        assert fetch(wanted(server.url()), tmp_path / "cache").resolve() == brought
+        assert fetch(wanted(server.url()), folder).resolve() == brought
         with monkeypatch.context() as patch:
-            patch.delenv("FLTRAIN_DATA")  # the link stays
-            assert fetch(wanted(server.url()), tmp_path / "cache").resolve() == brought
+            patch.delenv("FLTRAIN_DATA")
+            assert fetch(wanted(server.url()), folder).resolve() == brought
         (offline / "f.bin").write_bytes(BODY)
         brought.unlink()
     assert server.asked == []
-    path = fetch(wanted(server.url()), tmp_path / "cache")
+    path = fetch(wanted(server.url()), folder)
     assert not path.is_symlink() and path.read_bytes() == BODY
 
 
@@ -288,7 +273,7 @@ def test_a_message_names_the_files_that_the_offline_folder_lacks(
     (tmp_path / "some.npz").touch()
     (tmp_path / "c.bin").touch()
     files = [RemoteFile(name=f"{name}.bin", urls=(), checksum=sha(BODY)) for name in "abc"]
-    message = refusal(lambda: fetching.fetch(files[0], tmp_path / "cache", "some", files=files))
+    message = refusal(lambda: fetching.fetch(files[0], tmp_path / "cache" / "some", files=files))
     assert f"FLTRAIN_DATA={tmp_path}, where neither the folder nor some/ has a.bin, b.bin (exp" in message
 
 
@@ -305,6 +290,10 @@ def test_a_wrong_local_file_is_refused_and_not_deleted(
     assert message.startswith(f"{wrong}: ") and message.endswith("; delete or replace it")
     assert all(one in message for one in (sha(BODY), "300,000 bytes", sha(OTHER[:-1]), "299,999 bytes"))
     assert server.asked == [] and wrong.read_bytes() == OTHER[:-1]
+    wrong.unlink()
+    os.mkfifo(wrong)
+    message = refusal(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
+    assert "f.bin: not readable as a file (OSError: not an ordinary file)" in message
 
 
 FILES = {"a.txt": b"first", "sub/b.txt": b"second" * 1000, "sub/empty": b""}

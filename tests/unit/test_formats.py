@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import os
 import pickle
 import shutil
@@ -271,7 +270,7 @@ def write_npz(folder: Path, content: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "form", "channels"),
-    [("npz", (8, 8), 1), ("npz", (8, 8, 1), 1), ("npz", (8, 8, 3), 3), ("medmnist", (8, 8), 1)],
+    [("npz", (8, 8), 1), ("npz", (8, 8, 1), 1), ("npz", (8, 8, 3), 3)],
 )
 def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) -> None:
     write_npz(tmp_path, arrays(*form))
@@ -406,17 +405,6 @@ def write_hdf5(folder: Path, writers: dict[str, tuple[int, int]] = WRITERS) -> P
     return folder
 
 
-def write_leaf(folder: Path) -> Path:
-    for part, split in enumerate(("train", "test")):
-        (folder / split).mkdir(parents=True)
-        for seed, (writer, sizes) in enumerate(WRITERS.items()):
-            images, labels = femnist(sizes[part], seed)
-            data = {"x": images.reshape(len(images), 28 * 28).tolist(), "y": labels.tolist()}
-            content = {"users": [writer], "num_samples": [sizes[part]], "user_data": {writer: data}}
-            (folder / split / f"all_data_{seed}.json").write_text(json.dumps(content))
-    return folder
-
-
 FEMNIST_FACTS = Facts(classes=62, channels=1, side=28)
 
 
@@ -439,17 +427,13 @@ def test_femnist_is_read_from_its_archive(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "files")
     check_femnist(reader("femnist").read(tmp_path, FEMNIST_FACTS))
     check_femnist(reader("femnist").read(archive, FEMNIST_FACTS))
+    check_femnist(reader("femnist").read(write_hdf5(tmp_path / "files"), FEMNIST_FACTS))
+    shutil.rmtree(tmp_path / "files")
     assert [path.name for path in tmp_path.iterdir()] == [archive.name]
     archive.write_bytes(archive.read_bytes()[:1000])
     refused("femnist", tmp_path, r"tar.bz2: not readable as an archive \(.+\)")
     write_tar(archive, {"readme.html": b""})
     refused("femnist", tmp_path, r"tar.bz2: found no fed_emnist_train.h5")
-
-
-def test_leaf_files_are_read_by_writer(tmp_path: Path) -> None:
-    check_femnist(reader("femnist").read(write_hdf5(tmp_path / "hdf5"), FEMNIST_FACTS))
-    check_femnist(reader("leaf").read(write_leaf(tmp_path / "leaf"), FEMNIST_FACTS))
-    refused("leaf", tmp_path, r"train: found no .json files")
 
 
 IMAGES, LABELS = femnist(4, 0)
@@ -473,21 +457,6 @@ def test_bad_femnist_files_are_refused(tmp_path: Path, content: dict[str, Any], 
     refused("femnist", tmp_path, message, FEMNIST_FACTS)
     path.write_bytes(b"no HDF5")
     refused("femnist", tmp_path, r"fed_emnist_train.h5: not readable as an HDF5 file \(.+\)")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"user_data": []}', r"new.json: not readable as images and labels of LEAF"),
-        ('{"user_data": {"w": {"x": [[0, 0, 0]], "y": [1]}}}', r"new.json: not readable .*cannot reshape"),
-        ('{"user_data": {"w": {"x": [[2]], "y": [1]}}}', r"w: found pixels 2 to 2, expected floats"),
-        ('{"user_data": {"f09_01": {"x": [[1]], "y": [1]}}}', r"f09_01: this writer is in an earlier"),
-    ],
-)
-def test_bad_leaf_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
-    write_leaf(tmp_path)
-    (tmp_path / "train" / "new.json").write_text(content)
-    refused("leaf", tmp_path, message)
 
 
 def write_image(path: Path, image: Any, **options: Any) -> None:

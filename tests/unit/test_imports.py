@@ -11,7 +11,6 @@ import fltrain
 PACKAGE = Path(fltrain.__file__).parent
 HEAVY = ("torch", "scipy", "mlflow", "sklearn", "requests", "h5py")
 MODULES = (
-    "fltrain.data.registry",
     "fltrain.data.datasets",
     "fltrain.runs.spec",
     "fltrain.experiments.plan",

@@ -18,10 +18,9 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.rng import Purpose, stream
 from fltrain.data.feature_skew import FeatureSkew
 from fltrain.data.partition import Indices, LocalTest, Scheme, class_counts
-from fltrain.data.partition.base import LabelSkew
+from fltrain.data.partition.base import LabelSkew, local_split
 from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp, QuantitySkew
 from fltrain.data.partition.fixed_classes import NByC, Pathological, contiguous, cyclic, random_balanced
-from fltrain.data.partition.local import local_split
 from fltrain.data.partition.plain import ByWriter, Iid, Shards
 from fltrain.engine.data import FederatedData
 from fltrain.runs.record import Results
@@ -587,11 +586,11 @@ def test_local_split_of_each_client(labels: list[int], fraction: float, stratify
 @pytest.mark.parametrize("stratify", [True, False])
 def test_every_image_is_equally_likely_to_be_a_test_image(stratify: bool) -> None:
     labels = np.repeat(np.arange(3), [1, 6, 10])
-    option = LocalTest(fraction=0.3, stratify=stratify)
     picked = np.zeros(17)
     classes = []
     for seed in range(2000):
-        _, (test,) = option.split([np.arange(17)], labels, seed)
+        strata = labels if stratify else None
+        _, (test,) = local_split([np.arange(17)], 0.3, stream(seed, Purpose.TEST_SPLIT), strata)
         picked[test] += 1
         classes.append(np.bincount(labels[test], minlength=3))
     probability = 6 / 17
@@ -604,7 +603,7 @@ def test_every_image_is_equally_likely_to_be_a_test_image(stratify: bool) -> Non
 
 def test_a_client_of_one_image_cannot_be_split() -> None:
     with refused_within(1, r"^partition: client 1 has 1 images, a local test split needs 2; raise"):
-        LocalTest().split([np.arange(4), np.array([5])], np.zeros(6, int), 0)
+        local_split([np.arange(4), np.array([5])], 0.25, stream(0, Purpose.TEST_SPLIT))
     with pytest.raises(FltrainError, match="fraction"):
         LocalTest.parse({"fraction": 1.0}, "local test")
 

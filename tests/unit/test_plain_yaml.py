@@ -15,8 +15,7 @@ from fltrain.cli import app
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain, read_settings
-from fltrain.data.datasets import Dataset
-from fltrain.data.registry import load
+from fltrain.data.datasets import Dataset, load
 from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Request
 from fltrain.runs.record import Results

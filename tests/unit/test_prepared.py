@@ -1,12 +1,12 @@
 """Prepared datasets and partitions: contents of the files, and detection of damage."""
 
-import json
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -339,22 +339,21 @@ def test_partitions_of_other_settings_are_refused(
 
 
 # ------------------------------------------------------------------------------------ writers
-def write_leaf(root: Path) -> Path:
-    """Images of six writers in LEAF's format; the second has twice as many as the others."""
-    for split, size in (("train", 6), ("test", 2)):
-        users = {}
-        for writer in range(6):
-            count = 2 * size if writer == 1 else size
-            images = pixels(count, 64, seed=writer) / 255
-            users[f"w{writer}"] = {"x": images.tolist(), "y": (np.arange(count) % 3).tolist()}
-        (root / split).mkdir(parents=True)
-        (root / split / "all.json").write_text(json.dumps({"user_data": users}))
-    return root
-
-
 @pytest.fixture
 def written(tmp_path: Path, register: Register) -> PreparedData:
-    register({"written": {"reader": "leaf", "path": str(write_leaf(tmp_path / "leaf"))}})
+    """Images of six writers; the second has twice as many as the others."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    for split, size in (("train", 6), ("test", 2)):
+        with h5py.File(folder / f"fed_emnist_{split}.h5", "w") as file:
+            for writer in range(6):
+                count = 2 * size if writer == 1 else size
+                images = pixels(count, 8, 8, seed=writer) / np.float32(255)
+                file[f"examples/w{writer}/pixels"], file[f"examples/w{writer}/label"] = (
+                    images,
+                    np.arange(count) % 3,
+                )
+    register({"written": {"reader": "femnist", "path": str(folder)}})
     return prepare(Dataset(name="written"), tmp_path / "data" / "written.safetensors", tmp_path)
 
 

@@ -5,10 +5,9 @@ labels, writers, scheme and seed. Add a module to this package to add a scheme.
 """
 
 from fltrain.core.registry import catalogue
-from fltrain.data.partition.base import Indices, Scheme, class_counts
-from fltrain.data.partition.local import Division, LocalTest, validation_split
+from fltrain.data.partition.base import Division, Indices, LocalTest, Scheme, class_counts
 
-__all__ = ["SCHEMES", "Division", "Indices", "LocalTest", "Scheme", "class_counts", "validation_split"]
+__all__ = ["SCHEMES", "Division", "Indices", "LocalTest", "Scheme", "class_counts"]
 
 SCHEMES: dict[str, type[Scheme]] = catalogue(Scheme, package="fltrain.data.partition", own="partitions")  # type: ignore[type-abstract]
 """Every partition scheme, by name."""

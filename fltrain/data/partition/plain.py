@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from fltrain.core.errors import FltrainError
-from fltrain.data.partition.base import Indices, Scheme, TrainingLabels, grouped
+from fltrain.data.partition.base import Indices, Scheme, TrainingLabels, grouped, shuffled_by_class
 
 
 class Iid(Scheme):
@@ -33,9 +33,7 @@ class Shards(Scheme):
     """
 
     name: Literal["shards"] = "shards"
-    citation: ClassVar[str] = (
-        "McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017"
-    )
+    citation: ClassVar[str] = Iid.citation
     shards_per_client: int = Field(default=2, ge=1)
 
     def check(self, images: float, classes: float) -> None:
@@ -48,8 +46,7 @@ class Shards(Scheme):
             )
 
     def divide(self, data: TrainingLabels, random: np.random.Generator) -> list[Indices]:
-        shuffled = random.permutation(len(data.labels))
-        by_class = shuffled[np.argsort(data.labels[shuffled], kind="stable")]
+        by_class = shuffled_by_class(data.labels, random)
         shards = np.array_split(by_class, self.clients * self.shards_per_client)
         dealt = random.permutation(len(shards)).reshape(self.clients, self.shards_per_client)
         return [random.permutation(np.concatenate([shards[shard] for shard in hand])) for hand in dealt]

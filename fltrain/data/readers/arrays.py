@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import zipfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,21 +73,20 @@ class Svhn(Reader):
         return RawSplits(*split("train"), *split("test"))
 
 
-class NpzFile(Reader):
+class Npz(Reader):
     """One file with ``{train,test}_images`` (n, h, w) or (n, h, w, c) in uint8 and ``{train,test}_labels``.
 
-    The source is the file, or a folder with exactly one such file. A validation split is not used.
+    Your own arrays, or a set of MedMNIST. The source is the file, or a folder with exactly one such file. A
+    validation split is not used.
     """
+
+    name: Literal["npz"] = "npz"
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         path = source if source.is_file() else locate(source, "*.npz")
-        # numpy takes anything else for a pickle.
-        if not zipfile.is_zipfile(path):
-            with path.open("rb") as file:
-                start = file.read(20)
-            raise FltrainError(
-                f"{path}: not readable as a numpy archive (it begins with {start!r}); replace it"
-            )
+        with readable(path, "a numpy archive"), path.open("rb") as file:
+            if (start := file.read(20))[:2] != b"PK":  # numpy would take it for a pickle
+                raise ValueError(f"it begins with {start!r}; replace it")
         with readable(path, "a numpy archive"), np.load(path, allow_pickle=False) as archive:
 
             def split(name: str) -> LabelledImages:
@@ -101,18 +99,6 @@ class NpzFile(Reader):
             return RawSplits(*split("train"), *split("test"), notes=notes)
 
 
-class Npz(NpzFile):
-    """Your own arrays in one file: ``{train,test}_images`` and ``{train,test}_labels``."""
-
-    name: Literal["npz"] = "npz"
-
-
-class MedMnist(NpzFile):
-    """A file of MedMNIST; the package medmnist states its address and facts."""
-
-    name: Literal["medmnist"] = "medmnist"
-
-
 class Cifar101(Reader):
     """CIFAR-10.1, a second test set of CIFAR-10: ``cifar10.1_<version>_{data,labels}.npy``."""
 
@@ -120,10 +106,11 @@ class Cifar101(Reader):
     version: Literal["v4", "v6"]
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
-        data = locate(source, f"cifar10.1_{self.version}_data.npy")
-        names = locate(source, f"cifar10.1_{self.version}_labels.npy")
-        with readable(data, "a numpy array"):
-            images = as_images(np.load(data, allow_pickle=False), str(data), facts)
-        with readable(names, "a numpy array"):
-            labels = as_labels(np.load(names, allow_pickle=False), str(names), len(images), facts.classes)
+        def array(kind: str) -> tuple[NDArray[Any], str]:
+            path = locate(source, f"cifar10.1_{self.version}_{kind}.npy")
+            with readable(path, "a numpy array"):
+                return np.load(path, allow_pickle=False), str(path)
+
+        images = as_images(*array("data"), facts)
+        labels = as_labels(*array("labels"), len(images), facts.classes)
         return RawSplits(images[:0], labels[:0], images, labels)

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,9 +29,6 @@ LOG = logging.getLogger("fltrain")
 Images = NDArray[np.uint8]
 ClassLabels = NDArray[np.int64]
 LabelledImages = tuple[Images, ClassLabels]
-
-CHANNELS = (1, 3)
-"""Grey or colour."""
 
 _MOST_CLASSES = 2**24
 """More classes than any dataset of images has; arrays have an entry per class."""
@@ -102,7 +99,7 @@ class Reader(Component):
             facts: expected properties.
             side: target height and width. Readers of photographs resize to it; others return the native size.
         """
-        if self.needs_files and not source.exists():
+        if self.needs_files and not (source.is_file() or source.is_dir()):
             raise FltrainError(f"{source}: no such file or folder")
         splits = self.load(source, facts, side)
         _check_splits(splits, facts, source)
@@ -137,7 +134,7 @@ def as_images(array: NDArray[Any], where: str, facts: Facts) -> Images:
     """Check images ``[n, h, w]`` or ``[n, h, w, c]`` and return them as ``[n, c, h, w]``."""
     if array.dtype != np.uint8:
         raise FltrainError(f"{where}: found {array.dtype} images, expected uint8 (0 to 255)")
-    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in CHANNELS):
+    if array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
         raise FltrainError(
             f"{where}: found an array of shape {array.shape}, expected images (n, height, width) "
             "or (n, height, width, 1 or 3)"
@@ -261,12 +258,17 @@ def extracted(source: Path, archive_name: str) -> Iterator[Path]:
             raise FltrainError(str(error).replace(str(folder), str(archive))) from None
 
 
-def readable(path: Path, kind: str) -> AbstractContextManager[None]:
+@contextmanager
+def readable(path: Path, kind: str) -> Iterator[None]:
     """Turn any error of a parser into one line that names the file and the expected kind.
 
-    Parsers raise almost anything on damaged files, and the user can only replace the file.
+    Parsers raise almost anything on damaged files, and the user can only replace the file. Anything but an
+    ordinary file is refused: reading a pipe would wait for ever.
     """
-    return refusing(f"{path}: not readable as {kind}")
+    with refusing(f"{path}: not readable as {kind}"):
+        if path.exists() and not path.is_file():
+            raise OSError("not an ordinary file")
+        yield
 
 
 def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
