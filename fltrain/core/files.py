@@ -147,14 +147,14 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
     try:
         if path.exists() and not path.is_file():
             raise ValueError("not an ordinary file")
-        with safe_open(path, framework="numpy") as file:  # checks that header and size agree
-            checksum, _, text = (file.metadata() or {})[_METADATA].partition(" ")
-            names = list(file.keys())
+        with safe_open(path, framework="numpy"):
+            pass  # header and size agree
         with path.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
             header = json.loads(raw.read(length))
+        checksum, _, text = header.pop("__metadata__")[_METADATA].partition(" ")
         content = np.memmap(path, mode="c", offset=8 + length)
-        arrays = {name: _mapped(content, **header[name]) for name in names}
+        arrays = {name: _mapped(content, **array) for name, array in header.items()}
         if checksum != _checksum(text) or digest(arrays) != (about := json.loads(text))["digest"]:
             raise ValueError("it does not have its digest, or that of an older version")
         return arrays, about
@@ -166,24 +166,9 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
         ) from None
 
 
-_TYPES = {
-    "BOOL": np.bool_,
-    "U8": np.uint8,
-    "U16": np.uint16,
-    "U32": np.uint32,
-    "U64": np.uint64,
-    "I8": np.int8,
-    "I16": np.int16,
-    "I32": np.int32,
-    "I64": np.int64,
-    "F16": np.float16,
-    "F32": np.float32,
-    "F64": np.float64,
-}
-
-
 def _mapped(
     content: NDArray[np.uint8], dtype: str, shape: list[int], data_offsets: tuple[int, int]
 ) -> NDArray[Any]:
     start, stop = data_offsets
-    return np.asarray(content[start:stop]).view(_TYPES[dtype]).reshape(shape)
+    kind = "?" if dtype == "BOOL" else f"{dtype[0].lower()}{int(dtype[1:]) // 8}"  # U8, I64, F32 ...
+    return np.asarray(content[start:stop]).view(kind).reshape(shape)

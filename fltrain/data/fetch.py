@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-import requests
 from filelock import FileLock
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from urllib3.exceptions import HTTPError
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing
@@ -177,6 +175,9 @@ def _receive(file: RemoteFile, url: str, path: Path, quiet: bool) -> None:
     Raises:
         _Failed: if it sends nothing, too much, too slowly, or another file.
     """
+    import requests  # planning does not need it
+    from urllib3.exceptions import HTTPError
+
     size = "" if file.bytes is None else f" {decimal(file.bytes)}"
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())

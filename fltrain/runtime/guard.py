@@ -7,13 +7,12 @@ CPU finds code that would stall a GPU, or could not be captured.
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
+from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,31 +55,22 @@ def no_host_sync() -> Iterator[None]:
 
     Refused are: reading values (``item``, ``tolist``, ``if tensor`` ...), results whose size depends on
     values (``nonzero``, a mask as index ...), copies between devices or from Python data, and random numbers
-    from PyTorch, NumPy or Python's ``random``. This holds for forward and backward passes alike. Modules of a
-    network may draw random numbers (dropout): the engine has seeded them.
+    from PyTorch (for NumPy's and Python's, see ``fltrain.core.rng.own_streams``). This holds for forward and
+    backward passes alike. Modules of a network may draw random numbers (dropout): the engine has seeded them.
 
     Raises:
-        Refused: at the first such operation, naming it; for NumPy and ``random`` at the end.
+        Refused: at the first such operation, naming it.
     """
-    before = _host_generators()
     with ExitStack() as stack:
         for (owner, name), reason in _REFUSED.items():
-            stack.enter_context(replaced(owner, name, _refusing(f"{owner.__name__}.{name}", reason)))
-        stack.enter_context(replaced(Tensor, "to", _to))
+            stack.enter_context(patch.object(owner, name, _refusing(f"{owner.__name__}.{name}", reason)))
+        stack.enter_context(patch.object(Tensor, "to", _to))
         stack.enter_context(_Watch())  # type: ignore[no-untyped-call]
         yield
-    for name, state in _host_generators().items():
-        if state != before[name]:
-            _refuse(name, "it draws random numbers")
 
 
 def _refuse(operation: str, reason: str) -> NoReturn:
     raise Refused(f"{operation} is refused here: {reason}")
-
-
-def _host_generators() -> dict[str, Any]:
-    kind, key, *position = np.random.get_state(legacy=True)
-    return {"numpy.random": (kind, np.asarray(key).tobytes(), *position), "random": random.getstate()}
 
 
 def _refusing(operation: str, reason: str) -> Callable[..., NoReturn]:
@@ -93,21 +83,6 @@ def _to(tensor: Tensor, *args: Any, _original: Any = Tensor.to, **kwargs: Any) -
         _refuse("Tensor.to('cpu')", _READS)
     moved: Tensor = _original(tensor, *args, **kwargs)
     return moved
-
-
-@contextmanager
-def replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of tensors or a function of torch."""
-    inherited = name not in vars(owner)  # from a C class, which cannot be changed
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
 
 
 class _Watch(TorchDispatchMode):

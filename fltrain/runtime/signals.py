@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from fltrain.core.errors import Interrupted, Stopped
 
@@ -40,23 +39,14 @@ class Stopping:
         self._interruptible = False
         self._since = 0.0
 
-    def heed(self) -> dict[signal.Signals, Any]:
-        """Handle the signals until the process ends (in the main thread); return the handlers before.
+    def heed(self) -> None:
+        """Handle the signals until the process ends (in the main thread).
 
         A signal that comes after the work is done does not change the exit code.
         """
         atexit.register(_ignore)
-        return {number: signal.signal(number, self._handle) for number in ENDINGS}
-
-    @contextmanager
-    def heeded(self) -> Iterator[None]:
-        """Handle the signals within the context (in the main thread)."""
-        before = self.heed()
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        for number in ENDINGS:
+            signal.signal(number, self._handle)
 
     def poll(self) -> None:
         """Raise if a signal has come.

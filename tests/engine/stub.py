@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.models.network import Network
-from fltrain.runtime.guard import replaced
 
 NAME = "fgpu"
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def on_stub_device() -> Iterator[Transfers]:
     created = without_content(torch.tensor)
     with ExitStack() as stack:
         for change in changes:
-            stack.enter_context(replaced(*change))
+            stack.enter_context(patch.object(*change))
         stack.enter_context(mode)
         stack.enter_context(transfers)
         yield transfers

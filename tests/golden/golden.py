@@ -202,10 +202,8 @@ def federation(spec: RunSpec) -> Simulation:
         digest="",
     )
     pool = data.merged() if spec.local_test else data
-    clients, tests = spec.partition.split(pool.train_labels, data.classes, spec.seed), None
-    if spec.local_test:
-        clients, tests = spec.local_test.split(clients, pool.train_labels, spec.seed)
-    return Simulation(spec, data, Partition(clients, "", tests), torch.device("cpu"))
+    parts = spec.division.parts(pool.train_labels, data.classes)
+    return Simulation(spec, data, Partition(parts[""], "", parts.get("test_")), torch.device("cpu"))
 
 
 ACCURACIES = {"evaluation accuracy", "evaluation macro", "evaluation std"}

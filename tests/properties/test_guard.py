@@ -1,6 +1,5 @@
 """Local steps of every method stay on the device: no host synchronisation, no random numbers."""
 
-import random
 from collections.abc import Callable
 from typing import Literal
 
@@ -87,8 +86,6 @@ MISDEEDS: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "device": (lambda tensor: tensor.to("meta"), r"aten\._to_copy.*cpu, meta"),
     "rand": (lambda tensor: torch.rand(2), r"aten\.rand.*random numbers"),
     "dropout": (lambda tensor: nn.functional.dropout(tensor), r"aten\..*random numbers"),
-    "numpy.random": (lambda tensor: np.random.rand(), r"numpy\.random is refused here: it draws random"),
-    "random": (lambda tensor: random.random(), "random is refused here: it draws random"),
 }
 
 

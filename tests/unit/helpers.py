@@ -174,11 +174,8 @@ def federation(
 ) -> Simulation:
     """A run in memory, its images divided as the spec says."""
     pool = data.merged() if spec.local_test else data
-    clients = spec.partition.split(pool.train_labels, data.classes, spec.partition_seed, pool.writers)
-    tests = None
-    if spec.local_test:
-        clients, tests = spec.local_test.split(clients, pool.train_labels, spec.partition_seed)
-    divided = Partition(clients, "", tests)
+    parts = spec.division.parts(pool.train_labels, data.classes, pool.writers)
+    divided = Partition(parts[""], "", parts.get("test_"), parts.get("validation_"))
     return Simulation(spec, data, divided, CPU, partial(trainer, workers=workers), extra)
 
 

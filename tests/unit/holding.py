@@ -66,7 +66,8 @@ def give_up(slots: Slots, ready: Path) -> None:
     """Wait for a slot until a signal stops the wait, as on the command line."""
     stopping = Stopping()
     try:
-        with stopping.heeded(), stopping.interruptible():
+        stopping.heed()
+        with stopping.interruptible():
             ready.touch()
             wait(*slots)
     except Stopped as stopped:

@@ -165,7 +165,7 @@ def test_quantity_skew_has_dirichlet_sizes_and_iid_labels() -> None:
     expected = drawn.sum(axis=2, keepdims=True) / 10
     chi = ((drawn - expected) ** 2 / np.maximum(expected, 1))[shares > 0.01]
     assert chi.mean() == pytest.approx(0.9 * 0.9, rel=0.1)
-    with refused_within(5, "the smallest client got"):
+    with refused_within(5, r"draws of quantity\(alpha=0.01\) .*the smallest client got"):
         planned(QuantitySkew(clients=100, alpha=0.01, min_size=100), 10, 6000, 0)
 
 
@@ -293,28 +293,18 @@ def literal_lda(alpha: float, random: np.random.Generator) -> Indices:
             return held
 
 
-def summary(held: list[Indices]) -> np.ndarray:
-    """Medians over partitions of smallest, median and largest size; mean classes (and with 10 images)."""
-    by_size = np.sort([one.sum(axis=1) for one in held], axis=1)
-    extremes = np.median([by_size[:, 0], np.median(by_size, axis=1), by_size[:, -1]], axis=1)
-    return np.array(
-        [*extremes, *(np.mean([(one >= least).sum(axis=1) for one in held]) for least in (1, 10))]
-    )
-
-
-@pytest.mark.parametrize(
-    ("alpha", "expected"),
-    # Sizes, classes, classes with 10 images. For alpha 0.1 the specification states 2,000 and 6.3 (4.7), but
-    # its procedure, taken literally, gives other values.
-    [(0.1, [1050, 5400, 8350, 5.5, 4.05]), (0.05, [370, 5300, 9050, 4.0, 2.85])],
-)
-def test_capped_dirichlet_has_the_statistics_of_the_literal_loop(alpha: float, expected: list[float]) -> None:
+@pytest.mark.parametrize("alpha", [0.1, 0.05])
+def test_capped_dirichlet_has_the_statistics_of_the_literal_loop(alpha: float) -> None:
+    """Smallest, median and largest size; classes, and classes with 10 images."""
     random = np.random.default_rng(0)
-    literal = summary([literal_lda(alpha, random) for _ in range(200)])
-    ours = summary([planned(Dirichlet(clients=10, alpha=alpha), 10, 5000, seed) for seed in range(200)])
-    tolerance = np.array([0.35, 0.05, 0.05, 0.06, 0.06])
-    assert (abs(ours / expected - 1) < tolerance).all()
-    assert (abs(literal / expected - 1) < tolerance).all()
+    literal = [literal_lda(alpha, random) for _ in range(200)]
+    ours = [planned(Dirichlet(clients=10, alpha=alpha), 10, 5000, seed) for seed in range(200)]
+    theirs, found = (
+        np.array([*np.median(np.sort(held.sum(axis=2), axis=1), axis=0)[[0, 5, 9]], *classes])
+        for held in map(np.array, (literal, ours))
+        for classes in [[(held >= least).sum(axis=2).mean() for least in (1, 10)]]
+    )
+    assert (abs(found / theirs - 1) < [0.5, 0.1, 0.1, 0.06, 0.06]).all()
 
 
 def test_a_thousand_clients_with_little_alpha_are_refused_quickly_or_divided() -> None:
@@ -470,8 +460,7 @@ def test_pathological_sizes_are_uniform() -> None:
 
 
 # ------------------------------------------------------------------------------------ n_by_c
-FED2 = [(CIFAR10, n, c) for n, c in [(10, 3), (10, 4), (10, 5), (10, 10), (20, 5), (50, 5), (100, 5)]]
-FED2 += [(CIFAR100, 10, c) for c in (30, 40, 50, 100)]
+FED2 = [*((CIFAR10, n, c) for n, c in [(10, 3), (10, 10), (20, 5), (100, 5)]), (CIFAR100, 10, 30)]
 
 
 @pytest.mark.parametrize(("labels", "nodes", "each"), FED2, ids=lambda value: str(value)[:9])
@@ -514,6 +503,9 @@ FEW_WRITERS = "^partition.clients: 26 clients, but the dataset has 25 writers; u
 def test_impossible_demands_are_refused(scheme: Scheme, message: str) -> None:
     with refused_within(1, message):
         scheme.split(DIGITS, 10, 0, WRITERS)
+    if scheme.name == "by_writer":
+        with refused_within(1, "^partition.name: 'by_writer' needs a dataset with known writers"):
+            ByWriter(clients=5).split(DIGITS, 10, 0)
 
 
 @pytest.mark.parametrize(
@@ -532,11 +524,6 @@ def test_a_class_with_fewer_images_than_clients_is_refused(scheme: Scheme, image
         scheme.split(labels, 10, 0)
 
 
-def test_refused_quantities_name_their_own_scheme() -> None:
-    with refused_within(5, r"draws of quantity\(alpha=0.01\)"):
-        QuantitySkew(clients=50, alpha=0.01).split(DIGITS, 10, 0)
-
-
 # ------------------------------------------------------------------------------------ by_writer
 def test_clients_are_the_first_writers_or_random_ones() -> None:
     ids = np.unique(WRITERS)
@@ -551,11 +538,6 @@ def test_clients_are_the_first_writers_or_random_ones() -> None:
     drawn = [chosen("random", seed) for seed in range(200)]
     assert all(who == sorted(set(who)) for who in drawn)
     assert np.bincount(np.searchsorted(ids, np.ravel(drawn))) == pytest.approx(1000 / len(ids), abs=26)
-
-
-def test_missing_writers_are_refused() -> None:
-    with refused_within(1, "^partition.name: 'by_writer' needs a dataset with known writers"):
-        ByWriter(clients=5).split(DIGITS, 10, 0)
 
 
 # ------------------------------------------------------------------------------------ the local split
