@@ -18,9 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from filelock import FileLock
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing
@@ -38,6 +36,9 @@ PAUSE = 1.0
 TIMEOUT = (10.0, 60.0)
 """Seconds to wait for a connection, and for the next bytes."""
 
+LOG_SECONDS = 15.0
+"""Seconds between two messages on the progress of a download."""
+
 PATIENCE, SLOWEST = 60.0, 1000
 """Seconds after which a download must have reached this mean speed, in bytes a second."""
 
@@ -46,7 +47,7 @@ class _Failed(Exception):
     """A failed attempt to download, with the reason."""
 
 
-def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False) -> Path:
+def obtain(name: str, entry: DatasetEntry, downloads: Path) -> Path:
     """Return the folder (or file) with the raw files of a dataset.
 
     Files with an address end up in ``downloads/<name>``; files from the offline folder are linked there.
@@ -55,7 +56,7 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path, quiet: bool = False)
     """
     folder = downloads / name
     for file in entry.files:
-        fetch(file, folder, quiet, entry.files)
+        fetch(file, folder, entry.files)
     if entry.own_copy is not None:
         return entry.own_copy
     if entry.files or not entry.reader.needs_files:
@@ -83,13 +84,12 @@ def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
     return f"download from {urlsplit(urls[0]).netloc}" if urls else "by hand"
 
 
-def fetch(file: RemoteFile, folder: Path, quiet: bool = False, files: Sequence[RemoteFile] = ()) -> None:
+def fetch(file: RemoteFile, folder: Path, files: Sequence[RemoteFile] = ()) -> None:
     """Put a file with the right checksum into a folder; download it if it is not on this machine.
 
     Args:
         file: name, addresses and checksum.
         folder: created if necessary; its name is that of the dataset.
-        quiet: show no progress bar.
         files: all files of the dataset, for the message.
     """
     path = folder / file.name
@@ -103,7 +103,7 @@ def fetch(file: RemoteFile, folder: Path, quiet: bool = False, files: Sequence[R
                     path.unlink(missing_ok=True)  # an old link may dangle
                     path.symlink_to(brought.resolve())
                 else:
-                    _download(file, path, quiet, files or (file,))
+                    _download(file, path, files or (file,))
         except OSError as error:
             raise FltrainError(
                 f"{file.name}: cannot be written to {folder} ({error.strerror or error}); "
@@ -136,7 +136,7 @@ def _offline(name: str, file: RemoteFile | None = None) -> Path | None:
     return next((root / place for place in places if (root / place).exists()), None)
 
 
-def _download(file: RemoteFile, path: Path, quiet: bool, files: Sequence[RemoteFile]) -> None:
+def _download(file: RemoteFile, path: Path, files: Sequence[RemoteFile]) -> None:
     """Try every address in turn, for several rounds, until one delivers the file."""
     mirror = os.environ.get(MIRROR)
     urls = [*([f"{mirror.rstrip('/')}/{quote(file.name)}"] if mirror else []), *file.urls]
@@ -147,7 +147,7 @@ def _download(file: RemoteFile, path: Path, quiet: bool, files: Sequence[RemoteF
         for url in [*urls]:
             try:
                 with replacing(path) as temporary:
-                    _receive(file, url, temporary, quiet)
+                    _receive(file, url, temporary)
             except _Failed as error:
                 if isinstance(error.__cause__, socket.gaierror):  # offline, or a misspelt address
                     urls.remove(url)
@@ -169,8 +169,8 @@ def _download(file: RemoteFile, path: Path, quiet: bool, files: Sequence[RemoteF
     )
 
 
-def _receive(file: RemoteFile, url: str, path: Path, quiet: bool) -> None:
-    """Write what an address sends to a file, with a progress bar, and verify its checksum.
+def _receive(file: RemoteFile, url: str, path: Path) -> None:
+    """Write what an address sends to a file, and verify its checksum.
 
     Raises:
         _Failed: if it sends nothing, too much, too slowly, or another file.
@@ -179,17 +179,13 @@ def _receive(file: RemoteFile, url: str, path: Path, quiet: bool) -> None:
     from urllib3.exceptions import HTTPError
 
     size = "" if file.bytes is None else f" {decimal(file.bytes)}"
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
-    start, received = time.monotonic(), 0
+    start, received, shown = time.monotonic(), 0, 0.0
     try:
         # Bytes as the server has them: requests would decompress .gz files.
         sent = requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"})
-        with sent, bar, path.open("wb") as out:
+        with sent, path.open("wb") as out:
             sent.raise_for_status()
             LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
-            task = bar.add_task(file.name, total=file.bytes)
             while chunk := sent.raw.read1(1 << 16, decode_content=False):
                 received += len(chunk)
                 if file.bytes is not None and received > file.bytes:
@@ -197,7 +193,9 @@ def _receive(file: RemoteFile, url: str, path: Path, quiet: bool) -> None:
                 if (seconds := time.monotonic() - start) > PATIENCE and received < SLOWEST * seconds:
                     raise _Failed(f"sends less than {SLOWEST} bytes a second")
                 out.write(chunk)
-                bar.advance(task, len(chunk))
+                if seconds > shown + LOG_SECONDS:
+                    LOG.info("%s: %s of%s received", file.name, decimal(received), size or " an unknown size")
+                    shown = seconds
     except (requests.RequestException, HTTPError) as error:
         cause: BaseException = error
         while cause.__context__ is not None:

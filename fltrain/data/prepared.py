@@ -74,10 +74,10 @@ class PreparedData:
         )
 
 
-def prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
+def prepare(dataset: Dataset, path: Path, downloads: Path) -> PreparedData:
     """Fetch, read and resize a dataset; write it and a contact sheet to ``path``'s folder; return it."""
     entry = dataset.entry
-    source = obtain(dataset.name, entry, downloads, quiet)
+    source = obtain(dataset.name, entry, downloads)
     raw = entry.reader.read(source, entry, dataset.image_size)
     classes = entry.classes or raw.classes
     arrays = {name: array for name, array in vars(raw).items() if isinstance(array, np.ndarray)}
@@ -129,14 +129,14 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     )
 
 
-def load_or_prepare(dataset: Dataset, path: Path, downloads: Path, quiet: bool = False) -> PreparedData:
+def load_or_prepare(dataset: Dataset, path: Path, downloads: Path) -> PreparedData:
     """Return a prepared dataset; prepare it if it is missing or has an older revision."""
     if path.exists():
         try:
             return load_prepared(dataset, path)
         except _Older:
             LOG.info("%s: prepared again, because its revision is now %s", path, dataset.revision)
-    return prepare(dataset, path, downloads, quiet)
+    return prepare(dataset, path, downloads)
 
 
 def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:

@@ -97,9 +97,9 @@ def train(
         _logging_to(place / "train.log", quiet),
         determined(execution.determinism, execution.device, tf32) as determinism,
     ):
-        return _Training(
-            spec, results, place, execution, determinism, stopping or Stopping(), quiet
-        ).record_of_run(again)
+        return _Training(spec, results, place, execution, determinism, stopping or Stopping()).record_of_run(
+            again
+        )
 
 
 @dataclass
@@ -112,7 +112,6 @@ class _Training:
     execution: Execution
     determinism: Determinism
     stopping: Stopping
-    quiet: bool
 
     def record_of_run(self, again: bool) -> Record:
         """Train the run and return its record, or the one that another process has written."""
@@ -236,7 +235,7 @@ class _Training:
         spec, results, execution = self.spec, self.results, self.execution
 
         def prepared(dataset: Dataset) -> PreparedData:
-            return load_or_prepare(dataset, results.data(dataset), results.downloads, self.quiet)
+            return load_or_prepare(dataset, results.data(dataset), results.downloads)
 
         data = prepared(spec.dataset)
         if data.side < spec.model.min_side:  # the size of some datasets is only known now

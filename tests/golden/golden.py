@@ -185,7 +185,7 @@ TRAIN_IMAGES, TEST_IMAGES = 80, 40
 def digits(dataset: Dataset) -> PreparedData:
     """The prepared digits."""
     with tempfile.TemporaryDirectory() as folder:
-        return prepare(dataset, Path(folder) / "digits.safetensors", Path(folder), quiet=True)
+        return prepare(dataset, Path(folder) / "digits.safetensors", Path(folder))
 
 
 def federation(spec: RunSpec) -> Simulation:

@@ -8,5 +8,5 @@ from fltrain.data.prepared import prepare
 
 with job(snakemake.log[0]):
     dataset = Dataset.parse(snakemake.params.dataset["settings"], "dataset")
-    prepared = prepare(dataset, Path(snakemake.output.data), Path("results/downloads"), quiet=True)
+    prepared = prepare(dataset, Path(snakemake.output.data), Path("results/downloads"))
     LOG.info("%s: digest %s", dataset.id, prepared.digest)
