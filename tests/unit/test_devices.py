@@ -6,7 +6,7 @@ The GPUs are just names here; the processes and locks that take, hold and releas
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,28 +98,17 @@ def test_the_device_with_the_fewest_processes_is_taken(tmp_path: Path) -> None:
     assert [taken(*slots)[0]] == [1]
 
 
-def test_lock_folders_of_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
-    with pytest.raises(FltrainError, match=f"{tmp_path}: .*not a folder of this user alone.*{LOCKS}"):
-        take(tmp_path, GPUS)
-    assert not list(tmp_path.iterdir())
-
-
-def open_to_others(folder: Path) -> Path:
-    folder.mkdir(mode=0o755)
-    return folder
-
-
-def linked(folder: Path) -> Path:
-    """A link in the folder for temporary files, by which another user could redirect the locks."""
-    (folder.parent / "private").mkdir(mode=0o700)
-    folder.symlink_to(folder.parent / "private")
-    return folder
-
-
-@pytest.mark.parametrize("make", [open_to_others, linked])
-def test_unsafe_lock_folders_are_refused(tmp_path: Path, make: Callable[[Path], Path]) -> None:
-    folder = make(tmp_path / "locks")
+@pytest.mark.parametrize("kind", ["of another user", "open to others", "link"])
+def test_unsafe_lock_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """By a link, another user could redirect the locks."""
+    folder = tmp_path / "locks"
+    if kind == "link":
+        (tmp_path / "private").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "private")
+    else:
+        folder.mkdir(mode=0o755 if kind == "open to others" else 0o700)
+    if kind == "of another user":
+        monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(FltrainError, match=f"{folder}: .*not a folder of this user alone.*{LOCKS}"):
         take(folder, GPUS)
     assert not list(tmp_path.rglob("*.*"))
@@ -129,13 +118,6 @@ def test_unsafe_lock_folders_are_refused(tmp_path: Path, make: Callable[[Path], 
 def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(FltrainError, match=f"--device: '{name}'; use auto, cpu, .* this machine has "):
         pick_device(name)
-
-
-def test_without_a_gpu_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setenv(LOCKS, str(tmp_path / "locks"))
-    assert pick_device("auto") == torch.device("cpu")
-    assert not (tmp_path / "locks").exists()
 
 
 @pytest.fixture
@@ -166,11 +148,15 @@ def test_a_process_keeps_the_device_that_it_has_taken(tmp_path: Path, two_gpus: 
     assert other.is_locked
 
 
-def test_a_named_device_is_used_even_if_it_is_taken(tmp_path: Path, two_gpus: list[torch.device]) -> None:
+def test_a_named_device_is_used_even_if_it_is_taken(
+    tmp_path: Path, two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert pick_device("cuda:1") == torch.device("cuda:1")
     assert two_gpus == [torch.device("cuda:1")]
     assert pick_device("cpu") == torch.device("cpu")
-    assert not (tmp_path / "locks").exists()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert pick_device("auto") == torch.device("cpu")
+    assert not (tmp_path / "locks").exists(), "nothing is held"
 
 
 def test_gpus_assigned_by_slurm_are_shared_within_the_job_only(
@@ -178,10 +164,9 @@ def test_gpus_assigned_by_slurm_are_shared_within_the_job_only(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
-    other = [taken(tmp_path / "locks") for _ in GPUS]
+    others = [taken(tmp_path / "locks") for _ in GPUS]
     assert pick_device("auto") == torch.device("cuda:0")
-    assert "job17-first" in locks(tmp_path)
-    assert len(other) == 2
+    assert "job17-first" in locks(tmp_path) and len(others) == 2
 
 
 def test_the_number_of_processes_per_device_can_be_set(tmp_path: Path, two_gpus: list[torch.device]) -> None:

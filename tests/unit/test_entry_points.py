@@ -2,15 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-ROOT = Path(__file__).parents[2]
 METHOD = """
 from typing import ClassVar, Literal
 from fltrain.methods.base import Method
@@ -56,15 +53,6 @@ RUN = {
     "training": {"epochs": 1},
 }
 
-TRAIN_ITEM = """
-import json, sys
-import fltrain
-
-(item,) = (item for item in fltrain.plan("fair_digits").items if item.id == sys.argv[1])
-for entry in item.entries:
-    fltrain.train(json.loads(entry.spec.to_json()))
-"""
-
 
 def install(folder: Path, **changes: str) -> dict[str, str]:
     """Write a package with its metadata, and return the environment that contains it."""
@@ -81,15 +69,9 @@ def install(folder: Path, **changes: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run(
-    environment: dict[str, str], *arguments: str, folder: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=folder)
-
-
 def fltrain(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run(environment, "-m", "fltrain", *arguments)
+    command = [sys.executable, "-m", "fltrain", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.mark.slow
@@ -103,36 +85,6 @@ def test_a_run_can_use_components_from_another_package(tmp_path: Path) -> None:
     assert record.name.startswith("more-digits-halved-")
     spec = json.loads((record / "spec.json").read_text())
     assert (spec["model"]["name"], spec["method"]["name"]) == ("linear", "halved")
-
-
-@pytest.mark.slow
-def test_a_method_from_another_package_enters_the_fair_table(tmp_path: Path) -> None:
-    """Its trials, selection, final runs, verification and export: the steps of docs/fair-table.md."""
-    environment, config = install(tmp_path), tmp_path / "config"
-    shutil.copytree(ROOT / "config", config)
-    scale = config / "scales" / "fair_digits.yaml"
-    declared = yaml.safe_load(scale.read_text())
-    declared["seeds"] = declared["settings"]["rounds"] = 1
-    methods = {"FedAvg": {"set": {"method": "fedavg"}}, "Halved": {"set": {"method": "halved"}}}
-    declared["axes"] |= {"method": methods, "trial": [0, 1]}
-    scale.write_text(yaml.safe_dump(declared))
-    with (config / "search.yaml").open("a") as spaces:
-        spaces.write("  halved: {}\n")
-
-    def step(*arguments: str) -> str:
-        done = run(environment, *arguments, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    step("-c", TRAIN_ITEM, "fair/trials")
-    step("-m", "fltrain", "select", "fair/trials", "--scale", "fair_digits")
-    selected = yaml.safe_load((config / "selected" / "fair_digits" / "fair_trials.yaml").read_text())
-    assert [cell["labels"]["method"] for cell in selected["cells"]] == ["FedAvg", "Halved"]
-    step("-c", TRAIN_ITEM, "fair/accuracy")
-    assert "all consistent" in step("-m", "fltrain", "verify")
-    ours = [record.name for record in (tmp_path / "results" / "runs").glob("digits-halved-*")]
-    exported = step("-m", "fltrain", "records", "export", "halved.tar.gz", *ours)
-    assert len(ours) in (3, 4) and f"{len(ours)} records" in exported
 
 
 POINT = "entry point 'halved' of fltrain.methods (extra.method:Halved)"

@@ -7,9 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import numpy as np
 from pydantic import Field, Strict
@@ -63,11 +62,30 @@ class Folder(Reader):
         target = side or self.side or facts.side or width
         native = facts.side if side or self.side else target
         channels = facts.channels or (1 if grey else 3)
-        grey_only = grey and facts.channels is None
         turned: list[Path] = []
-        read = partial(
-            _read, turned=turned, native=native, side=target, channels=channels, grey_only=grey_only
-        )
+
+        def read(file: Path) -> Images:
+            """Return one image ``[channels, target, target]``."""
+            with opened(file) as image:
+                if native is not None and image.size != (native, native):
+                    raise FltrainError(
+                        f"{file}: found {image.height} x {image.width} pixels, expected {native} x {native}; "
+                        "set the reader's 'side' to resize all images, or correct 'side' of the dataset"
+                    )
+                mode = image.mode
+                if mode in DEEP_MODES:
+                    raise FltrainError(
+                        f"{file}: found more than 8 bits per channel (mode {mode}), expected 8"
+                    )
+                if grey and facts.channels is None and mode not in GREY_MODES:
+                    raise FltrainError(
+                        f"{file}: found a colour image after grey ones; state 'channels' (1 or 3)"
+                    )
+                if image.getexif().get(_ORIENTATION, 1) != 1:
+                    turned.append(file)
+                plain = image.convert("L" if channels == 1 else "RGB")
+                pixels = np.asarray(centred(plain, target)).reshape(target, target, channels)
+            return pixels.transpose(2, 0, 1)
 
         def split(tree: Tree) -> LabelledImages:
             files = [file for name in names for file in tree[name]]
@@ -122,7 +140,11 @@ def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
     """Return the image files below a folder, by class."""
     tree: Tree = {}
     others: list[str] = []
-    for folder, subfolders, files in os.walk(root, onerror=_refuse, followlinks=True):
+
+    def refuse(error: OSError) -> NoReturn:  # os.walk would skip the folder silently
+        raise FltrainError(f"{error.filename}: cannot be listed ({error.strerror})")
+
+    for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
         shown = [name for name in subfolders if not name.startswith((".", "__MACOSX"))]
         subfolders[:] = sorted(shown, key=natural)
         path = Path(folder)
@@ -146,11 +168,6 @@ def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
     return tree
 
 
-def _refuse(error: OSError) -> None:
-    """Refuse a folder that cannot be listed; ``os.walk`` would skip it silently."""
-    raise FltrainError(f"{error.filename}: cannot be listed ({error.strerror})")
-
-
 def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
     train: Tree = {}
     test: Tree = {}
@@ -163,36 +180,6 @@ def _divided(tree: Tree, fraction: float, source: Path) -> tuple[Tree, Tree]:
                 "none for training or none for testing"
             )
     return train, test
-
-
-def _read(
-    file: Path, native: int | None, side: int, channels: int, grey_only: bool, turned: list[Path]
-) -> Images:
-    """Return one image ``[channels, side, side]``.
-
-    Args:
-        file: the image.
-        native: height and width that the file must have; None: any.
-        side: target height and width.
-        channels: target channels, 1 or 3.
-        grey_only: refuse colour, because ``channels`` was derived from a grey first image.
-        turned: gets the file if it states another orientation than that of its pixels.
-    """
-    with opened(file) as image:
-        if native is not None and image.size != (native, native):
-            raise FltrainError(
-                f"{file}: found {image.height} x {image.width} pixels, expected {native} x {native}; "
-                "set the reader's 'side' to resize all images, or correct 'side' of the dataset"
-            )
-        if image.mode in DEEP_MODES:
-            raise FltrainError(f"{file}: found more than 8 bits per channel (mode {image.mode}), expected 8")
-        if grey_only and image.mode not in GREY_MODES:
-            raise FltrainError(f"{file}: found a colour image after grey ones; state 'channels' (1 or 3)")
-        if image.getexif().get(_ORIENTATION, 1) != 1:
-            turned.append(file)
-        plain = image.convert("L" if channels == 1 else "RGB")
-        pixels = np.asarray(centred(plain, side)).reshape(side, side, channels)
-    return pixels.transpose(2, 0, 1)
 
 
 def centred(image: Image, side: int) -> Image:
