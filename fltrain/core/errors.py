@@ -15,6 +15,13 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Format a duration, for example ``45 s``, ``12 min`` or ``3.4 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 class FltrainError(ValueError):
     """A mistake in configuration, data or environment.
 

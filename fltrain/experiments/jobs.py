@@ -62,10 +62,14 @@ class Jobs:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], config: Path = Path("config"), results: Path = Path("results")
+        cls, settings: Mapping[str, Any], config: Path | None = None, results: Path = Path("results")
     ) -> Self:
-        """Return the jobs for a configuration of the workflow."""
+        """Return the jobs for a configuration of the workflow.
+
+        The folder of declarations is ``config``, or this checkout's if another workflow imports ours.
+        """
         request = Request.parse(settings, "config/config.yaml or --config")
+        config = config or (Path("config") if Path("config/scales").is_dir() else CHECKOUT / "config")
         whole, folder = plan(config, request.scale), Results(results)
         part = whole.restricted(request)
         complete = frozenset(run for run in part.runs if folder.record(run).complete)
@@ -79,22 +83,27 @@ class Jobs:
         """Folder of the scale's tables and figures."""
         return f"{self.results.root}/{self.request.scale}"
 
-    def redate(self) -> None:
-        """Set dates of results in the future, from before a clock was set back, to now.
+    def refuse_damaged(self) -> None:
+        """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
+        records = [self.results.record(run) for run in self.plan.runs if run in self.complete]
+        if damages := [record.damage for record in records if record.damage]:
+            raise problems("damaged records", damages)
 
-        Snakemake lets a job fail whose output is older than its input.
+    def start(self, settings: DAGSettings) -> FileLock:
+        """Prepare the folder for jobs, and return its lock.
+
+        Dates of results in the future, from before a clock was set back, become now: Snakemake lets a job
+        fail whose output is older than its input. If Snakemake is forced to train, jobs train again.
         """
+        lock = lock_folder()
         for pattern in ("data/*", "partitions/*", "runs/*/summary.json", f"{self.request.scale}/**/*"):
             for path in self.results.root.glob(pattern):
                 with suppress(OSError):  # of another user, or deleted meanwhile
                     if path.stat().st_mtime > time.time():
                         os.utime(path)
-
-    def refuse_damaged(self) -> None:
-        """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
-        complete = [run for run in self.memberships if run in self.complete]
-        if damages := [damage for run in complete if (damage := self.results.record(run).damage)]:
-            raise problems("damaged records", damages)
+        if forces_training(settings):
+            os.environ["FLTRAIN_AGAIN"] = "true"
+        return lock
 
     def notes(self, arguments: Sequence[str], rules: Collection[str] = ()) -> list[str]:
         """Return lines to print before the workflow starts: changed code, and targets that do not exist.
@@ -104,7 +113,8 @@ class Jobs:
             rules: names of all rules.
         """
         lines, scale = [], self.request.scale
-        if changed := changed_runs({run: self.plan.runs[run] for run in self.memberships}, self.results):
+        complete = {run: spec for run, spec in self.plan.runs.items() if run in self.complete}
+        if changed := changed_runs(complete, self.results):
             modules = sorted({module for found in changed.values() for module in found})
             lines.append(
                 f"the code of {named(modules)} changed since {count(len(changed), 'run')}; to train them "
@@ -124,18 +134,13 @@ class Jobs:
 
     # ------------------------------------------------------------ data and partitions
     @cached_property
-    def files(self) -> dict[str, list[str]]:
-        """Data files and, last, partition file by run ID, of all specs."""
-        return {spec.run_id: _files(spec, self.results) for spec in self.plan.specs}
-
-    @cached_property
     def partitions(self) -> dict[str, RunSpec]:
         """A run of the plan for each partition ID."""
         return {spec.partition_id: spec for spec in self.plan.specs}
 
     def data_files(self) -> list[str]:
         """Return the files of all datasets and partitions."""
-        return list(dict.fromkeys(file for files in self.files.values() for file in files))
+        return list(dict.fromkeys(file for spec in self.plan.specs for file in self._files(spec)))
 
     def dataset(self, name: str) -> dict[str, Any]:
         """Return the settings of a dataset of the plan, or of any dataset in the registry."""
@@ -147,6 +152,11 @@ class Jobs:
         """Return the settings of a partition."""
         spec = self.partitions[name]
         return {"dataset": _versioned(spec.dataset), **spec.division.settings}
+
+    def _files(self, spec: RunSpec) -> list[str]:
+        """Return the data files of a run and, last, its partition file."""
+        data = [self.results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
+        return [str(file) for file in (*data, self.results.partition(spec.partition_id))]
 
     # ------------------------------------------------------------ runs
     @cached_property
@@ -168,9 +178,10 @@ class Jobs:
         An imported record needs none. For others, Snakemake would notice that inputs have gone.
         """
         there = {file: Path(file).exists() for file in self.data_files()}
+        inputs = {run: self._files(spec) for run, spec in self.plan.runs.items()}
         return {
             run: files if run not in self.complete or all(there[file] for file in files) else []
-            for run, files in ((run, self.files[run]) for run in self.plan.runs)
+            for run, files in inputs.items()
         }
 
     def resource(self, name: Resource) -> Callable[..., int]:
@@ -280,12 +291,6 @@ class Jobs:
         }
 
 
-def declarations() -> Path:
-    """Return the folder of declarations: ``config``, or this checkout's if another workflow imports ours."""
-    here = Path("config")
-    return here if (here / "scales").is_dir() else CHECKOUT / "config"
-
-
 def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
     """Refuse arguments and a folder that Snakemake would misunderstand.
 
@@ -325,11 +330,6 @@ def use_this_python() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
-def train_again() -> None:
-    """Let all jobs train runs that have a record."""
-    os.environ["FLTRAIN_AGAIN"] = "true"
-
-
 def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
     """Take the lock of a folder's workflow and return it.
 
@@ -346,12 +346,6 @@ def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
 def _versioned(dataset: Dataset) -> dict[str, Any]:
     """Return the settings and the revision of a dataset, on which its files depend."""
     return {"settings": dataset.prepared.model_dump(mode="json"), "revision": dataset.revision}
-
-
-def _files(spec: RunSpec, results: Results) -> list[str]:
-    """Return the data files of a run and, last, its partition file."""
-    data = [results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
-    return [str(file) for file in (*data, results.partition(spec.partition_id))]
 
 
 def _data_behind(item: PlannedItem, results: Results) -> list[str]:

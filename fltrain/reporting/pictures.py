@@ -12,8 +12,8 @@ from importlib.metadata import version
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
+from fltrain.core.errors import duration
 from fltrain.core.statistics import Interval
-from fltrain.experiments.progress import duration
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import latex
 from fltrain.reporting.version import reporting_version

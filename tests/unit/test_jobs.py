@@ -185,7 +185,10 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     }
 
 
-def test_modification_times_in_the_future_are_set_to_now(folder: Path) -> None:
+def test_modification_times_in_the_future_are_set_to_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     results = folder / "results"
     files = [results / "runs" / "a" / "summary.json", results / "one" / "toy" / "table1.csv"]
     other = results / "runs" / "a" / "train.log"
@@ -193,7 +196,7 @@ def test_modification_times_in_the_future_are_set_to_now(folder: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         os.utime(file, (time.time() + 9999,) * 2)
-    jobs(folder).redate()
+    jobs(folder).start(DAGSettings()).release()
     assert all(file.stat().st_mtime <= time.time() for file in files)
     assert other.stat().st_mtime > time.time()
 

@@ -1,8 +1,7 @@
 """Texts about jobs on the terminal."""
 
 import pytest
-
-from fltrain.experiments.progress import difference, last_words
+from snakemake_logger_plugin_fltrain import difference, last_words
 
 
 @pytest.mark.parametrize(

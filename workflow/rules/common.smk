@@ -9,6 +9,9 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments import jobs
 from fltrain.reporting.version import reporting_version
 
+# The plan and the graph of jobs stay until the end; looking for garbage in them takes a sixth of a dry run's time.
+gc.disable()
+
 
 def checked(function, *arguments):
     """Return the result of a function; end Snakemake with one line if it refuses something."""
@@ -28,12 +31,9 @@ if workflow.storage_settings.default_storage_provider:
     )
 
 checked(jobs.check_command, sys.argv)
-JOBS = checked(jobs.Jobs.of, config, jobs.declarations())
+JOBS = checked(jobs.Jobs.of, config)
 if workflow.is_main_process:
     checked(JOBS.refuse_damaged)
-
-# The plan is needed until the end; looking for garbage in it would take a quarter of the time.
-gc.freeze()
 
 SCALE, OUT = JOBS.request.scale, JOBS.folder
 
@@ -45,11 +45,10 @@ jobs.use_this_python()
 
 
 onstart:
-    workflow.fltrain_lock = checked(jobs.lock_folder)  # until this process ends
+    gc.freeze()
+    gc.enable()
+    workflow.fltrain_lock = checked(JOBS.start, workflow.dag_settings)  # until this process ends
     workflow.fltrain_start = time.time()
-    JOBS.redate()
-    if jobs.forces_training(workflow.dag_settings):
-        jobs.train_again()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
     limit = workflow.scheduler.job_rate_limiter
@@ -58,14 +57,14 @@ onstart:
 
 
 onsuccess:
-    pages = sorted(
-        Path(OUT).rglob("*.html"), key=lambda page: (len(page.parts), page)
-    )
-    made = [
-        page for page in pages if page.stat().st_mtime >= workflow.fltrain_start
-    ]
     # The front page and those of papers lead to all others.
-    if shown := [page for page in made if page.name == "index.html"] or made:
+    pages = [
+        page
+        for page in Path(OUT).rglob("*.html")
+        if page.stat().st_mtime >= workflow.fltrain_start
+    ]
+    pages.sort(key=lambda page: (len(page.parts), page))
+    if shown := [page for page in pages if page.name == "index.html"] or pages:
         print("Pages:", *shown, sep="\n  ", file=sys.stderr)
 
 

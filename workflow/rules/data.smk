@@ -26,7 +26,9 @@ rule data:
 rule partition:
     """Divide a training split among clients: index arrays with digest and client-by-class counts."""
     input:
-        data=by(lambda partition: JOBS.files[JOBS.partitions[partition].run_id][0]),
+        data=by(
+            lambda partition: str(JOBS.results.data(JOBS.partitions[partition].dataset))
+        ),
     output:
         "results/partitions/{partition}.safetensors",
     log:

@@ -4,14 +4,17 @@ The profiles select it (``logger: fltrain``). A dry run, and ``--verbose``, prin
 """
 
 import logging
+import re
 import sys
 import time
+from collections.abc import Iterable
+from pathlib import Path
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from fltrain.core.errors import count
-from fltrain.experiments.progress import difference, failure, finished
+from fltrain.core.errors import FltrainError, count, duration
+from fltrain.runs.record import Results
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
 """Rules whose jobs may take long: their start is printed. Without training, the start of every job is."""
@@ -51,9 +54,7 @@ class LogHandler(LogHandlerBase):
                 return record.rule_msg if record.rule_name in ANNOUNCED or not self.total else ""
             case LogEvent.JOB_FINISHED if (self.jobs[record.job_id] or "").startswith("training "):
                 self.done += 1
-                return finished(
-                    self.jobs[record.job_id], self.done, self.total, time.monotonic() - self.start
-                )
+                return self.finished(self.jobs[record.job_id].removeprefix("training "))
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
                 return failure(self.jobs.get(record.jobid) or f"rule {record.rule_name}", record.log)
             case LogEvent.ERROR if "CalledProcessError" in record.getMessage():
@@ -61,3 +62,41 @@ class LogHandler(LogHandlerBase):
             case event:
                 remark = event is None and record.getMessage().startswith(SHOWN)
                 return self.format(record) if remark or record.levelno > logging.INFO else ""
+
+    def finished(self, run: str) -> str:
+        """Return the line of a finished run: number, run, accuracy, its time, the time left for the others."""
+        try:
+            record = Results(Path("results")).record(run)
+            taken, accuracy = record.costs["seconds"]["total"], record.summary["accuracy"]["final"]
+            outcome = f"{'diverged' if accuracy is None else f'{100 * accuracy:.2f} %'}, {taken:,.1f} s"
+        except (FltrainError, KeyError):
+            outcome = "finished"
+        each = (time.monotonic() - self.start) / self.done
+        rest = duration(each * (self.total - self.done))
+        left = f"about {rest} left" if self.done < self.total else "all runs are trained"
+        return f"[{self.done:{len(str(self.total))}}/{self.total}] {run}: {outcome}; {left}"
+
+
+def failure(job: str, logs: Iterable[str]) -> str:
+    """Return that a job failed, the end of its logs, and their places."""
+    written = [Path(log) for log in logs if Path(log).is_file()]
+    ends = [f"\n{last_words(log.read_text(errors='replace'))}\n(log: {log})" for log in written]
+    return f"{job} did not finish{':' if ends else ', and left no log'}{''.join(ends)}"
+
+
+def last_words(log: str) -> str:
+    """Return what a job's log says after its last line of progress, or else this line; at most 20 lines."""
+    lines = log.strip().splitlines()
+    told = max((n for n, line in enumerate(lines, 1) if re.match(r"\d\d:\d\d:\d\d ", line)), default=0)
+    return "\n".join((lines[told:] or lines[-1:])[-20:])
+
+
+def difference(text: str) -> str:
+    """Shorten what Snakemake prints about changed parameters to the part that differs."""
+
+    def shown(found: re.Match[str]) -> str:
+        pairs = enumerate(zip(*found.groups(), strict=False))
+        start = max(0, next((place for place, (old, new) in pairs if old != new), 0) - 40)
+        return "before: ...{}... now: ...{}...".format(*(part[start:][:200] for part in found.groups()))
+
+    return re.sub(r"before: (.{400,}) now: (.{400,})", shown, text)
