@@ -12,7 +12,8 @@ from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.items import Entry
-from fltrain.experiments.plan import SettingsLayer, SettingsLayers, leaves, merged, origins, place_in, plan
+from fltrain.experiments.layers import leaves, merged, origins, place_in
+from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Selection
 from fltrain.runs.where import short_names
 
@@ -48,16 +49,10 @@ def explain(
             f"axis, with one of its labels: {axes}"
         )
     (entry,) = entries
-    layers = SettingsLayers(planned.paper, planned.name, planned.scale, planned.reduction).cell(entry.labels)
-    chosen = planned.item.selects
-    trial = f"selected/{scale}/{planned.paper.paper}_{chosen}" if chosen else "search"
-    layers.append(SettingsLayer("trial", trial, (), entry.drawn))
-    settings, found = merged(layers), origins(layers)
-    rows = []
-    for path, value in leaves(settings):
-        layer = found[path]
-        file, line = place_in(config, planned.paper, planned.scale, layer, path)
-        rows.append((".".join(path), _text(value), layer.name, f"{file}:{line}"))
+    rows, found = [], origins(entry.layers)
+    for path, value in leaves(merged(entry.layers)):
+        file, line = place_in(config, planned.paper, planned.scale, entry.layers, path)
+        rows.append((".".join(path), _text(value), found[path].name, f"{file}:{line}"))
     defaults = [
         (".".join(path), _text(value), "default", "")
         for path, value in leaves(entry.spec.all_settings())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,8 @@ from fltrain.cli.output import print_table
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
-from fltrain.experiments.costs import GPUS, SHARES, PlanCosts, arithmetic, run_table
-from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.costs import GPUS, SHARES, Range, hours, run_table, together
+from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 
@@ -42,78 +43,64 @@ def show_plan(
     Costs are the multiply-adds of the runs: exact, from the shapes of their networks, including gradients,
     tests and all further passes of methods. --gpu and --measure add hours.
     """
+    from fltrain.experiments.work import Work
+
     check_known("--gpu: unknown GPU", [gpu] if gpu else [], GPUS)
     if gpu and measure:
         raise FltrainError("--gpu is arithmetic, --measure uses this machine; leave out one of the two")
-    planned = plan(config, scale).restricted(options.selection_of(items, seeds, where))
-    costs, remarks = _costs(planned, gpu, device if measure else None)
-    done = frozenset(run for run in planned.runs if Results(results).record(run).complete)
-    _print(planned, costs, done)
-    cohorts = (spec.participation.in_words(spec.partition.clients) for spec in planned.runs.values())
-    for line in (f"cohorts: {', '.join(dict.fromkeys(cohorts))}", *remarks):
-        typer.echo(line)
-    if out:
-        write_text(out, run_table(planned, costs))
-        typer.echo(f"run table: {out}")
-
-
-def _costs(planned: Plan, gpu: str | None, device: str | None) -> tuple[PlanCosts, list[str]]:
-    """Return the costs of all runs, and remarks on their origin."""
-    from fltrain.experiments.work import Work
-
-    work, runs = Work(), planned.runs
-    found = {run: n for run, spec in runs.items() if (n := work.multiply_adds(spec)) is not None}
-    remarks = [
-        "multiply-adds: of convolutions and linear layers (G 1e9, T 1e12, P 1e15, E 1e18); mean per run"
-    ]
-    if unknown := len(runs) - len(found):
-        remarks.append(
-            f"{count(unknown, 'run')} (+) not counted: config/datasets.yaml lacks the dataset's size"
-        )
+    planned, work = plan(config, scale).restricted(options.selection_of(items, seeds, where)), Work()
+    runs = planned.runs
+    counts = {run: n for run, spec in runs.items() if (n := work.multiply_adds(spec)) is not None}
+    speeds: dict[str, Range] = {}
+    origin = "hours: add --gpu NAME (arithmetic) or --measure (this machine)"
     if gpu:
         low, high = (f"{100 * share:.0f}" for share in SHARES)
         title, *peaks = GPUS[gpu]
-        remarks.append(
+        origin = (
             f"hours left: arithmetic at {low} to {high} % of the peak of one {title} "
             f"({' / '.join(f'{peak:g}' for peak in peaks)} TFLOP/s in fp32 / tf32 / bf16), not measured"
         )
-        return arithmetic(runs, found, GPUS[gpu]), remarks
-    if device is None:
-        return PlanCosts(found), [*remarks, "hours: add --gpu NAME (arithmetic) or --measure (this machine)"]
-    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
-        remarks.append("warning: other processes keep this machine busy; hours are too high")
-    chosen = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
-    hours = {run: n / work.speed(runs[run], chosen) / 3600 for run, n in found.items()}
-    remarks.append(f"hours left: one run at a time on this machine ({chosen}), measured with FedAvg")
-    return PlanCosts(found, {run: (one, one) for run, one in hours.items()}), remarks
+        speeds = {run: GPUS[gpu].speed(runs[run].precision) for run in counts}
+    elif measure:
+        chosen = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
+        busy = os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
+        warning = "; other processes keep it busy, so these hours are too high" if busy else ""
+        origin = f"hours left: one run at a time on this machine ({chosen}), measured with FedAvg{warning}"
+        speeds = {run: (speed := work.speed(runs[run], chosen), speed) for run in counts}
+    needed = {run: hours(counts[run], speed) for run, speed in speeds.items()}
+    done = {run for run in runs if Results(results).record(run).complete}
 
+    def columns(cells: int, runs: Collection[str]) -> list[str]:
+        """Return the numbers of an item; a + marks runs without a number of multiply-adds."""
+        known = [counts[run] for run in runs if run in counts]
+        more = "" if len(known) == len(runs) else " +"
+        texts = [*map(str, (cells, len(runs), len(done & set(runs)))), _prefixed(sum(known)) + more]
+        texts.append(_prefixed(sum(known) / len(known)) if known else "")
+        if speeds:
+            left = (needed[run] for run in runs if run in needed and run not in done)
+            ends = dict.fromkeys(f"{end:,.2g}" if end < 10 else f"{end:,.0f}" for end in together(left))
+            texts.append(" to ".join(ends) + more)
+        return texts
 
-def _print(planned: Plan, costs: PlanCosts, done: frozenset[str]) -> None:
-    """Print the table of items."""
-    rows: list[tuple[str, ...]] = []
-    for item in planned.items:
-        counts = (len(item.entries), len(item.run_ids), len(done & set(item.run_ids)))
-        rows.append((item.id, item.item.title, *map(str, counts), *_prices(costs, item.run_ids, done)))
-    counts = (len(planned.specs), len(planned.runs), len(done & planned.runs.keys()))
-    rows += (), ("all, shared runs once", "", *map(str, counts), *_prices(costs, list(planned.runs), done))
+    rows = [(item.id, item.item.title, *columns(len(item.entries), item.run_ids)) for item in planned.items]
+    total = ("all, shared runs once", "", *columns(len(planned.specs), runs))
     numbers = ["cells x seeds", "runs", "trained", "multiply-adds", "per run"]
-    numbers += ["hours left"] if costs.hours else []
+    numbers += ["hours left"] if speeds else []
     typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
-    print_table(("item", "title", *numbers), rows, right=numbers)
+    print_table(("item", "title", *numbers), [*rows, (), total], right=numbers)
+    cohorts = (spec.participation.in_words(spec.partition.clients) for spec in runs.values())
+    typer.echo(f"cohorts: {', '.join(dict.fromkeys(cohorts))}")
+    prefixes = "G 1e9, T 1e12, P 1e15, E 1e18"
+    typer.echo(f"multiply-adds: of convolutions and linear layers ({prefixes}); mean per run")
+    if unknown := len(runs) - len(counts):
+        lack = "config/datasets.yaml lacks the dataset's size"
+        typer.echo(f"{count(unknown, 'run')} (+) not counted: {lack}")
+    typer.echo(origin)
+    if out:
+        import pandas as pd
 
-
-def _prices(costs: PlanCosts, runs: list[str], done: frozenset[str]) -> list[str]:
-    """Return multiply-adds of all runs and of one, and the hours of missing runs; a + marks runs without."""
-    known = [run for run in runs if run in costs.multiply_adds]
-    more = "" if len(known) == len(runs) else " +"
-    total = costs.sum(runs)
-    prices = [_prefixed(total) + more, _prefixed(total / len(known)) if known else ""]
-    if costs.hours:
-        least, most = (
-            f"{hours:,.2g}" if hours < 10 else f"{hours:,.0f}" for hours in costs.range(set(runs) - done)
-        )
-        prices.append((least if least == most else f"{least} to {most}") + more)
-    return prices
+        write_text(out, pd.DataFrame(run_table(planned, counts, needed)).to_csv(index=False))
+        typer.echo(f"run table: {out}")
 
 
 def _prefixed(number: float) -> str:

@@ -41,7 +41,7 @@ def changed(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
     Raises:
         FltrainError: if a change or a changed run is not valid.
     """
-    from fltrain.experiments.schema import merge  # not for jobs of a workflow, which change nothing
+    from fltrain.experiments.layers import merge  # not for jobs of a workflow, which change nothing
 
     settings, where = read_plain(path), path or "standard input"
     if not isinstance(settings, Mapping):

@@ -1,18 +1,18 @@
-"""Costs of a plan: multiply-adds of its runs, and hours at the speed of a device. Imports no torch."""
+"""Costs of a plan: hours at the speed of a device, and the table of runs. Imports no torch."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fltrain.experiments.plan import Plan
-from fltrain.runs.spec import Precision, RunSpec
+from fltrain.runs.spec import Precision
 
 SHARES = (0.05, 0.2)
 """Assumed shares of a GPU's peak: runs with small networks and batches stay below them."""
+
+Range = tuple[float, float]
+"""Least and most: multiply-adds per second, or hours."""
 
 
 class Gpu(NamedTuple):
@@ -23,10 +23,11 @@ class Gpu(NamedTuple):
     tf32: float
     bf16: float
 
-    def speed(self, precision: Precision) -> float:
-        """Return the peak in multiply-adds per second; one is two operations."""
+    def speed(self, precision: Precision) -> Range:
+        """Return the assumed multiply-adds per second; one is two operations."""
         peak: float = getattr(self, precision) or self.fp32
-        return peak * 1e12 / 2
+        low, high = SHARES
+        return low * peak * 1e12 / 2, high * peak * 1e12 / 2
 
 
 GPUS = {
@@ -42,63 +43,44 @@ GPUS = {
 }
 
 
-@dataclass(frozen=True)
-class PlanCosts:
-    """Costs of runs, by run ID; runs of datasets without a size in the registry are missing.
+def hours(multiply_adds: float, speed: Range) -> Range:
+    """Return the least and the most hours of a run on one device."""
+    slow, fast = speed
+    return multiply_adds / fast / 3600, multiply_adds / slow / 3600
 
-    Attributes:
-        multiply_adds: number of multiply-adds.
-        hours: least and most hours on one device, one run at a time.
+
+def together(ranges: Iterable[Range]) -> Range:
+    """Return the sum of ranges."""
+    least, most = zip((0.0, 0.0), *ranges, strict=True)
+    return sum(least), sum(most)
+
+
+def run_table(
+    plan: Plan, multiply_adds: Mapping[str, float], needed: Mapping[str, Range]
+) -> list[dict[str, object]]:
+    """Return a row per trained item, cell and seed, to read before training.
+
+    Args:
+        plan: the runs.
+        multiply_adds: those of each run whose dataset has a size in the registry.
+        needed: hours of these runs, if a speed is known.
     """
-
-    multiply_adds: Mapping[str, float] = field(default_factory=dict)
-    hours: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    def sum(self, runs: Iterable[str]) -> float:
-        """Return the multiply-adds of runs together."""
-        return sum(self.multiply_adds.get(run, 0.0) for run in runs)
-
-    def range(self, runs: Iterable[str]) -> tuple[float, float]:
-        """Return the least and the most hours of runs together."""
-        least, most = zip((0.0, 0.0), *(self.hours[run] for run in runs if run in self.hours), strict=True)
-        return sum(least), sum(most)
-
-
-def arithmetic(runs: Mapping[str, RunSpec], multiply_adds: Mapping[str, float], gpu: Gpu) -> PlanCosts:
-    """Return the costs of runs at the assumed shares of a GPU's peak."""
-    low, high = SHARES
-    peak = {run: gpu.speed(runs[run].precision) * 3600 for run in multiply_adds}
-    hours = {run: (n / peak[run] / high, n / peak[run] / low) for run, n in multiply_adds.items()}
-    return PlanCosts(multiply_adds, hours)
-
-
-def run_table(plan: Plan, costs: PlanCosts) -> str:
-    """Return the run table as CSV text: a row per trained item, cell and seed, to read before training."""
-    rows = []
-    for item in plan.items:
-        for entry in item.entries if item.trains else ():
-            spec, run = entry.spec, entry.spec.run_id
-            least, most = costs.hours.get(run, ("", ""))
-            rows.append(
-                {
-                    "item": item.id,
-                    "cell": " / ".join(entry.labels.values()),
-                    "seed": entry.seed,
-                    "run": run,
-                    "dataset": spec.dataset.id,
-                    "model": spec.model.name,
-                    "method": spec.composition.name,
-                    "partition": spec.partition_id,
-                    "clients": spec.partition.clients,
-                    "per_round": spec.participation.per_round(spec.partition.clients),
-                    "rounds": spec.rounds,
-                    "multiply_adds": f"{found:.0f}" if (found := costs.multiply_adds.get(run)) else "",
-                    "hours_least": least,
-                    "hours_most": most,
-                }
-            )
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0] if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return [
+        {
+            "item": item.id,
+            "cell": " / ".join(entry.labels.values()),
+            "seed": entry.seed,
+            "run": entry.spec.run_id,
+            "dataset": entry.spec.dataset.id,
+            "model": entry.spec.model.name,
+            "method": entry.spec.composition.name,
+            "partition": entry.spec.partition_id,
+            "clients": entry.spec.partition.clients,
+            "per_round": entry.spec.participation.per_round(entry.spec.partition.clients),
+            "rounds": entry.spec.rounds,
+            "multiply_adds": f"{found:.0f}" if (found := multiply_adds.get(entry.spec.run_id)) else "",
+            **dict(zip(("hours_least", "hours_most"), needed.get(entry.spec.run_id, ("", "")), strict=True)),
+        }
+        for item in plan.items
+        for entry in (item.entries if item.trains else ())
+    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from fltrain.experiments.layers import Layer
 from fltrain.experiments.layout import (
     Bubbles,
     Cell,
@@ -27,21 +28,31 @@ from fltrain.runs.spec import RunSpec
 
 @dataclass(frozen=True)
 class Entry:
-    """The run of a cell with one seed: its position in the item's grid and among its seeds, and its spec.
+    """The run of a cell with one seed.
 
-    ``drawn`` holds the settings of a trial.
+    Attributes:
+        labels: labels of the cell on the axes.
+        reported: names of the cell in the published table.
+        number: position of the seed among the cell's seeds.
+        spec: the run.
+        layers: patches of the cell's settings; the last one is that of its trial.
     """
 
     labels: Labels
     reported: dict[str, str]
     number: int
     spec: RunSpec
-    drawn: Patch = field(default_factory=dict)
+    layers: Sequence[Layer]
 
     @property
     def seed(self) -> int:
         """Seed of the run."""
         return self.spec.seed
+
+    @property
+    def drawn(self) -> Patch:
+        """Settings of the cell's trial; empty without one."""
+        return self.layers[-1].patch
 
 
 @dataclass(frozen=True)
@@ -132,12 +143,7 @@ class PlannedItem:
         kept = [entry for entry in self.entries if holds(entry) or tuple(entry.labels.values()) in compared]
         if len(kept) == len(self.entries):
             return self
-        shown = {
-            place for labels in (*differing, *(entry.labels for entry in kept)) for place in labels.items()
-        }
-        axes = {
-            axis: [label for label in labels if (axis, label) in shown] for axis, labels in self.axes.items()
-        }
+        axes = with_labels(self.axes, [*differing, *(entry.labels for entry in kept)])
         return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, Restriction(to=why)))
 
     @cached_property
@@ -174,6 +180,12 @@ class PlannedItem:
                 for entry in self.entries
             ),
         )
+
+
+def with_labels(axes: Mapping[str, Iterable[str]], used: Iterable[Labels]) -> dict[str, list[str]]:
+    """Return the axes with the labels that are used, in the order of the axes."""
+    places = {place for labels in used for place in labels.items()}
+    return {axis: [label for label in labels if (axis, label) in places] for axis, labels in axes.items()}
 
 
 def _references(layout: Table | Figure) -> Iterator[Labels]:

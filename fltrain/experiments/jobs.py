@@ -134,13 +134,25 @@ class Jobs:
 
     # ------------------------------------------------------------ data and partitions
     @cached_property
+    def files(self) -> dict[str, list[str]]:
+        """Data files and, last, partition file by run ID, of all specs."""
+        data, partition = self.results.data, self.results.partition
+        return {
+            spec.run_id: [
+                *(str(data(dataset)) for dataset in (spec.dataset, *spec.evaluation.extra)),
+                str(partition(spec.partition_id)),
+            ]
+            for spec in self.plan.specs
+        }
+
+    @cached_property
     def partitions(self) -> dict[str, RunSpec]:
         """A run of the plan for each partition ID."""
         return {spec.partition_id: spec for spec in self.plan.specs}
 
     def data_files(self) -> list[str]:
         """Return the files of all datasets and partitions."""
-        return list(dict.fromkeys(file for spec in self.plan.specs for file in self._files(spec)))
+        return list(dict.fromkeys(file for files in self.files.values() for file in files))
 
     def dataset(self, name: str) -> dict[str, Any]:
         """Return the settings of a dataset of the plan, or of any dataset in the registry."""
@@ -152,11 +164,6 @@ class Jobs:
         """Return the settings of a partition."""
         spec = self.partitions[name]
         return {"dataset": _versioned(spec.dataset), **spec.division.settings}
-
-    def _files(self, spec: RunSpec) -> list[str]:
-        """Return the data files of a run and, last, its partition file."""
-        data = [self.results.data(dataset) for dataset in (spec.dataset, *spec.evaluation.extra)]
-        return [str(file) for file in (*data, self.results.partition(spec.partition_id))]
 
     # ------------------------------------------------------------ runs
     @cached_property
@@ -177,11 +184,10 @@ class Jobs:
 
         An imported record needs none. For others, Snakemake would notice that inputs have gone.
         """
-        there = {file: Path(file).exists() for file in self.data_files()}
-        inputs = {run: self._files(spec) for run, spec in self.plan.runs.items()}
+        missing = {file for file in self.data_files() if not Path(file).exists()}
         return {
-            run: files if run not in self.complete or all(there[file] for file in files) else []
-            for run, files in inputs.items()
+            run: [] if run in self.complete and not missing.isdisjoint(self.files[run]) else self.files[run]
+            for run in self.plan.runs
         }
 
     def resource(self, name: Resource) -> Callable[..., int]:

@@ -1,33 +1,31 @@
 """Experiments: papers x scale -> the runs behind every table and figure. Does not import torch.
 
-Grids are declared (``fltrain.experiments.schema``) and expanded here. Settings are merged in four layers,
-later ones win: paper, item, scale (its own settings, then those of its entry for the item), cell (points of
-the axes, then the matching exceptions).
+Grids are declared (``fltrain.experiments.schema``) and expanded here; ``fltrain.experiments.layers`` merges
+the settings of a cell.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
-from fltrain.core.config import FileLine, check_known
+from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, Problems, count
-from fltrain.core.own import place_of_file
-from fltrain.core.strict_yaml import construct, place_of, validated
+from fltrain.core.strict_yaml import place_of, validated
 from fltrain.experiments.claims import quantities
-from fltrain.experiments.items import Entry, PlannedItem
-from fltrain.experiments.layout import Bubbles, Labels, Preference, Restriction, curves_of, measures_of
+from fltrain.experiments.items import Entry, PlannedItem, with_labels
+from fltrain.experiments.layers import Layer, Layers, merged, place_in
+from fltrain.experiments.layout import Bubbles, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
     MOST_RUNS,
     Axis,
     DisplayLabels,
-    Item,
     Paper,
     Patch,
     Point,
@@ -35,7 +33,6 @@ from fltrain.experiments.schema import (
     Register,
     Scale,
     Special,
-    merge,
     place_having,
     read_added,
     tree_of,
@@ -157,13 +154,10 @@ def plan(config: Path, scale: str) -> Plan:
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
-        if item:
-            known = [f"{name}/{known}" for known in papers[name].items]
-            with found.collected():
-                check_known(f"{where}: unknown item", [item_id], known)
-                reductions[name, item] = reduction
-        else:
-            reductions |= dict.fromkeys(((name, one) for one in papers[name].items), reduction)
+        items = [item] if item else list(papers[name].items)
+        with found.collected():
+            check_known(f"{where}: unknown item", [f"{name}/{one}" for one in items], papers[name].ids)
+            reductions |= {(name, one): reduction for one in items}
     expanded: dict[tuple[str, str], PlannedItem] = {}
     # Items that select from trials come after these.
     for name, item in sorted(reductions, key=lambda key: bool(papers[key[0]].items[key[1]].selects)):
@@ -171,29 +165,24 @@ def plan(config: Path, scale: str) -> Plan:
         with found.collected():
             expanded[name, item] = one = expand(search)
             if source := one.item.selects:
-                check_known(
-                    f"{one.id}: the scale lacks the trials",
-                    [source],
-                    [key[1] for key in expanded if key[0] == name],
-                )
+                trials = [key[1] for key in expanded if key[0] == name]
+                check_known(f"{one.id}: the scale lacks the trials", [source], trials)
                 try:
                     expanded[name, item] = expand(read_selection(config, expanded[name, source]))
                 except FltrainError as error:
                     expanded[name, item] = replace(one, entries=[], refused=f"{one.id}: {error}")
     found.refuse(where)
     planned = [expanded[key] for key in reductions]
-    parts: list[tuple[str, Reduction, list[PlannedItem]]] = [(where, chosen, planned)]
-    for item_id, reduction in chosen.items.items():
-        of_item = [one for one in planned if one.reduction is reduction]
-        parts.append((f"{where}: {item_id}", reduction, of_item))
-    for place, part, concerned in parts:
+    parts = [(where, chosen), *((f"{where}: {name}", part) for name, part in chosen.items.items())]
+    for place, part in parts:
+        concerned = [item for item in planned if part is chosen or part is item.reduction]
         axes = sorted({axis for item in concerned for axis in item.axes})
         check_known(f"{place}: no item has the axis", part.axes, axes, "axes")
         _check_exceptions(place, part.exceptions, concerned)
     if not (chosen.settings or chosen.axes):
         for name, paper in papers.items():
             if chosen.items.get(name) == Reduction():
-                _check_exceptions(name, paper.exceptions, [one for one in planned if one.paper is paper])
+                _check_exceptions(name, paper.exceptions, [item for item in planned if item.paper is paper])
     return Plan(chosen, planned)
 
 
@@ -201,9 +190,9 @@ def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[s
     """Return a paper or scale; its name must equal its file's name, because it names the results."""
     what = kind.__name__.lower()
     tree = tree_of(config, what, name)
-    where = place_of(tree, ())[0]
     declaration = validated(tree, kind, labels)
     if (own := getattr(declaration, what)) != name:
+        where = place_of(tree, ())[0]
         raise FltrainError(f"{where}: {what}: must be called {name!r} like the file, not {own!r}")
     return declaration
 
@@ -223,100 +212,6 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
         raise FltrainError(f"{where}: exceptions: no cell has all of {special.when}; change 'when'")
 
 
-class SettingsLayer(NamedTuple):
-    """A patch of a cell's settings: its layer, its file, and its path of keys in it.
-
-    ``what`` is ``paper`` or ``scale``, or the name of another file in ``config``.
-
-    ``declared`` is the point or exception that has the patch, if one has.
-    """
-
-    name: str
-    what: str
-    keys: tuple[str, ...]
-    patch: Patch
-    declared: Point | Special | None = None
-
-
-class SettingsLayers:
-    """Patches of an item at a scale; ``cell`` selects the patches of one cell.
-
-    Attributes:
-        axes: patches by axis and label; a scale's axis replaces the item's of the same name.
-    """
-
-    def __init__(self, paper: Paper, name: str, scale: Scale, own: Reduction) -> None:
-        item, entry = paper.items[name], f"{paper.paper}/{name}"
-        in_scale = "items", entry if entry in scale.items else paper.paper
-        sources: list[tuple[str, str, tuple[str, ...], Paper | Item | Reduction]] = [
-            ("paper", "paper", (), paper),
-            ("item", "paper", ("items", name), item),
-            ("scale", "scale", (), scale),
-            ("scale", "scale", in_scale, own),
-        ]
-        self.axes: dict[str, dict[str, SettingsLayer]] = {axis: {} for axis in item.axes}
-        self._common: list[SettingsLayer] = []
-        self._exceptions: list[SettingsLayer] = []
-        for layer, what, keys, source in sources:
-            self._common.append(SettingsLayer(layer, what, (*keys, "settings"), source.settings))
-            for number, special in enumerate(source.exceptions):
-                place = (*keys, "exceptions", str(number), "set")
-                self._exceptions.append(SettingsLayer("cell", what, place, special.set, special))
-            axes: dict[str, Axis] = {} if isinstance(source, Paper) else source.axes
-            for axis in axes.keys() & self.axes.keys():
-                self.axes[axis] = {
-                    label: SettingsLayer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
-                    for label, point in axes[axis].items()
-                }
-
-    def cell(self, labels: Labels) -> list[SettingsLayer]:
-        """Return the patches of a cell, with those of the exceptions that match it; later ones win."""
-        layers = self._common + [self.axes[axis][label] for axis, label in labels.items()]
-        settings = merged(layers)
-        for layer in self._exceptions:
-            if isinstance(layer.declared, Special) and layer.declared.matches(settings):
-                layers.append(layer)
-        return layers
-
-
-def merged(layers: Iterable[SettingsLayer]) -> Patch:
-    """Return the settings of patches; later ones win."""
-    return reduce(merge, (layer.patch for layer in layers), {})
-
-
-def origins(layers: Iterable[SettingsLayer]) -> dict[tuple[str, ...], SettingsLayer]:
-    """Return the patch that each setting comes from, by its path of keys, without a last ``name``."""
-    settings: Patch = {}
-    found: dict[tuple[str, ...], SettingsLayer] = {}
-    for layer in layers:
-        settings = merge(settings, layer.patch)
-        own = {path for path, _ in leaves(layer.patch)}
-        found = {path: layer if path in own else found[path] for path, _ in leaves(settings)}
-    return found
-
-
-def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield path and value of each setting; a component's name has the path of the component."""
-    for key, value in settings.items():
-        path = above if key in ("name", "fraction") and above else (*above, key)
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, path)
-        else:
-            yield path, value
-
-
-def place_in(
-    config: Path, paper: Paper, scale: Scale, layer: SettingsLayer, keys: Sequence[str] = ()
-) -> FileLine:
-    """Return file and line of a patch, or of a setting in it."""
-    if layer.what not in ("paper", "scale"):
-        file = f"{layer.what}.yaml"
-        return str(place_of_file(config, file) / file), 1
-    tree = tree_of(config, layer.what, paper.paper if layer.what == "paper" else scale.scale)
-    construct(tree)  # resolves merge keys
-    return place_of(tree, (*layer.keys, *keys))
-
-
 def _expand(
     paper: Paper,
     name: str,
@@ -326,64 +221,58 @@ def _expand(
     config: Path,
     tuning: Search | Selected,
 ) -> PlannedItem:
-    item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {paper.paper}/{name}")
-    declared = SettingsLayers(paper, name, scale, own)
-    axes = declared.axes
+    """Return an item with the runs of its cells, in the order of the axes and seeds."""
+    item_id = f"{paper.paper}/{name}"
+    item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {item_id}")
+    layers = Layers(paper, name, scale, own)
     seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]
     if isinstance(item.figure, Bubbles):
         seeds = seeds[:1]  # it shows the partitions of the first
-    cells = math.prod(len(points) for points in axes.values())
+    cells = math.prod(map(len, layers.axes.values()))
     if cells * len(seeds) > MOST_RUNS:
         raise FltrainError(
-            f"{paper.paper}/{name}: {cells} cells with {len(seeds)} seeds each are more than {MOST_RUNS:,} "
-            "runs; shorten axes or lower seeds"
+            f"{item_id}: {cells} cells with {len(seeds)} seeds each are more than {MOST_RUNS:,} runs; "
+            "shorten axes or lower seeds"
         )
     entries: list[Entry] = []
     applied: list[Special] = []
     faulty: dict[str, FltrainError] = {}
-    for combination in itertools.product(*axes.values()):
-        labels = dict(zip(axes, combination, strict=True))
-        layers = declared.cell(labels)
-        sources = [layer.declared for layer in layers if layer.declared]
+    for combination in itertools.product(*layers.axes.values()):
+        labels = dict(zip(layers.axes, combination, strict=True))
+        of_cell = layers.cell(labels)
+        sources = [layer.source for layer in of_cell if layer.source]
         matching = [source for source in sources if isinstance(source, Special)]
         applied += [special for special in matching if special not in applied]
         if any(special.leave_out for special in matching):
             continue
         reported = {key: value for source in sources for key, value in source.reported.items()}
-        where = f"{paper.paper}/{name} ({', '.join(labels.values())})"
-
-        def place(keys: Sequence[str], layers: list[SettingsLayer] = layers) -> FileLine:
-            found = origins(layers)
-            ends = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
-            path = next((end for end in ends if end in found), None)
-            path = path or next((path for path in found if path[:1] == tuple(keys[:1])), None)
-            return place_in(config, paper, scale, found[path] if path else layers[0], keys)
-
+        where = f"{item_id} ({', '.join(labels.values())})"
         # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
         # depends on it been computed of the first.
         try:
-            first, drawn = RunSpec.parse({**merged(layers), "seed": 0}, where, place), Patch()
+            place = partial(place_in, config, paper, scale, of_cell)
+            first, drawn = RunSpec.parse({**merged(of_cell), "seed": 0}, where, place), Patch()
             for source in sources:
                 drawn |= tuning.patch(source, first, labels) if isinstance(source, Point) else {}
+            of_cell.append(Layer("trial", tuning.file, (), drawn))
             if drawn:
-                first = RunSpec.parse({**merge(merged(layers), drawn), "seed": 0}, where)
+                first = RunSpec.parse({**merged(of_cell), "seed": 0}, where)
         except FltrainError as error:
             faulty.setdefault(str(error).removeprefix(where), error)
             continue
         specs = [first.model_copy(update={"seed": seed}) for seed in seeds]
-        entries += [Entry(labels, reported, number, spec, drawn) for number, spec in enumerate(specs)]
-    Problems(faulty.values()).refuse(f"{paper.paper}/{name}")
+        entries += [Entry(labels, reported, number, spec, of_cell) for number, spec in enumerate(specs)]
+    Problems(faulty.values()).refuse(item_id)
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.
-    left = {place for entry in entries for place in entry.labels.items()}
-    shown = {axis: [label for label in points if (axis, label) in left] for axis, points in axes.items()}
+    shown = with_labels(layers.axes, (entry.labels for entry in entries))
     planned = PlannedItem(
         paper=paper,
         name=name,
         scale=scale,
         reduction=own,
         item=item,
-        assumptions=register.texts((*paper.assumptions, *item.assumptions), f"{paper.paper}/{name}"),
+        assumptions=register.texts((*paper.assumptions, *item.assumptions), item_id),
         axes=shown,
         entries=entries,
         applied=tuple(applied),
@@ -392,12 +281,12 @@ def _expand(
     found = Problems()
     if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):
         with found.collected():
-            _check_exceptions(planned.id, item.exceptions, [planned])
+            _check_exceptions(item_id, item.exceptions, [planned])
     with found.collected():
-        planned.layout.check(planned.id, planned.axes)
+        planned.layout.check(item_id, planned.axes)
     with found.collected():
         _check_needs(planned)
-    found.refuse(planned.id)
+    found.refuse(item_id)
     return planned
 
 

@@ -279,9 +279,7 @@ class Item(Settings):
             return self
         if self.figure is None:
             raise FltrainError(f"{where}: 'figure' patches the layout of figures; this is a table")
-        layout = type(self.figure).parse(
-            merge(self.figure.model_dump(mode="json"), patch), f"{where}: figure"
-        )
+        layout = type(self.figure).parse({**self.figure.model_dump(mode="json"), **patch}, f"{where}: figure")
         return self.model_copy(update={"figure": layout})
 
 
@@ -314,6 +312,11 @@ class Paper(Settings):
     items: dict[Annotated[FileName, _none_of("claims")], Item]
     untrained: dict[str, str] = {}
     claims: Annotated[tuple[Claim, ...], Strict(False)] = ()
+
+    @property
+    def ids(self) -> list[str]:
+        """IDs of its items, for example ``flfa/table1``."""
+        return [f"{self.paper}/{item}" for item in self.items]
 
     @model_validator(mode="after")
     def _claims_of_items(self) -> Self:
@@ -352,7 +355,7 @@ class Reduction(Settings):
 
     Attributes:
         title: the reduced item in a few words.
-        figure: patch of a figure's layout.
+        figure: fields of a figure's layout, with their new values.
         settings: settings to merge into the item's settings.
         axes: axes that replace the item's axes of the same name.
         exceptions: further patches for some cells.
@@ -422,30 +425,6 @@ class Scale(Reduction):
     def reduces(self, paper: Paper) -> bool:
         """Return True if runs of a paper depart from its protocol; the protocol of a control is ours."""
         return self.reduced and paper.kind != "control"
-
-
-def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
-    """Merge settings: mappings key by key, anything else replaced.
-
-    A mapping whose ``name`` differs is another component and replaces the old one whole. A mapping that meets
-    a short form (the name of a component, the fraction of a participation) is merged into its long form.
-    """
-    merged = dict(base)
-    for key, value in patch.items():
-        old = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(old, str) and "name" not in value:
-            old = {"name": old}
-        elif isinstance(value, Mapping) and isinstance(old, int | float):
-            old = {"fraction": old}
-        if (
-            isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and value.get("name") in (None, old.get("name"))
-        ):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
-    return merged
 
 
 class DisplayLabels(Settings):

@@ -14,22 +14,16 @@ def comma_separated(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _filled(value: Any) -> Any:
+def _texts(value: Any) -> Any:
     """Refuse a condition without content, for example an unset variable; it would select everything."""
-    if not value or not any(text.strip() if isinstance(text, str) else True for text in value):
+    texts = [value] if isinstance(value, str) else value
+    if not texts or not any(text.strip() if isinstance(text, str) else True for text in texts):
         raise ValueError("is empty; leave it out to select everything")
-    return value
+    return texts
 
 
 def _names(value: Any) -> Any:
-    return _filled(comma_separated(value) if isinstance(value, str) else value)
-
-
-def _texts(value: Any) -> Any:
-    return _filled([value] if isinstance(value, str) else value)
-
-
-Names = Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)]
+    return _texts(comma_separated(value) if isinstance(value, str) else value)
 
 
 class Selection(Settings):
@@ -44,7 +38,7 @@ class Selection(Settings):
             plug-in's gain.
     """
 
-    items: Names = ()
+    items: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)] = ()
     seeds: int | None = Field(default=None, ge=1)
     where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
 

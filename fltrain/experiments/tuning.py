@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import yaml
 from pydantic import AfterValidator, Field, Strict, model_validator
@@ -102,6 +102,8 @@ class Search(Settings):
         spaces: ranges by method or plug-in (or ``training``) and setting.
     """
 
+    file: ClassVar[str] = "search"
+
     spaces: Annotated[Mapping[str, Mapping[str, Range]], AfterValidator(_checked)] = {}
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
@@ -170,6 +172,11 @@ class Selected(Settings):
     item: str
     measure: str
     cells: Annotated[tuple[Choice, ...], Strict(False)]
+
+    @property
+    def file(self) -> str:
+        """Place of the file in the configuration, without its ending."""
+        return f"selected/{self.scale}/{self.item.replace('/', '_')}"
 
     @model_validator(mode="after")
     def _chosen_are_best(self) -> Self:

@@ -1,6 +1,5 @@
 """Hours and the run table by hand; the measured speed with a clock by hand."""
 
-import csv
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fltrain.experiments import work as counting
-from fltrain.experiments.costs import GPUS, PlanCosts, arithmetic, run_table
+from fltrain.experiments.costs import GPUS, hours, run_table, together
 from fltrain.experiments.plan import plan
 from fltrain.experiments.work import Work
 from fltrain.runs.spec import RunSpec
@@ -19,28 +18,19 @@ from .helpers import CPU, TINY, TWO_METHODS, tiny, write_config
 
 def test_arithmetic_takes_the_peak_of_the_precision() -> None:
     """A multiply-add is two operations; 5 to 20 % of the peak are assumed."""
-    runs = {precision: tiny(precision=precision) for precision in ("fp32", "tf32", "bf16")}
-    found = arithmetic(runs, dict.fromkeys(runs, 67e12 * 1800.0), GPUS["h100"])
-    assert found.hours["fp32"] == pytest.approx((5, 20))
-    assert found.hours["tf32"] == pytest.approx((5 * 67 / 495, 20 * 67 / 495))
-    assert found.range(["fp32", "tf32", "another"]) == pytest.approx(
-        (5 * (1 + 67 / 495), 20 * (1 + 67 / 495))
-    )
-    old = arithmetic(runs, dict.fromkeys(runs, 1e15), GPUS["v100"])
-    assert old.hours["bf16"] == old.hours["fp32"], "it has no other peak"
+    h100 = {precision: hours(67e12 * 1800, GPUS["h100"].speed(precision)) for precision in ("fp32", "tf32")}
+    assert h100 == {"fp32": pytest.approx((5, 20)), "tf32": pytest.approx((5 * 67 / 495, 20 * 67 / 495))}
+    assert together(h100.values()) == pytest.approx((5 * (1 + 67 / 495), 20 * (1 + 67 / 495)))
+    assert GPUS["v100"].speed("bf16") == GPUS["v100"].speed("fp32"), "it has no other peak"
 
 
 def test_the_run_table_has_a_row_per_cell_and_seed(tmp_path: Path) -> None:
     planned = plan(write_config(tmp_path, {"table": TWO_METHODS}, seeds=2), "one")
     first, *others = planned.runs
-    rows = list(
-        csv.DictReader(run_table(planned, PlanCosts({first: 12.0}, {first: (1.0, 2.0)})).splitlines())
-    )
+    rows = run_table(planned, {first: 12.0}, {first: (1.0, 2.0)})
     assert [row["run"] for row in rows] == [first, *others]
-    assert [(row["multiply_adds"], row["hours_least"], row["hours_most"]) for row in rows] == [
-        ("12", "1.0", "2.0"),
-        *[("", "", "")] * 3,
-    ]
+    costs = [(row["multiply_adds"], row["hours_least"], row["hours_most"]) for row in rows]
+    assert costs == [("12", 1.0, 2.0), *[("", "", "")] * 3]
 
 
 def test_the_speed_is_the_work_of_a_round_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,7 @@ rule data:
 rule partition:
     """Divide a training split among clients: index arrays with digest and client-by-class counts."""
     input:
-        data=by(
-            lambda partition: str(JOBS.results.data(JOBS.partitions[partition].dataset))
-        ),
+        data=by(lambda partition: JOBS.files[JOBS.partitions[partition].run_id][0]),
     output:
         "results/partitions/{partition}.safetensors",
     log:

@@ -64,7 +64,7 @@ class LogHandler(LogHandlerBase):
                 return self.format(record) if remark or record.levelno > logging.INFO else ""
 
     def finished(self, run: str) -> str:
-        """Return the line of a finished run: number, run, accuracy, its time, the time left for the others."""
+        """Return the line of a finished run: number, run, accuracy, its time, the time left."""
         try:
             record = Results(Path("results")).record(run)
             taken, accuracy = record.costs["seconds"]["total"], record.summary["accuracy"]["final"]
