@@ -1,4 +1,4 @@
-"""Rounds to a target accuracy on MNIST with FedAvg's 2NN, in this engine and in other people's code.
+"""Rounds to target accuracies on MNIST with FedAvg's 2NN, in this engine and in other people's code.
 
 The C = 0.1, B = 10 cells of table 1 of FedAvg's paper, with the settings of the published runs with seed 4.
 This engine, a bare PyTorch loop, pfl and Flower get the same images, initial weights and batches. Networks,
@@ -25,8 +25,10 @@ from fltrain.reporting.text import markdown_table
 from fltrain.runs.spec import RunSpec
 
 ITEM, SEED = "fedavg/table1_2nn", 4
-SETTINGS = {"IID, B = 10": (20, 0.95), "non-IID, B = 10": (70, 0.95)}
-"""Setting of the item -> rounds, and a target that the published run with this seed reaches before."""
+SETTINGS = {"IID, B = 10": 60, "non-IID, B = 10": 180}
+"""Setting of the item -> rounds; the published runs with this seed reach 97 % after 40 and 150."""
+TARGETS = (0.95, 0.97)
+CODES = ("ours", "bare", *PEERS)
 ARGUMENTS = {"bare": ["channels_first"]}
 
 
@@ -65,31 +67,33 @@ def rounds_to(target: float, accuracies: NDArray[np.float64]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mnist", type=Path, required=True, help="npz file in MedMNIST's layout")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="other simulators")
+    parser.add_argument("--codes", nargs="*", choices=CODES, default=CODES, help="in this order")
     parser.add_argument("--settings", nargs="*", choices=SETTINGS, default=list(SETTINGS), help="of the item")
     parser.add_argument("--csv", type=Path, help="where to write all curves")
     options = parser.parse_args()
     curves: list[pd.DataFrame] = []
     for setting in options.settings:
-        spec, (rounds, _) = spec_of(setting), SETTINGS[setting]
+        spec, rounds = spec_of(setting), SETTINGS[setting]
         with tempfile.TemporaryDirectory() as scratch:
             clients = spec.partition.clients
             task = write_task(Path(scratch), spec, options.mnist, rounds, clients, clients, tested=True)
-            for who in ("ours", "bare", *options.peers):
+            for who in options.codes:
                 accuracies = curve(who, task, Path(scratch))
                 print(f"{setting}, {who}: {accuracies[-1]:.2%} after {rounds} rounds", file=sys.stderr)
                 numbered = {"round": np.arange(1, rounds + 1), "accuracy": accuracies}
                 curves.append(pd.DataFrame({"setting": setting, "who": who, **numbered}))
-    rows = pd.concat(curves)
-    if options.csv:
-        rows.to_csv(options.csv, index=False)
-    lines = [["setting", "code", "target", "rounds", "accuracy at the end", "largest difference to ours"]]
+                rows = pd.concat(curves)
+                if options.csv:
+                    rows.to_csv(options.csv, index=False)
+    reached = [f"rounds to {target:.0%}" for target in TARGETS]
+    lines = [["setting", "code", *reached, "accuracy at the end", "largest difference to ours", "median"]]
     for (setting, who), own in rows.groupby(["setting", "who"], sort=False):
         ours = rows[(rows["setting"] == setting) & (rows["who"] == "ours")]["accuracy"].to_numpy()
-        found, (_, target) = own["accuracy"].to_numpy(), SETTINGS[setting]
-        difference = "" if who == "ours" else f"{np.abs(found - ours).max():.2%}"
-        numbers = [f"{target:.0%}", f"{rounds_to(target, found):.1f}", f"{found[-1]:.2%}", difference]
-        lines.append([setting, who, *numbers])
+        found = own["accuracy"].to_numpy()
+        difference = np.abs(found - ours) if len(ours) else np.array([np.nan])  # ours need not be chosen
+        numbers = [f"{rounds_to(target, found):.1f}" for target in TARGETS]
+        shares = [f"{share:.2%}" for share in (found[-1], difference.max(), np.median(difference))]
+        lines.append([setting, who, *numbers, *shares])
     print(markdown_table(lines))
 
 

@@ -200,10 +200,10 @@ class _Judge:
             return Finding("not run", "The number is that of the full scale; this one is reduced.")
         sheet = self.items.get(test.item)
         if sheet is None:
-            return Finding("not run", f"{test.item} is not among the items made here.")
+            return Finding("not run", "Its runs are not made here.")
         if absent := _absent(sheet, test):
-            only = f", restricted to {', '.join(map(str, sheet.restricted))}" if sheet.restricted else ""
-            return Finding("not run", f"{test.item} has no {absent} at this scale{only}.")
+            only = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
+            return Finding("not run", f"At this scale, its runs have no {absent}{only}.")
         whole, lines = claimed_values(sheet, test, self.runs, self.published(sheet))
         if lines["state"].isin(ABSENT).all() and not lines.empty:
             return Finding("not run", "No run, or pair of runs, that it needs is complete.")

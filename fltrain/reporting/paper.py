@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fltrain.experiments.layout import CURVES_FORM, ItemJob
+from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
 from fltrain.reporting.claims import claim_notes
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import anchors
@@ -41,6 +41,8 @@ def page(
     for sheet in sheets:
         name = sheet.id.partition("/")[2]
         forms = {form: name + ending for form, ending in FORMS.items()}
+        if isinstance(sheet.figure, Bubbles):  # it has no runs, and so no curves
+            del forms["interactive curves"]
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
         items[name] = {"sheet": sheet, "files": files}
         if sheet.table:

@@ -110,8 +110,10 @@ def pictures(cell: TableCell) -> list[Markup]:
     return drawn
 
 
-ROW, LIMIT, MOST = 16, 6.0, 40
-"""Height of a line of a forest plot in pixels, its ends in margins, and the most lines that it can have."""
+ROW, LETTER, FOREST_WIDTH = 16, 6.2, 240
+"""Height of a line of a forest plot, width of a letter and of the axis, in pixels, for a phone."""
+LIMIT, MOST = 6.0, 40
+"""Ends of the axis in margins, and the most cells that a plot can have."""
 
 
 def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
@@ -119,30 +121,34 @@ def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
 
     Args:
         cells: cells of a paper; those without an interval are left out.
-        titles: title of each item, which names the cells of several items.
+        titles: title of each item, the heading of its cells if there are several items.
 
     Returns:
         The element; empty without a cell, or with too many for a picture.
     """
-    shown = [(cell, cell.difference_interval) for cell in cells if cell.margin]
-    items = {cell.item for cell, interval in shown if interval}
-    labels = {(cell.item, cell.label) for cell, interval in shown if interval}
-    bars: list[tuple[str, float, float, float, str]] = []
-    for cell, interval in shown:
+    groups: dict[tuple[str, str], list[tuple[str, list[float], str]]] = {}
+    for cell in cells:
+        interval = cell.difference_interval
         if interval and cell.margin and cell.difference is not None and all(map(math.isfinite, interval)):
-            name = f"{titles[cell.item]}: {cell.place}" if len(items) > 1 else cell.place
-            name += f" ({cell.label})" if len(labels) > len(items) else ""
-            low, high, point = (
-                max(-LIMIT, min(LIMIT, number / cell.margin)) for number in (*interval, cell.difference)
-            )
-            bars.append((name, low, high, point, cell.verdict or ""))
-    if not 0 < len(bars) <= MOST:
+            numbers = [number / cell.margin for number in (*interval, cell.difference)]
+            bar = cell.place, [max(-LIMIT, min(LIMIT, number)) for number in numbers], cell.verdict or ""
+            groups.setdefault((cell.item, cell.label), []).append(bar)
+    items = {item for item, _ in groups}
+    lines: list[tuple[str, list[float], str]] = []
+    for (item, label), bars in groups.items():
+        parts = [titles[item] if len(items) > 1 else "", label if len(groups) > len(items) else ""]
+        if heading := ", ".join(filter(None, parts)):
+            lines.append((heading, [], ""))
+        lines += bars
+    if not 0 < sum(map(len, groups.values())) <= MOST:
         return ""
-    left = 12 + round(6.2 * max(len(name) for name, *_ in bars))
+    left = 12 + round(LETTER * max(len(name) for name, numbers, _ in lines if numbers))
+    headings = [LETTER * len(name) for name, numbers, _ in lines if not numbers]
 
     def x(value: float) -> float:
         share: float = (value + LIMIT) / (2 * LIMIT)
-        return round(left + WIDTH * share, 1)
+        return round(left + FOREST_WIDTH * share, 1)
 
     picture = TEMPLATES.get_template("forest.svg")
-    return picture.render(bars=bars, x=x, left=left, width=left + WIDTH + EDGE, row=ROW, limit=LIMIT)
+    width = round(max(left + FOREST_WIDTH + EDGE, *headings, 0))
+    return picture.render(lines=lines, x=x, left=left, width=width, row=ROW, limit=LIMIT)

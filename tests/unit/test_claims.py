@@ -138,9 +138,14 @@ ALIKE: Yaml = {**SIMILAR, "margin": 1.0}
         (LACKING, {**NEGATIVE, **AT_A}, "contradicted", ""),
         (LACKING, EVERY, "undecided", NO_NUMBER),
         (LACKING, {**NEGATIVE, "judge": "every"}, "contradicted", ""),
-        (LACKING, {**POSITIVE, "item": "table9"}, "not run", "table9 is not among the items made here"),
-        (LACKING, {**POSITIVE, "at": {"method": ["z", "y"]}}, "not run", "toy has no method 'z' or 'y' at"),
-        (LACKING, {**POSITIVE, "over": {"plugin": "y"}}, "not run", "toy has no plugin 'y' at this scale"),
+        (LACKING, {**POSITIVE, "item": "table9"}, "not run", "Its runs are not made here."),
+        (
+            LACKING,
+            {**POSITIVE, "at": {"method": ["z", "y"]}},
+            "not run",
+            "its runs have no method 'z' or 'y'.",
+        ),
+        (LACKING, {**POSITIVE, "over": {"plugin": "y"}}, "not run", "its runs have no plugin 'y'."),
         (LACKING, {**POSITIVE, "at": {"method": "b"}}, "not run", "No run, or pair of runs, that it needs"),
         (LACKING, {"kind": "tested", "by": "tests/x.py"}, "tested", ""),
         (LACKING, {"kind": "not_judged", "why": "No."}, "not judged", "No."),
@@ -281,17 +286,17 @@ def test_all_parts_of_a_claim_must_hold(runs: Runs, parts: list[str], verdict: s
 
 def test_parts_with_the_same_evidence_share_a_sentence(runs: Runs) -> None:
     runs.pairs({"gains": CLEAR})
-    lost, other, holds = PARTS["not run"], {**POSITIVE, "item": "table8"}, PARTS["supported"]
+    lost, other, holds = PARTS["not run"], {**POSITIVE, "at": {"method": "z"}}, PARTS["supported"]
 
     def evidence(*tests: Yaml, reduced: bool = False) -> str:
         return runs.judged({"kind": "all", "tests": tests}, reduced=reduced).evidence
 
-    nine, eight = (f"{table} is not among the items made here." for table in ("table9", "table8"))
-    assert evidence(lost, lost, lost) == evidence(lost, lost, reduced=True) == nine
-    assert evidence(lost, other, lost) == f"(1, 3) {nine} (2) {eight}"
+    item, label = "Its runs are not made here.", "At this scale, its runs have no method 'z'."
+    assert evidence(lost, lost, lost) == evidence(lost, lost, reduced=True) == item
+    assert evidence(lost, other, lost) == f"(1, 3) {item} (2) {label}"
     text = evidence(holds, *[lost] * 12)
-    assert text.startswith("(1) supported: mean") and text.count("table9") == 1
-    assert text.endswith(f" (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13) not run: {nine}")
+    assert text.startswith("(1) supported: mean") and text.count(item) == 1
+    assert text.endswith(f" (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13) not run: {item}")
 
 
 def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:

@@ -19,7 +19,7 @@ import vl_convert
 
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, paper, summary
-from fltrain.reporting.pictures import LIMIT, WIDTH, forest, interval_picture
+from fltrain.reporting.pictures import FOREST_WIDTH, LIMIT, forest, interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
@@ -185,10 +185,10 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     (center,) = re.findall(r'<circle cx="([\d.]+)"', picture)
     # The margin is from -1 to 1, so half a margin lies at three quarters.
     assert (float(center) - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
-    assert float(width) == pytest.approx(WIDTH / LIMIT, abs=0.2)
+    assert float(width) == pytest.approx(FOREST_WIDTH / LIMIT, abs=0.2)
     assert re.findall(r'text-anchor="end">([^<]+)', picture) == ["one"]
-    named = forest([cell, cell.having(item="b")], {"a": "Table of <a>", "b": "B"})
-    assert re.findall(r'text-anchor="end">([^<]+)', named) == ["Table of &lt;a&gt;: one", "B: one"]
+    named = forest([cell, cell.having(row="two"), cell.having(item="b")], {"a": "Table of <a>", "b": "B"})
+    assert re.findall(r'(?:"end"|"600")>([^<]+)', named) == ["Table of &lt;a&gt;", "one", "two", "B", "one"]
     assert forest([without], {"b": "b"}) == "" == forest([cell] * 41, {"a": "a"})
 
 
@@ -310,7 +310,10 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "† drops out of the list of contradicted claims" in text
     assert "has the other sign" not in text, "only verdicts that occur are explained"
     assert "Exploratory: 1 of 2 judged claims and 7 table cells." in text, "only these"
-    assert "Not run: 1 claims, 1 tables and figures" in text and "sec. 10: Toys last" in page.of("li")
+    assert (
+        "Not run: 1 of the claims, 1 of the paper's tables and figures" in text
+        and "sec. 10: Toys last" in page.of("li")
+    )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
 
 

@@ -78,16 +78,18 @@ def by(lookup):
     return lambda wildcards: lookup(*wildcards)
 
 
+def literal(text):
+    """Keep Snakemake from taking {word} for a wildcard, by an invisible word joiner."""
+    return text.replace("{", "{\u2060")
+
+
 def item_files(forms, shown):
     """The files of an item by form; the report has one of them."""
     files = {form: f"{OUT}/{{item}}{end}" for form, end in forms.items()}
     files[shown] = report(
         files[shown],
         caption="../report/item.rst",
-        category=lambda wildcards: wildcards.item.partition("/")[0],
-        # Snakemake takes {word} for a wildcard; an invisible word joiner keeps it from that.
-        labels=by(
-            lambda item: {"item": JOBS.items[item].item.title.replace("{", "{\u2060")}
-        ),
+        category=by(lambda item: literal(JOBS.items[item].paper.title)),
+        labels=by(lambda item: {"item": literal(JOBS.items[item].item.title)}),
     )
     return files
