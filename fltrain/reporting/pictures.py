@@ -110,8 +110,8 @@ def pictures(cell: TableCell) -> list[Markup]:
     return drawn
 
 
-ROW, LETTER, FOREST_WIDTH = 16, 6.2, 240
-"""Height of a line of a forest plot, width of a letter and of the axis, in pixels, for a phone."""
+ROW, LETTER, BOLD, FOREST_WIDTH = 16, 6.2, 7.2, 240
+"""Height of a line of a forest plot, width of its letters and of its axis, in pixels, for a phone."""
 LIMIT, MOST = 6.0, 40
 """Ends of the axis in margins, and the most cells that a plot can have."""
 
@@ -136,14 +136,17 @@ def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
     items = {item for item, _ in groups}
     lines: list[tuple[str, list[float], str]] = []
     for (item, label), bars in groups.items():
-        parts = [titles[item] if len(items) > 1 else "", label if len(groups) > len(items) else ""]
+        parts = [
+            titles[item] if len(items) > 1 else "",
+            label.removesuffix(", %") if len(groups) > len(items) else "",
+        ]
         if heading := ", ".join(filter(None, parts)):
             lines.append((heading, [], ""))
         lines += bars
     if not 0 < sum(map(len, groups.values())) <= MOST:
         return ""
     left = 12 + round(LETTER * max(len(name) for name, numbers, _ in lines if numbers))
-    headings = [LETTER * len(name) for name, numbers, _ in lines if not numbers]
+    headings = [BOLD * len(name) for name, numbers, _ in lines if not numbers]
 
     def x(value: float) -> float:
         share: float = (value + LIMIT) / (2 * LIMIT)
