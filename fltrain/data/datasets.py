@@ -17,6 +17,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.own import own_folder
 from fltrain.core.registry import choice, external
 from fltrain.core.strict_yaml import read_plain
+from fltrain.data.medmnist import medmnist_entry
 from fltrain.data.readers import READERS, Facts, Reader
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
     """Read and validate a registry: a mapping from names to entries.
 
     Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files. The user's
-    ``own`` file adds entries or replaces them.
+    ``own`` file adds entries or replaces them. With ``reader: medmnist``, the package medmnist states facts.
     """
     entries: dict[str, DatasetEntry] = {}
     last = [(str(own), own)] if own else []
@@ -176,6 +177,8 @@ def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
                 raise FltrainError(f"{where}: this is the name of a split; choose another name")
             if name in entries and given != own:
                 raise FltrainError(f"{source}: dataset {name!r} is in {path}, too; choose another name")
+            if isinstance(entry, Mapping) and entry.get("reader") == "medmnist":
+                entry = {**medmnist_entry(name, where), **entry, "reader": "npz"}
             entries[name] = DatasetEntry.parse(entry, where)
     for name, entry in entries.items():
         if entry.of is None:

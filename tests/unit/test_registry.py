@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import medmnist
 import pytest
 import yaml
 from torchvision import datasets as torchvision
@@ -42,6 +43,26 @@ def test_files_agree_with_torchvision() -> None:
         assert files(name) == {cifar.filename: ((cifar.url,), f"md5:{cifar.tgz_md5}")}
     known = [torchvision.SVHN.split_list[split] for split in ("train", "test")]
     assert files("svhn") == {file: ((url,), f"md5:{checksum}") for url, file, checksum in known}
+
+
+def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "datasets.yaml"
+    flat = {name: facts for name, facts in medmnist.INFO.items() if "3d" not in name and name != "chestmnist"}
+    path.write_text(yaml.safe_dump({name: {"reader": "medmnist"} for name in flat}))
+    entries = load(path)
+    for name, facts in flat.items():
+        counts = facts["n_samples"]["train"], facts["n_samples"]["test"]
+        assert (entries[name].train_images, entries[name].test_images) == counts
+        assert entries[name].title == facts["python_class"] and entries[name].licence == facts["license"]
+    unsupported = "is multi-label or 3D; fltrain supports sets with one label"
+    for name, message in {
+        "chestmnist": unsupported,
+        "organmnist3d": unsupported,
+        "bloodmnits": "no set of MedMNIST with one label per image .*; did you mean 'bloodmnist'",
+    }.items():
+        path.write_text(yaml.safe_dump({name: {"reader": "medmnist"}}))
+        with pytest.raises(FltrainError, match=rf"{name}: .*{message}"):
+            load(path)
 
 
 def test_normalisations_have_known_values() -> None:
