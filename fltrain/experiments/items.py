@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Literal, Self
 
 from fltrain.experiments.layers import Layer
 from fltrain.experiments.layout import (
@@ -107,9 +107,11 @@ class PlannedItem:
         return not isinstance(self.layout, Bubbles)
 
     @property
-    def looks_into_models(self) -> bool:
-        """True if the item needs the models in the records, and the dataset."""
-        return isinstance(self.layout, Preference | Variance | Inversion)
+    def rule(self) -> Literal["table", "figure", "model_figure"]:
+        """Rule of the workflow that makes it; a ``model_figure`` needs models and the dataset."""
+        if isinstance(self.layout, Preference | Variance | Inversion):
+            return "model_figure"
+        return "table" if self.item.table else "figure"
 
     @cached_property
     def run_ids(self) -> list[str]:

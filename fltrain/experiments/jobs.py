@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
 
 CHECKOUT = Path(__file__).parents[2]
-TABLE_FORMS = {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM}
-FIGURE_FORMS = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png", "curves": CURVES_FORM}
-"""Ending of each file of a table or figure."""
+_DRAWN = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png", "curves": CURVES_FORM}
+FORMS = {
+    "table": {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM},
+    "figure": _DRAWN,
+    "model_figure": _DRAWN,
+}
+"""Ending of each file of a table or figure, by the rule that makes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +215,7 @@ class Jobs:
             f"{self.folder}/{item.id}{ending}"
             for item in self.plan.items
             if not names or item.names & set(names)
-            for ending in (TABLE_FORMS if item.item.table else FIGURE_FORMS).values()
+            for ending in FORMS[item.rule].values()
         ]
 
     def item_inputs(self, name: str) -> dict[str, list[str]]:
@@ -220,17 +224,9 @@ class Jobs:
         inputs = {"records": [*self.summaries(item.run_ids), *_data_behind(item, self.results)]}
         return inputs | self.published([item]) if item.item.table else inputs
 
-    def pattern(self, kind: str) -> str:
-        """Return a regular expression for the items of a kind.
-
-        Args:
-            kind: ``tables``; ``figures``, made from records; ``models``, figures made from trained models.
-        """
-        kinds = {
-            name: "tables" if item.item.table else "models" if item.looks_into_models else "figures"
-            for name, item in self.items.items()
-        }
-        return "|".join(re.escape(name) for name in kinds if kinds[name] == kind) or "(?!)"  # nothing
+    def pattern(self, rule: str) -> str:
+        """Return a regular expression for the IDs of the items that a rule makes."""
+        return "|".join(re.escape(item.id) for item in self.plan.items if item.rule == rule) or "(?!)"
 
     # ------------------------------------------------------------ papers and published values
     @cached_property
@@ -356,12 +352,11 @@ def _versioned(dataset: Dataset) -> dict[str, Any]:
 
 def _data_behind(item: PlannedItem, results: Results) -> list[str]:
     """Return the files besides records that an item is made from."""
-    if item.trains and not item.looks_into_models:
+    if item.trains and item.rule != "model_figure":
         return []
-    files = [results.partition(partition) for partition in item.partition_ids]
-    if item.looks_into_models:
-        files += [results.data(entry.spec.dataset) for entry in item.entries]
-    return sorted({str(file) for file in files})
+    data = [entry.spec.dataset for entry in item.entries if item.trains]
+    partitions = (results.partition(partition) for partition in item.partition_ids)
+    return sorted({str(file) for file in (*partitions, *map(results.data, data))})
 
 
 def _from_records(part: Plan, results: Results, complete: frozenset[str]) -> Plan:
@@ -371,9 +366,10 @@ def _from_records(part: Plan, results: Results, complete: frozenset[str]) -> Pla
     """
 
     def possible(item: PlannedItem) -> bool:
-        models = [results.run(run) / MODELS_FILE for run in item.run_ids if item.looks_into_models]
-        there = all(file.exists() for file in (*map(Path, _data_behind(item, results)), *models))
-        return there and not (item.trains and complete.isdisjoint(item.run_ids))
+        runs = item.run_ids if item.rule == "model_figure" else []
+        files = [*map(Path, _data_behind(item, results)), *(results.run(run) / MODELS_FILE for run in runs)]
+        recorded = not item.trains or not complete.isdisjoint(item.run_ids)
+        return recorded and all(file.exists() for file in files)
 
     stale = {run: str(old) for run, old in stale_runs(part.runs, results).items()}
     rest = part.reduced_to([item for item in part.items if possible(item)], "what records allow")

@@ -311,7 +311,7 @@ def _check_needs(item: PlannedItem) -> None:
         lacks = [lacking(spec, name, item.id) for spec in specs.values()]
         if all(lacks):
             raise FltrainError(f"{item.id}: {what} uses {name!r}, which needs {lacks[0]}; set it")
-    if item.looks_into_models:
+    if item.rule == "model_figure":
         allowed = ("clients",) if isinstance(item.layout, Preference) else ("model", "clients")
         for cell, spec in specs.items():
             if spec.evaluation.keep not in allowed:

@@ -150,10 +150,10 @@ def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> No
     anomalies = {"anomalies": [f"{folder}/reported/anomalies.csv"], "published": []}
     assert every.item_inputs("toy/table1") == {"records": every.summaries(every.plan.runs), **anomalies}
     assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("csv", "md")]
-    kinds = {"tables": ["toy/table1"], "figures": ["toy/figure1", "toy/figure2"], "models": ["other/figure1"]}
-    for kind, expected in kinds.items():
-        assert [name for name in every.items if re.fullmatch(every.pattern(kind), name)] == expected
-    assert not re.fullmatch(jobs(folder, items="toy/figure1").pattern("tables"), "")
+    rules = {"table": ["toy/table1"], "figure": ["toy/figure1", "toy/figure2"]}
+    for rule, expected in {**rules, "model_figure": ["other/figure1"]}.items():
+        assert [name for name in every.items if re.fullmatch(every.pattern(rule), name)] == expected
+    assert not re.fullmatch(jobs(folder, items="toy/figure1").pattern("table"), "")
 
 
 def test_without_training_only_items_with_records_remain(folder: Path) -> None:

@@ -47,7 +47,8 @@ jobs.use_this_python()
 onstart:
     gc.freeze()
     gc.enable()
-    workflow.fltrain_lock = checked(JOBS.start, workflow.dag_settings)  # until this process ends
+    # The lock stays until this process ends.
+    workflow.fltrain_lock = checked(JOBS.start, workflow.dag_settings)
     workflow.fltrain_start = time.time()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
@@ -83,9 +84,9 @@ def literal(text):
     return text.replace("{", "{\u2060")
 
 
-def item_files(forms, shown):
+def item_files(rule, shown):
     """The files of an item by form; the report has one of them."""
-    files = {form: f"{OUT}/{{item}}{end}" for form, end in forms.items()}
+    files = {form: f"{OUT}/{{item}}{end}" for form, end in jobs.FORMS[rule].items()}
     files[shown] = report(
         files[shown],
         caption="../report/item.rst",

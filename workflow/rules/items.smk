@@ -3,11 +3,11 @@ rule table:
     input:
         unpack(by(JOBS.item_inputs)),
     output:
-        **item_files(jobs.TABLE_FORMS, "html"),
+        **item_files("table", "html"),
     log:
         f"results/logs/{SCALE}/items/{{item}}.log",
     wildcard_constraints:
-        item=JOBS.pattern("tables"),
+        item=JOBS.pattern("table"),
     localrule: True
     conda:
         "../../environment.yml"
@@ -22,9 +22,9 @@ rule table:
 
 use rule table as figure with:
     output:
-        **item_files(jobs.FIGURE_FORMS, "png"),
+        **item_files("figure", "png"),
     wildcard_constraints:
-        item=JOBS.pattern("figures"),
+        item=JOBS.pattern("figure"),
     localrule: True  # it is not taken over from the other rule
     message:
         "drawing {wildcards.item}"
@@ -33,7 +33,7 @@ use rule table as figure with:
 use rule figure as model_figure with:
     # It computes on trained models, for minutes on a GPU, so it is a job with resources.
     wildcard_constraints:
-        item=JOBS.pattern("models"),
+        item=JOBS.pattern("model_figure"),
     resources:
         gpu=1,
         runtime=lambda wildcards, attempt: 120 * attempt,
