@@ -9,7 +9,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments import jobs
 from fltrain.reporting.version import reporting_version
 
-# The plan and the graph of jobs stay until the end; looking for garbage in them takes a sixth of a dry run's time.
+# The plan and the graph of jobs stay until the end; looking for garbage in them takes a tenth of a dry run's time.
 gc.disable()
 
 
