@@ -27,26 +27,25 @@ def _option(envvar: str, metavar: str, text: str, min: float | None = None) -> A
     return typer.Option(envvar=envvar, metavar=metavar, help=text, min=min)
 
 
-def _spec(path: Path | None) -> RunSpec:
-    return read_settings(path, RunSpec, ignored=("revisions",))
-
-
-def changed(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
+def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
     """Yield the runs that a file describes after changes of settings, one for each combination.
 
     Args:
-        path: file with a run; None is standard input. Its settings may be incomplete without the changes.
+        path: file with a run, or a record's spec; None is standard input. Its settings may be incomplete
+            without the changes.
         changes: ``training.lr=0.05``, or alternatives with commas between them.
 
     Raises:
         FltrainError: if a change or a changed run is not valid.
     """
+    if not changes:
+        yield read_settings(path, RunSpec, ignored=("revisions",))
+        return
     from fltrain.experiments.layers import merge  # not for jobs of a workflow, which change nothing
 
     settings, where = read_plain(path), path or "standard input"
     if not isinstance(settings, Mapping):
         raise FltrainError(f"{where}: not a run; write a mapping from settings to values")
-    settings = {key: value for key, value in settings.items() if key != "revisions"}
     choices: list[list[tuple[str, dict[str, Any]]]] = []
     for change in changes:
         key, equals, text = change.partition("=")
@@ -55,7 +54,8 @@ def changed(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
         choices.append([(f"{key}={value}", _patch(key, value)) for value in alternatives(text)])
     for combination in itertools.product(*choices):
         names, patches = zip(*combination, strict=True)
-        yield RunSpec.parse(functools.reduce(merge, patches, settings), f"{where} with {' '.join(names)}")
+        changed = functools.reduce(merge, patches, settings)
+        yield RunSpec.recorded(changed, f"{where} with {' '.join(names)}")
 
 
 def _patch(key: str, text: str) -> dict[str, Any]:
@@ -118,12 +118,10 @@ def train(
 
     A stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed run resumes from its last checkpoint.
     """
-    # A record's spec.json can be trained as it is.
     paths, stopping = [None if name == "-" else Path(name) for name in specs], Stopping()
-    if seeds:
-        changes = [*(changes or ()), f"seed={','.join(map(str, range(seeds)))}"]
-    read = [spec for path in paths for spec in (changed(path, changes) if changes else [_spec(path)])]
-    parsed = {spec.run_id: spec for spec in read}  # each run once, even if several files describe it
+    every = [*(changes or ()), *([f"seed={','.join(map(str, range(seeds)))}"] if seeds else ())]
+    # Each run once, even if several files describe it.
+    parsed = {spec.run_id: spec for path in paths for spec in runs_of(path, every)}
     where = Results(results)
     where.recover()
     due = []

@@ -193,8 +193,8 @@ def _fault(number: int, member: tarfile.TarInfo, staging: Path) -> str:
 
 def _check(folder: Path) -> None:
     """Refuse a damaged or stale record."""
-    spec, _ = check_record(folder)
-    if (spec is None or spec.run_id != folder.name) and (stale := Stale.of(Record(folder))):
+    check_record(folder)
+    if stale := Stale.of(Record(folder)):
         raise FltrainError(
             f"{folder.name}: spec.json was written by another version of fltrain ({stale.revised})"
         )

@@ -381,35 +381,22 @@ def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
         record is stale, and its digests.
     """
     with _damage_named(f"{folder.name}: "):
-        spec = _spec(folder)
         contents = _undamaged_contents(folder)
         summary, *_ = (_checked(form, contents[name], name) for name, form in _FORMS.items())
         lines = contents["metrics.jsonl"].splitlines()
         rows = [_checked(_Row, line, f"metrics.jsonl, line {number}") for number, line in enumerate(lines, 1)]
-        if spec is not None:
+        spec = Record(folder).run_spec
+        # The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
+        slug = (spec.run_id if spec else folder.name).rpartition("-")[0]
+        if (run := f"{slug}-{short_hash(_parse(contents['spec.json'], 'spec.json'))}") != folder.name:
+            raise ValueError(f"spec.json belongs to {run}")
+        if spec:
             _check_rounds(spec, rows, summary["diverged"])
             for key, value in summarise(spec, rows, summary["diverged"], {}).items():
                 if key != "run_id" and summary.get(key) != value:
                     raise ValueError(f"summary.json: {key!r} does not follow from spec and metrics")
     digests: dict[str, str] = summary["digests"]
     return spec, digests
-
-
-def _spec(folder: Path) -> RunSpec | None:
-    """Return the settings of a record; None if the current code lacks one of them.
-
-    The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
-    """
-    data = _parse(_content(folder / "spec.json"), "spec.json")
-    spec, unknown = None, ""
-    try:
-        spec = RunSpec.recorded(data)
-    except FltrainError as error:
-        unknown = str(error)
-    run_id = f"{(spec.run_id if spec else folder.name).rpartition('-')[0]}-{short_hash(data)}"
-    if run_id != folder.name:
-        raise ValueError(unknown or f"spec.json belongs to {run_id}")
-    return spec
 
 
 def _check_rounds(spec: RunSpec, rows: Sequence[Row], diverged: Row | None) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -163,58 +165,44 @@ def test_records_that_would_not_be_imported_are_not_exported(
 NAMES = (
     "/etc/passwd ../outside/spec.json run/../../spec.json run/sub/spec.json run/other.json .hidden/spec.json"
 )
+TYPES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)
 
 
-@pytest.mark.parametrize("name", [*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"])
-def test_unexpected_member_names_are_refused(name: str, target: Results, tmp_path: Path) -> None:
-    refused(pack(tmp_path / "bad.tar.gz", member(name)), target, "not an archive of records", "it holds")
-    assert {path.name for path in tmp_path.iterdir()} == {"bad.tar.gz", "target"}
+def header(kind: bytes, size: int) -> bytes:
+    """A compressed archive whose header claims another size: Python would read that, or loop for ever."""
+    info = tarfile.TarInfo("run/spec.json")
+    info.size, info.type = size, kind
+    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096)
 
 
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
-)
-def test_only_ordinary_files_are_unpacked(kind: bytes, target: Results, tmp_path: Path) -> None:
-    bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
-    refused(pack(tmp_path / "bad.tar.gz", bad), target, "is not an ordinary file")
+def test_hostile_and_damaged_archives_are_refused(packed: Path, target: Results, tmp_path: Path) -> None:
+    path, whole = tmp_path / "bad.tar.gz", packed.read_bytes()
+    for name in (*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"):
+        refused(pack(path, member(name)), target, "not an archive of records", "it holds")
+    for kind in TYPES:
+        bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
+        refused(pack(path, bad), target, "is not an ordinary file")
+    refused(pack(path, member("run/spec.json"), member("run/spec.json")), target, "twice")
+    texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
+    sizes = itertools.product((tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME), (10**12, -512))
+    for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10], *starmap(header, sizes)):
+        path.write_bytes(content)
+        refused(path, target, "not an archive of records")
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", target, "not an ordinary file")
+    assert {one.name for one in tmp_path.iterdir()} == {
+        *("bad.tar.gz", "pipe", "source", "target", "records.tar.gz")
+    }
 
 
 def test_unpacked_size_is_limited(target: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MAX_FILE_BYTES", 20_000)
-    monkeypatch.setattr(archive, "MAX_BYTES", 50_000)
-    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json", b" " * 20_001)), target, "20,001 bytes")
-    several = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
-    refused(pack(tmp_path / "bad.tar.gz", *several), target, "50,000 in all")
-    refused(pack(tmp_path / "bad.tar.gz", member("run/spec.json"), member("run/spec.json")), target, "twice")
-    monkeypatch.setattr(archive, "MAX_FILES", 4)
-    several = [member(f"run/{name}") for name in RECORD_FILES]
-    refused(pack(tmp_path / "bad.tar.gz", *several), target, "more than 4 files")
-
-
-@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME], ids=["pax", "long name"])
-@pytest.mark.parametrize("size", [10**12, -512])
-def test_headers_with_wrong_sizes_take_neither_memory_nor_time(
-    kind: bytes, size: int, target: Results, tmp_path: Path
-) -> None:
-    """Python's reader would read the claimed size, or loop for ever."""
-    info = tarfile.TarInfo("run/spec.json")
-    info.size, info.type = size, kind
+    for name, limit in {"MAX_FILE_BYTES": 20_000, "MAX_BYTES": 50_000, "MAX_FILES": 4}.items():
+        monkeypatch.setattr(archive, name, limit)
     path = tmp_path / "bad.tar.gz"
-    path.write_bytes(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096))
-    refused(path, target, "not an archive of records")
-
-
-def test_files_that_are_not_archives_are_refused(packed: Path, target: Results) -> None:
-    whole = packed.read_bytes()
-    texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
-    for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
-        packed.write_bytes(content)
-        refused(packed, target, "not an archive of records")
-
-
-def test_a_named_pipe_is_not_an_archive(target: Results, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", target, "not an ordinary file")
+    refused(pack(path, member("run/spec.json", b" " * 20_001)), target, "20,001 bytes")
+    large = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
+    refused(pack(path, *large[:4], member("run/x")), target, "50,000 in all")
+    refused(pack(path, *(member(f"run/{name}") for name in RECORD_FILES)), target, "more than 4 files")
 
 
 def differ(results: Results) -> None:
@@ -310,10 +298,16 @@ def test_a_record_that_is_trained_during_the_import_stays(
     assert [record.run_id for record in target.records()] == [other]
 
 
-def test_an_ordinary_file_in_the_place_of_a_record_is_not_replaced(packed: Path, target: Results) -> None:
+def test_a_record_whose_place_is_taken_is_not_imported(packed: Path, target: Results) -> None:
+    """By an ordinary file, or by a training of the run."""
     import_records(packed, target)
     (record, _) = target.records()
     shutil.rmtree(record.folder)
+    with (
+        FileLock(target.lease(record.run_id)),
+        pytest.raises(FltrainError, match=rf"{record.run_id} is being trained; .*; nothing was imported"),
+    ):
+        import_records(packed, target)
     record.folder.write_text("mine")
     for replace in (False, True):
         with pytest.raises(FltrainError, match=f"{record.folder} is not a folder; .*nothing was imported"):
@@ -383,35 +377,32 @@ def call(*arguments: str) -> Iterator[str]:
 
 
 def test_export_and_import_on_the_command_line(source: Results, target: Results, tmp_path: Path) -> None:
-    path = str(tmp_path / "out.tar.gz")
-    run = next(source.records()).run_id
-    assert list(call("export", path, "--results", str(source.root))) == [f"{path}: 2 records"]
-    assert list(call("export", path, run, "--results", str(source.root))) == [f"{path}: 1 records"]
+    path, (one, other) = str(tmp_path / "out.tar.gz"), source.records()
+    layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
+    config = write_config(tmp_path / "config", {"one": {"title": "t", "axes": {"rounds": [2]}, **layout}})
+
+    def exported(*arguments: str) -> tuple[str, set[str]]:
+        """The last line of the output, and the runs in the archive."""
+        *_, line = call("export", path, *arguments, "--results", str(source.root))
+        with tarfile.open(path) as archive:
+            names = [name.split("/") for name in archive.getnames()]
+        assert len(names) == len(RECORD_FILES) * len({run for run, _ in names})
+        return line, {run for run, _ in names}
+
+    assert exported() == (f"{path}: 2 records", {one.run_id, other.run_id})
+    assert exported(one.run_id, one.run_id) == (f"{path}: 1 records", {one.run_id})
+    planned = tiny(rounds=2, seed=0).run_id
+    assert exported("--scale", "one", "--config", str(config)) == (f"{path}: 1 records", {planned})
     arguments = ("import", path, "--results", str(target.root))
     assert list(call(*arguments)) == [f"{path}: 1 added, 0 replaced, 0 unchanged"]
     assert list(call(*arguments)) == [f"{path}: 0 added, 0 replaced, 1 unchanged"]
-    summary = target.run(run) / "summary.json"
+    summary = target.run(planned) / "summary.json"
     whole = summary.read_bytes()
     summary.write_bytes(b"{}")
     assert list(call(*arguments, "--replace")) == [f"{path}: 0 added, 1 replaced, 0 unchanged"]
     assert summary.read_bytes() == whole
-    assert list(call("export", path, run, run, "--results", str(source.root))) == [f"{path}: 1 records"]
-    with tarfile.open(path) as archive:
-        assert len(archive.getnames()) == len(RECORD_FILES)
     with pytest.raises(FltrainError, match="not both"):
-        list(call("export", path, run, "--scale", "demo"))
+        list(call("export", path, planned, "--scale", "demo"))
     for name in ("../../etc", "..", "", ".hidden", "a/b", "/etc"):
         with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
             list(call("export", path, name, "--results", str(source.root)))
-
-
-def test_an_export_of_a_scale_has_its_runs_only(source: Results, tmp_path: Path) -> None:
-    """Only the trained runs of the scale."""
-    layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
-    config = write_config(tmp_path / "config", {"one": {"title": "t", "axes": {"rounds": [2]}, **layout}})
-    path = tmp_path / "out.tar.gz"
-    options = ("--scale", "one", "--results", str(source.root), "--config", str(config))
-    lines = ["one: 1 of 1 runs are trained", f"{path}: 1 records"]
-    assert list(call("export", str(path), *options)) == lines
-    with tarfile.open(path) as archive:
-        assert {name.split("/")[0] for name in archive.getnames()} == {tiny(rounds=2, seed=0).run_id}

@@ -1,7 +1,6 @@
 """Killed or stopped runs end as uninterrupted ones; two processes never train the same run."""
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -19,13 +18,6 @@ from fltrain.runs.spec import RunSpec
 
 from .helpers import tiny
 from .killing import contents, finished, started
-
-SAMPLE = {
-    "fedavg": {},
-    "scaffold+ecgr": {"method": "scaffold", "plugins": ["ecgr"]},
-    "fedfcd": {"method": "fedfcd", "local_test": {"fraction": 0.25}, "batchnorm": "local"},
-    "kept": {"evaluation": {"keep": "clients"}},
-}
 
 
 def prepared(root: Path, other: Path) -> Path:
@@ -113,31 +105,6 @@ def test_training_again_never_loses_the_record(fault: str, tmp_path: Path) -> No
     assert logs == {"log of the first training", "final accuracy"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SAMPLE)
-def test_a_run_killed_at_random_times_resumes(tmp_path: Path, name: str) -> None:
-    spec = tiny(model="mlp", rounds=6, **SAMPLE[name])
-    whole, root = tmp_path / "whole", tmp_path / "killed"
-    expected = contents(finished(spec, whole))
-    for folder in ("first", "again"):  # the first process waits for the fork server
-        began = time.monotonic()
-        started(spec, prepared(tmp_path / folder, whole)).join()
-    seconds = time.monotonic() - began
-    draw, kills = random.Random(spec.run_id), 0
-    process = started(spec, prepared(root, whole))
-    while process.exitcode != 0:
-        process.join(draw.uniform(0, seconds / 2) if kills < 4 else None)
-        assert process.exitcode in (0, None)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-            kills += 1
-            process = started(spec, root)
-    assert kills
-    assert contents(Results(root).record(spec.run_id)) == expected
-    assert_clean(root, spec)
-
-
 def fltrain(*arguments: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "fltrain", *arguments],
@@ -154,24 +121,6 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     while not any(path.parent.glob(path.name)):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
-
-
-@pytest.mark.slow
-def test_a_run_without_a_checkpoint_does_not_report_to_resume(tmp_path: Path) -> None:
-    spec = tiny(participation={"fraction": 1.0}, training={"epochs": 60}, model="mlp")
-    (tmp_path / "run.json").write_text(spec.to_json())
-    process = fltrain("train", "run.json", cwd=tmp_path)
-    log = tmp_path / "results" / "runs" / spec.run_id / "train.log"
-    wait_for(log, process)
-    while "parameters" not in log.read_text():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    assert process.communicate()[0].splitlines()[-1] == (
-        f"{spec.run_id}: stopped by SIGTERM after round 0 of 3; "
-        "the next start begins with round 1, because no round is saved"
-    )
-    assert process.returncode == 75
 
 
 @pytest.mark.slow
@@ -202,37 +151,23 @@ def test_a_signal_writes_a_checkpoint_and_ends_the_program(
 
 
 @pytest.mark.slow
-def test_two_processes_do_not_train_the_same_run(tmp_path: Path) -> None:
-    spec = tiny(model="mlp", rounds=8)
-    expected = contents(finished(spec, tmp_path / "whole"))
-    root = prepared(tmp_path / "results", tmp_path / "whole")
-    log = Results(root).run(spec.run_id) / "train.log"
-    processes = [started(spec, root) for _ in range(3)]
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    output = log.read_text()
-    assert output.count("parameters") == 1, "one of them trained"
-    assert output.count("another process has trained it") == 2
-    assert contents(Results(root).record(spec.run_id)) == expected
-    assert_clean(root, spec)
-
-
-@pytest.mark.slow
-def test_a_waiting_process_resumes_the_run_of_a_killed_process(tmp_path: Path, long: Long) -> None:
+def test_two_processes_do_not_train_the_same_run(tmp_path: Path, long: Long) -> None:
+    """Two wait for a third one. It is killed: one of them resumes the run, and the other finds its record."""
     spec, root = long.spec, prepared(tmp_path / "results", long.root)
     first = started(spec, root)
     while not list(Results(root).checkpoints(spec.run_id).glob("*.safetensors")):
         time.sleep(0.01)
         assert first.exitcode is None, "the run is long enough"
-    second = started(spec, root)
+    waiting = [started(spec, root) for _ in range(2)]
     log = Results(root).run(spec.run_id) / "train.log"
-    while "waiting" not in log.read_text():
+    while log.read_text().count("waiting") < 2:
         time.sleep(0.01)
         assert first.exitcode is None, "the run is long enough"
     first.kill()
-    second.join()
-    assert second.exitcode == 0
-    assert "resumed after round" in log.read_text()
+    for process in waiting:
+        process.join()
+        assert process.exitcode == 0
+    for message in ("resumed after round", "another process has trained it"):
+        assert log.read_text().count(message) == 1
     assert contents(Results(root).record(spec.run_id)) == long.expected
     assert_clean(root, spec)

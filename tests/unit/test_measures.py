@@ -25,48 +25,34 @@ def measured(
     return found[""] if found else None
 
 
+SETTLE, FALL, CROSS = "rounds_to_settle", "fall", "interpolated_rounds_to_target"
+
+
 @pytest.mark.parametrize(
-    ("accuracies", "round"),
+    ("name", "accuracies", "expected"),
     [
-        ([0.5, 0.7, 0.88, 0.875, 0.89], 3),  # exactly one point below the best is enough,
-        ([0.5, 0.7, 0.879, 0.875, 0.89], 5),  # a larger distance is not,
-        ([0.9, 0.5, 0.6], 1),  # and later values do not matter.
-        ([0.3, 0.3, 0.3], 1),
+        (SETTLE, [0.5, 0.7, 0.88, 0.875, 0.89], 3),  # exactly one point below the best is enough,
+        (SETTLE, [0.5, 0.7, 0.879, 0.875, 0.89], 5),  # a larger distance is not,
+        (SETTLE, [0.9, 0.5, 0.6], 1),  # and later values do not matter.
+        (SETTLE, [0.3, 0.3, 0.3], 1),
+        (FALL, [0.5, 0.9, 0.6], 30.0),
+        (FALL, [0.5, 0.6, 0.9], 0.0),
+        # Crossings of 0.7, as in the FedAvg paper:
+        (CROSS, [0.5, 0.6, 0.8], 2.5),  # half of the way from round 2 to round 3
+        (CROSS, [0.6, 0.2, 0.9], 2 + 1 / 3),  # from the best so far, 0.6, not from 0.2
+        (CROSS, [0.5, 0.7, 0.9], 2),  # exactly
+        (CROSS, [0.9, 0.1], 1),
+        (CROSS, [0.5, 0.6, 0.69], math.inf),
     ],
 )
-def test_a_curve_settles_when_it_is_first_within_a_point_of_its_best(
-    tmp_path: Path, accuracies: list[float], round: int
-) -> None:
-    assert measured("rounds_to_settle", accuracies, tmp_path) == round
+def test_measures_of_curves(tmp_path: Path, name: str, accuracies: list[float], expected: float) -> None:
+    target = 0.7 if name == CROSS else None
+    assert measured(name, accuracies, tmp_path, target=target) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(("accuracies", "fall"), [([0.5, 0.9, 0.6], 30.0), ([0.5, 0.6, 0.9], 0.0)])
-def test_the_fall_is_from_the_best_to_the_last_accuracy(
-    tmp_path: Path, accuracies: list[float], fall: float
-) -> None:
-    assert measured("fall", accuracies, tmp_path) == pytest.approx(fall, abs=1e-9)
-
-
-@pytest.mark.parametrize("name", ["rounds_to_settle", "fall"])
+@pytest.mark.parametrize("name", [SETTLE, FALL])
 def test_a_run_that_diverged_neither_settles_nor_falls(tmp_path: Path, name: str) -> None:
     assert measured(name, [0.5, 0.9], tmp_path, status="diverged") is None
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "crossing"),
-    [
-        ([0.5, 0.6, 0.8], 2.5),  # half of the way from round 2 to round 3
-        ([0.6, 0.2, 0.9], 2 + 1 / 3),  # from the best so far, 0.6, not from 0.2
-        ([0.5, 0.7, 0.9], 2),  # exactly
-        ([0.9, 0.1], 1),
-        ([0.5, 0.6, 0.69], math.inf),
-    ],
-)
-def test_rounds_are_interpolated_as_in_the_fedavg_paper(
-    tmp_path: Path, accuracies: list[float], crossing: float
-) -> None:
-    found = measured("interpolated_rounds_to_target", accuracies, tmp_path, target=0.7)
-    assert found == pytest.approx(crossing)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
 from fltrain.cli import main
-from fltrain.core.errors import FltrainError, MethodError, Stopped
+from fltrain.core.errors import MethodError, Stopped
 from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
-from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runtime.signals import Stopping
@@ -149,16 +147,6 @@ def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pyte
     assert json.dumps(record.summary).count("processor") == 0
 
 
-def test_a_finished_record_is_not_retrained(tmp_path: Path) -> None:
-    results, spec = Results(tmp_path), MLP
-    record = train(spec, results, Execution(CPU))
-    dates = {path: path.stat().st_mtime_ns for path in record.folder.glob("*.json*")}
-    assert train(spec, results, Execution(CPU)).folder == record.folder
-    assert {path: path.stat().st_mtime_ns for path in dates} == dates
-    train(spec, results, Execution(CPU), again=True)
-    assert all(path.stat().st_mtime_ns > date for path, date in dates.items())
-
-
 def test_old_checkpoints_of_a_complete_run_are_removed(invoke: Invoke) -> None:
     results = Results(Path("results"))
     for again in (False, True):
@@ -227,13 +215,19 @@ def test_a_signal_after_the_last_record_does_not_change_the_exit_code(tmp_path: 
     assert (done.returncode, "completed" in done.stdout) == (0, True), done.stderr
 
 
-def test_a_signal_ends_the_round_between_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("finished", "start"),
+    [(1, "resumes after round 1"), (0, "begins with round 1, because no round is saved")],
+)
+def test_a_signal_ends_the_round_between_clients(
+    finished: int, start: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It does not interrupt the running code, which may be capturing, or hold a lock."""
     events: list[str] = []
     begin = Scaffold.client_init
 
     def met(self: Scaffold, local: Any) -> Any:
-        if local.round == 1 and not events:
+        if local.round == finished and not events:
             events.append("signal")
             signal.raise_signal(signal.SIGTERM)
             events.append("went on")
@@ -242,23 +236,10 @@ def test_a_signal_ends_the_round_between_clients(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Scaffold, "client_init", met)
     stopping = Stopping()
     stopping.heed()
-    with pytest.raises(Stopped, match="stopped by SIGTERM after round 1 of 4"):
+    message = f"{SPEC.run_id}: stopped by SIGTERM after round {finished} of 4; the next start {start}"
+    with pytest.raises(Stopped, match=f"^{re.escape(message)}$"):
         train(SPEC, Results(tmp_path), Execution(CPU), stopping=stopping)
     assert events == ["signal", "went on"]
-
-
-def test_an_import_does_not_replace_a_run_in_training(tmp_path: Path) -> None:
-    there, here = Results(tmp_path / "there"), Results(tmp_path / "here")
-    record = train(MLP, there, Execution(CPU))
-    export_records([record], tmp_path / "a.tar.gz")
-    here.lease(record.run_id).parent.mkdir(parents=True)
-    with (
-        FileLock(here.lease(record.run_id)),
-        pytest.raises(FltrainError, match=rf"{record.run_id} is being trained; .*; nothing was imported"),
-    ):
-        import_records(tmp_path / "a.tar.gz", here)
-    assert not list(here.records())
-    assert import_records(tmp_path / "a.tar.gz", here)["added"] == 1
 
 
 def test_training_leaves_the_logging_of_its_caller(tmp_path: Path) -> None:
