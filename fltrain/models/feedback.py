@@ -18,43 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fltrain.core.errors import FltrainError
 from fltrain.models.decoupled import GroupedClassifier
 from fltrain.models.network import Network
-
-
-def _padded(module: nn.Module, input: Tensor) -> Tensor:
-    """Apply padding that a convolution cannot express, with ordinary gradients."""
-    if not isinstance(module, nn.Conv2d) or not _pads_first(module):
-        return input
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    return functional.pad(input, module._reversed_padding_repeated_twice, mode)
-
-
-def _pads_first(module: nn.Conv2d) -> bool:
-    return module.padding_mode != "zeros" or isinstance(module.padding, str)
-
-
-def _arguments(module: nn.Conv2d) -> tuple[list[int], list[int], list[int]]:
-    """Return stride, padding (of the padded input) and dilation."""
-    padding = [0, 0] if isinstance(module.padding, str) or _pads_first(module) else list(module.padding)
-    return list(module.stride), padding, list(module.dilation)
-
-
-def _output(module: nn.Module, input: Tensor) -> Tensor:
-    """Return the output of a module for padded input."""
-    if isinstance(module, nn.Conv2d):
-        return functional.conv2d(input, module.weight, module.bias, *_arguments(module), module.groups)
-    output: Tensor = type(module).forward(module, input)
-    return output
 
 
 def _input_error(module: nn.Module, weight: Tensor, input: Tensor, error: Tensor) -> Tensor:
     """Return the error of a module's input if errors pass through ``weight``."""
     weight = weight.to(error)
     if isinstance(module, nn.Conv2d):
+        form = list(module.stride), list(module.padding), list(module.dilation)
         only_input = (False, [0, 0], module.groups, [True, False, False])
         found: Tensor = torch.ops.aten.convolution_backward(
-            error, input.to(error), weight, None, *_arguments(module), *only_input
+            error, input.to(error), weight, None, *form, *only_input
         )[0]
         return found
     return error @ (module.whole(weight) if isinstance(module, GroupedClassifier) else weight)
@@ -110,9 +86,12 @@ def _replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Itera
         return output
 
     for module in forwards:
-        if not isinstance(module, nn.Conv2d | nn.Linear | GroupedClassifier):
-            kind = type(module).__name__
-            raise TypeError(f"errors can be rerouted in Conv2d and Linear modules, not in {kind}")
+        padding = (module.padding_mode, type(module.padding)) if isinstance(module, nn.Conv2d) else None
+        if padding != ("zeros", tuple) and not isinstance(module, nn.Linear | GroupedClassifier):
+            raise FltrainError(
+                f"errors cannot be rerouted in {module}; use Linear modules, and Conv2d modules that pad "
+                "with a number of zeros"
+            )
     try:
         for module, forward in forwards.items():
             # An instance attribute hides the class's method; deleting it restores the method.
@@ -128,9 +107,9 @@ def feedback(modules: Mapping[nn.Module, Tensor]) -> Iterator[None]:
     """Send errors of the given Conv2d and Linear modules back through the given tensors (weight-shaped)."""
 
     def forward(module: nn.Module, weight: Tensor, input: Tensor) -> Tensor:
-        input = _padded(module, input)
-        output: Tensor = _Rerouted.apply(input, _output(module, input.detach()), weight, module)  # type: ignore[no-untyped-call]
-        return output
+        output: Tensor = type(module).forward(module, input.detach())
+        rerouted: Tensor = _Rerouted.apply(input, output, weight, module)  # type: ignore[no-untyped-call]
+        return rerouted
 
     with _replaced({module: partial(forward, module, weight) for module, weight in modules.items()}):
         yield
@@ -146,9 +125,9 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
     shortcuts: list[Tensor] = []
 
     def forward(module: nn.Module, projection: Tensor, input: Tensor) -> Tensor:
-        input = _padded(module, input)
         shortcuts.append(_Shortcut.apply(input, projection))  # type: ignore[no-untyped-call]
-        return _output(module, input.detach())
+        output: Tensor = type(module).forward(module, input.detach())
+        return output
 
     def joined(_classifier: nn.Module, _args: tuple[Any, ...], logits: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
