@@ -2,11 +2,11 @@
 
     python benchmarks bench bare this --model lenet5 --dataset mnist
     python benchmarks bench this other=../older-checkout workers=2 --wall
-    python benchmarks bench this precision=bf16 watched=1000000 --model ecgr_cnn --dataset cifar10
+    python benchmarks bench this precision=bf16 --model ecgr_cnn --dataset cifar10
 
 The first way is the reference. ``bare`` is a hand-written loop of federated averaging, ``this`` the engine,
 ``cuda_graph`` its captured steps. ``other`` names a checkout of another version, ``workers`` divide the
-clients, ``precision`` is that of the layers, ``watched`` the number of first rounds whose hooks are watched.
+clients, ``precision`` is that of the layers.
 
 Clients have random images. Ways of the same precision must agree after the first round, otherwise the command
 stops. Times are CPU times: other work on the machine disturbs them less than wall time.
@@ -34,7 +34,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
-from fltrain.engine import local
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining, batch_orders
 from fltrain.engine.simulation import Simulation
@@ -45,7 +44,7 @@ from fltrain.runtime.devices import to_device
 from fltrain.runtime.process import compute_as_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-WAYS = ("this", "bare", "cuda_graph", "other", "workers", "precision", "watched")
+WAYS = ("this", "bare", "cuda_graph", "other", "workers", "precision")
 TOLERANCE = 1e-6
 """Maximum difference of a weight after a round on the CPU."""
 ALIKE = 0.25
@@ -132,8 +131,6 @@ def contender(key: str, value: str, options: dict[str, Any]) -> Simulation | Bar
         "participation": {"fraction": 1.0},
         "precision": precision,
     }
-    if key == "watched":
-        local.WATCHED_ROUNDS = int(value)
     trainer: Any = CapturedTraining if key == "cuda_graph" else LocalTraining
     if key == "workers":
         trainer = partial(LocalTraining, workers=int(value))

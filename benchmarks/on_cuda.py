@@ -3,8 +3,6 @@
 * `bench` for LeNet-5 on MNIST's image size, ResNet-18 and MobileNetV2 on CIFAR-10's, ten clients in a
   round, with and without captured steps, in every precision.
 * `scaling` with and without captured steps, and `startup`.
-* Accuracy of MobileNet on the digits after ten rounds, by `fltrain train`: captured steps and every precision
-  compared with single precision, paired by seed.
 
 The output of each part goes into files of a folder, and a part that fails does not stop the others.
 `--rehearse` does all of it with little work, also on a CPU.
@@ -13,7 +11,6 @@ The output of each part goes into files of a folder, and a part that fails does 
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,39 +18,24 @@ from pathlib import Path
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json, write_text
-from fltrain.core.statistics import Sample, contrast
-from fltrain.reporting.text import markdown_table
-from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 from fltrain.runtime.provenance import gather
 
 HERE = Path(__file__).parent
 BENCHES = (("fp32", "exact"), ("tf32", "exact"), ("bf16", "exact"), ("fp32", "fast"), ("bf16", "fast"))
 """Precisions and profiles of determinism."""
-CASES: dict[str, tuple[str, ...]] = {
-    "reference": (),
-    "cuda_graph": ("--cuda-graph",),
-    "fast": ("--determinism", "fast"),
-    "tf32": ("--set", "precision=tf32"),
-    "bf16": ("--set", "precision=bf16"),
-}
-"""Options of `fltrain train` whose accuracy is compared with the first one's."""
-GPU_ONLY = ("tf32", "cuda_graph")
-"""Cases that the CPU does not have."""
 FULL = {
     "models": {"lenet5": "mnist", "resnet18": "cifar10", "mobilenetv2": "cifar10"},
     "bench": "--wall --batch-size 64 --clients 10 --steps 20",
     "scaling": "--repeats 9",
     "startup": "--repeats 9",
-    "accuracy": ("mobilenet_tiny", 10, 3),
 }
-"""Networks and options of each part; network, rounds and seeds of the runs whose accuracy is compared."""
+"""Networks and options of each part."""
 REHEARSAL = {
     "models": {"mlp": "digits"},
     "bench": "--batch-size 8 --clients 10 --steps 2 --rounds 2",
     "scaling": "--repeats 2 --curves per_round",
     "startup": "--repeats 2",
-    "accuracy": ("mlp", 1, 2),
 }
 
 
@@ -62,7 +44,7 @@ def parts(device: str, out: Path, amount: dict) -> dict[str, list[object]]:
     commands: dict[str, list[object]] = {}
     on_gpu = device != "cpu"
     for precision, determinism in BENCHES:
-        for model, dataset in amount["models"].items() if on_gpu or precision not in GPU_ONLY else ():
+        for model, dataset in amount["models"].items() if on_gpu or precision != "tf32" else ():
             name = f"bench-{model}-{precision}-{determinism}"
             ways = ("bare", "this", *["cuda_graph"] * on_gpu)
             kind = ("--model", model, "--dataset", dataset)
@@ -72,41 +54,7 @@ def parts(device: str, out: Path, amount: dict) -> dict[str, list[object]]:
         commands[f"scaling-{how[0]}"] = [HERE / "scaling.py", *how[1:], *amount["scaling"].split()]
     commands["startup"] = [HERE / "startup.py", *amount["startup"].split()]
     commands = {name: [*command, "--csv", out / f"{name}.csv"] for name, command in commands.items()}
-    model, rounds, seeds = amount["accuracy"]
-    spec = {
-        "dataset": "digits",
-        "partition": {"name": "dirichlet", "alpha": 0.5, "clients": 10},
-        "model": model,
-        "method": "fedavg",
-        "training": {"epochs": 1, "batch_size": 10, "lr": 0.02},
-        "participation": 1.0,
-        "rounds": rounds,
-        "evaluation": {"every": rounds},
-    }
-    write_json(out / "accuracy.json", spec)
-    for case, how in CASES.items():
-        if on_gpu or case not in GPU_ONLY:
-            train = ["-m", "fltrain", "train", "--quiet", "--again", out / "accuracy.json", "--seeds", seeds]
-            commands[f"accuracy-{case}"] = [*train, *how, "--results", out / f"accuracy-{case}"]
     return commands
-
-
-def accuracy_table(out: Path) -> str:
-    """Return a Markdown table: means and deviations over seeds, differences from the first case by seed."""
-    lines, reference = [["", "accuracy, %", "minus reference (90 % interval)"]], list[float]()
-    for case in CASES:
-        records = list(Results(out / f"accuracy-{case}").records())
-        records.sort(key=lambda record: record.settings["seed"])
-        values = [100 * record.summary["accuracy"]["final"] for record in records]
-        if values:
-            reference = reference or values
-            differences = [one - other for one, other in zip(values, reference, strict=True)]
-            found = contrast(Sample(tuple(differences)))
-            low, high = found.interval if found else (float("nan"), float("nan"))
-            accuracy = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
-            difference = f"{statistics.mean(differences):+.2f} ({low:+.2f} to {high:+.2f})"
-            lines.append([case, accuracy, difference])
-    return markdown_table(lines)
 
 
 def run(name: str, command: Sequence[object], device: str, out: Path) -> bool:
@@ -122,7 +70,7 @@ def run(name: str, command: Sequence[object], device: str, out: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N; cpu to rehearse")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="first words of parts: bench accuracy")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="first words of parts: bench scaling")
     parser.add_argument("--rehearse", action="store_true", help="do all of it with little work")
     parser.add_argument("--out", type=Path, default=Path("results/cuda"), help="folder of the output")
     options = parser.parse_args()
@@ -136,10 +84,6 @@ def main() -> None:
         parser.error(f"--only: there is no such part; there are {', '.join(commands)}")
     write_json(options.out / "machine.json", gather(device, 1))
     failed = [name for name in chosen if not run(name, commands[name], str(device), options.out)]
-    if any(name.startswith("accuracy") for name in chosen):
-        table = accuracy_table(options.out)
-        write_text(options.out / "accuracy.txt", table + "\n")
-        print(table, flush=True)
     sys.exit(f"error: failed: {', '.join(failed)}" if failed else 0)
 
 

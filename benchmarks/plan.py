@@ -8,11 +8,10 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import yaml
-from common import ROOT, Costs, write_csv
+from common import ROOT, Costs
 
 from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.plan import Plan, plan
@@ -48,20 +47,14 @@ def configure(folder: Path, wanted: int) -> Plan:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=10_000, help="minimum number of runs")
-    parser.add_argument("--repeats", type=int, default=1, help="repeats; the fastest is shown (default: 1)")
-    parser.add_argument("--csv", type=Path, help="write all measurements to this file")
     options = parser.parse_args()
-    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         planned = configure(Path(scratch), options.runs)
         print(f"{len(planned.runs):,} runs behind {len(planned.specs):,} cells and seeds")
         print(f"{'':10}{'wall, s':>10}{'CPU, s':>10}{'MiB':>8}")
         for name, command in COMMANDS.items():
-            taken = [Costs.of(command, Path(scratch)) for _ in range(options.repeats)]
-            best = min(taken, key=lambda costs: costs.cpu)
-            print(f"{name:10}{best.wall:10.1f}{best.cpu:10.1f}{best.memory:8.0f}", flush=True)
-            rows += [{"command": name, **asdict(costs)} for costs in taken]
-    write_csv(options.csv, rows)
+            costs = Costs.of(command, Path(scratch))
+            print(f"{name:10}{costs.wall:10.1f}{costs.cpu:10.1f}{costs.memory:8.0f}", flush=True)
 
 
 if __name__ == "__main__":

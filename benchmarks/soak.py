@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import psutil
@@ -42,15 +41,8 @@ class Workplace:
         root.mkdir(parents=True)
         for part in PARTS:
             (root / part).symlink_to(ROOT / part)
-        self.command = [
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--cores",
-            str(cores),
-            "--config",
-            f"scale={scale}",
-        ]
+        snakemake = [sys.executable, "-m", "snakemake"]
+        self.command = [*snakemake, "--cores", str(cores), "--config", f"scale={scale}"]
         self.log = root / "snakemake.log"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -95,40 +87,27 @@ def timeless(path: Path) -> bytes:
     return b"\n".join([head, *(row for row in rows if not any(word in row for word in TIMED))])
 
 
-def kind(process: psutil.Process) -> str:
-    """Return the task of a process, in a word."""
-    try:
-        words = " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return "gone"
-    known = {"fltrain train": "training", ".snakemake/scripts": "script", "snakemake": "snakemake"}
-    return next((name for part, name in known.items() if part in words), "other")
-
-
-def soak(place: Workplace, kills: int, every: float, draw: random.Random) -> tuple[Counter[str], int]:
-    """Run the workflow to its end with ``kills`` kills; return counts of killed processes and of starts."""
-    killed: Counter[str] = Counter()
-    starts = 0
+def soak(place: Workplace, kills: int, every: float, draw: random.Random) -> tuple[int, int]:
+    """Run the workflow to its end with at most ``kills`` kills; return the numbers of kills and of starts."""
+    killed = starts = 0
     while True:
         starts += 1
         running = place.start()
         while running.poll() is None:
-            if killed.total() >= kills:
+            if killed >= kills:
                 running.wait()
                 break
             time.sleep(draw.uniform(0, 2 * every))
-            victims = defaultdict(list)
-            for process in place.processes():
-                victims[kind(process)].append(process)
+            victims = place.processes()
             if victims and running.poll() is None:
-                what = draw.choice(sorted(victims))
-                victim = draw.choice(victims[what])
+                victim = draw.choice(victims)
                 try:
+                    words = " ".join(victim.cmdline())
                     victim.kill()
                 except psutil.NoSuchProcess:
                     continue
-                killed[what] += 1
-                print(f"{killed.total():4d}: {what}", flush=True)
+                killed += 1
+                print(f"{killed:4d}: {words[:100]}", flush=True)
         if running.returncode == 0:
             return killed, starts
         if starts > kills + 20:
@@ -164,10 +143,7 @@ def main() -> None:
     failed, verified = disturbed.fltrain("verify")
     _, tracked = disturbed.fltrain("track", "--scale", options.scale)
     once = re.search(r": \d+ unchanged$", tracked) is not None
-    kinds = ", ".join(f"{count} {what}" for what, count in killed.most_common())
-    print(
-        f"{killed.total()} kills ({kinds}), {starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s"
-    )
+    print(f"{killed} kills, {starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s")
     print(f"{len(expected)} files compared, {len(different)} differ")
     print(verified, tracked, *different, sep="\n")
     if different or failed or not once:

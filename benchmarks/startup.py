@@ -1,104 +1,63 @@
-"""Start of a run, stage by stage.
+"""Start of a run: `fltrain train`, as a job of the workflow starts it, up to its first local step.
 
-A run of the demonstration is started in new processes, as a job of the workflow starts it: `fltrain train`,
-with its dataset and partition prepared. Shown are wall time and CPU time until it has passed each stage; a
-process ends after its first local step.
+Dataset and partition are prepared. Shown are wall time and CPU time of new processes until they have imported
+PyTorch, until they have imported the engine, and until the first local step has ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from common import Costs, write_csv
+from common import Costs, quartiles, write_csv
 
-Passed = dict[str, Any]
-"""A stage with wall time since the start of the process, and CPU time."""
+FIRST_STEP = """
+import os, sys
+import torch
+from fltrain.cli import main
+from fltrain.engine.local import LocalTraining
 
+def first(*arguments, step=LocalTraining.step):
+    step(*arguments)
+    torch.cuda.is_initialized() and torch.cuda.synchronize()
+    os._exit(0)
 
-def begin(started: float, arguments: Sequence[str]) -> None:
-    """In the process that is measured: run `fltrain` up to the first local step; print the passed stages.
-
-    ``started``: when the process was started, by the monotonic clock.
-    """
-    passed: list[Passed] = []
-
-    def note(stage: str) -> None:
-        passed.append({"stage": stage, "wall": time.monotonic() - started, "cpu": time.process_time()})
-
-    note("interpreter")
-    from fltrain import cli
-
-    note("command line imported")
-    importlib.import_module("fltrain.engine.train")  # as the command does next
-    import torch
-
-    from fltrain.engine.local import LocalTraining
-
-    note("engine imported")
-    trainer: Any = LocalTraining
-    step = trainer.step
-
-    def first_step(*arguments: Any) -> Any:
-        note("prepared")
-        step(*arguments)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        note("first step")
-        print(json.dumps(passed), flush=True)
-        os._exit(0)
-
-    trainer.step = first_step
-    sys.argv = ["fltrain", *arguments]
-    cli.main()
-
-
-def start_once(arguments: Sequence[str]) -> list[Passed]:
-    """Start a run; return its stages. Python stores compiled modules, as it does by default."""
-    command = [sys.executable, __file__, "--begin", str(time.monotonic()), *arguments]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    passed: list[Passed] = json.loads(done.stdout.splitlines()[-1])
-    return passed
+LocalTraining.step = first
+sys.argv[0] = "fltrain"
+main()
+"""
+STAGES = {
+    "import torch": ("-c", "import torch"),
+    "engine imported": ("-c", "import fltrain.cli, fltrain.engine.train"),
+    "first local step": ("-c", FIRST_STEP, "train"),
+}
 
 
 def main() -> None:
-    import pandas as pd
-
     from fltrain.core.files import write_json
     from fltrain.experiments.plan import plan
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=9, help="processes that start a run")
+    parser.add_argument("--repeats", type=int, default=9, help="processes of each stage")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--csv", type=Path, help="write when each process passed each stage to this file")
+    parser.add_argument("--csv", type=Path, help="write the costs of each process to this file")
     options = parser.parse_args()
     spec = next(iter(plan(Path("config"), "demo").runs.values()))
+    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         write_json(Path(scratch, "run.json"), spec.model_dump(mode="json"))
-        shared = ["--quiet", "--device", options.device, "--results", f"{scratch}/started"]
-        arguments = ["train", f"{scratch}/run.json", *shared]
-        start_once(arguments)  # prepares data and partition
-        found = [start_once(arguments) for _ in range(options.repeats)]
-    rows = [{"process": number, **one} for number, passed in enumerate(found) for one in passed]
-    table = pd.DataFrame(rows).groupby("stage", sort=False)[["wall", "cpu"]].agg(["median", "min"])
-    print(f"seconds\n{table.round(2)}")
-    torch = min((Costs.of(["-c", "import torch"]) for _ in range(3)), key=lambda costs: costs.cpu)
-    print(f"import torch alone: {torch.wall:.2f} s, CPU {torch.cpu:.2f} s (least of 3)")
+        arguments = [f"{scratch}/run.json", "--quiet", "--device", options.device, "--results", scratch]
+        Costs.of([*STAGES["first local step"], *arguments])  # prepares data and partition
+        for name, command in STAGES.items():
+            given = arguments if command[-1] == "train" else []
+            costs = [Costs.of([*command, *given]) for _ in range(options.repeats)]
+            wall, cpu = (quartiles([getattr(one, kind) for one in costs]) for kind in ("wall", "cpu"))
+            print(f"{name:20} wall {wall} s, CPU {cpu} s", flush=True)
+            rows += [{"stage": name, **asdict(one)} for one in costs]
     write_csv(options.csv, rows)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--begin"]:
-        begin(float(sys.argv[2]), sys.argv[3:])
-    else:
-        main()
+    main()

@@ -472,7 +472,7 @@ def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: 
         timeout=600,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^1 kills .*, \d+ starts", done.stdout, re.MULTILINE)
+    assert re.search(r"^1 kills, \d+ starts", done.stdout, re.MULTILINE)
     assert re.search(r"^[1-9]\d* files compared, 0 differ$", done.stdout, re.MULTILINE)
 
 
