@@ -1,37 +1,16 @@
 """The method contract: hyper-parameters and optional hooks. The engine owns every loop.
 
-The engine calls the hooks of one round in this order::
+``Method`` has the hooks in the order of their calls; docs/method-interface.md describes their arguments.
 
-    server    payload(state)                   extra tensors that every client receives
-    client    start_weights(weights, ...)      weights that local training starts from
-              client_init(local)               step state: tensors that change from step to step
-              per step:  route(network, ...)     context of the forward and backward pass (FLFA)
-                         forward(network, ...)   features and logits of the batch (exclusive)
-                         loss(loss, ...)         training loss, given the mean cross entropy
-                         gradient(step, ...)     gradient of the step (exclusive)
-                         correct(gradient, ...)  gradient that the optimiser uses
-                         post_step(weights, ..)  weights after the optimiser's step
-                         next_state(...)         step state for the next step
-              client_final(update, ...)        upload and new client state
-    server    aggregate(task, ...)             global weights, server state, and a row in the record
-    tests     test_weights(weights, local)     weights that a client is tested with
-              predict(network, images, local)  logits of a client's test images (exclusive)
+Several methods run as a base method and plug-ins. An exclusive hook (``forward``, ``gradient``, ``predict``)
+belongs to one of them. All other hooks are chained: base method first, then the plug-ins in the order of the
+configuration. Only ``client_final`` runs the other way round (plug-ins in order, then the base method), so
+that the base method sees the final upload. Only one method may return weights from ``aggregate``.
 
-Before the first round, ``adapt`` changes the network and ``server_init`` returns the server state. ``needs``
-declares all other requirements on the engine, for example the parameters that stay with the clients.
-
-Several methods run as a base method and plug-ins. An exclusive hook belongs to one of them: two methods that
-both define it cannot be combined. All other hooks are chained: base method first, then the plug-ins in the
-order of the configuration. Only ``client_final`` runs the other way round (plug-ins in order, then the base
-method), so that the base method sees the final upload. All methods can define ``aggregate``, but only one of
-them can return weights.
-
-Weights, gradients and control variates are flat vectors ``[P]`` in the order of the network's parameters;
-``local.task.layout`` maps names to slices. Hooks do not write into gradients, weights, states, payloads,
-updates or the server; the engine refuses it. The hooks of a step take tensors and return tensors. They must
-not change Python state, read values on the host, branch on values, or draw from a random generator. Then
-a captured step computes the same result. The engine checks the type and shape of every result, and watches
-the first steps of a run for host reads and random numbers.
+Weights, gradients and control variates are flat vectors ``[P]`` in the order of the network's parameters.
+Hooks do not write into their arguments. The hooks of a step take tensors and return tensors: they must not
+change Python state, read values on the host, branch on values, or draw from a random generator, so that a
+captured step computes the same result.
 
 Planning imports this module and all method files, so they take PyTorch from ``fltrain.core.lazy``.
 """

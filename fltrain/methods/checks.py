@@ -63,27 +63,12 @@ def guarded(method: Any, hook: str, *arguments: Any, tensors: Sequence[Tensor] |
             f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
             "too; return a new tensor, or clone it first"
         )
-    _check_result(method.name, hook, result, arguments)
-    return result
-
-
-def _check_result(method: str, hook: str, result: Any, arguments: Sequence[Any]) -> None:
-    """Refuse a result of the wrong kind.
-
-    Args:
-        method: name of the method.
-        hook: name of the hook.
-        result: result of the hook.
-        arguments: arguments of the hook.
-
-    Raises:
-        FltrainError: describing the result and the expected one.
-    """
     if expected := _expected(hook, result, arguments):
         raise FltrainError(
-            f"{hook!r} of method {method!r} returned {_described(result)}; expected {expected} "
+            f"{hook!r} of method {method.name!r} returned {_described(result)}; expected {expected} "
             "(docs/method-interface.md)"
         )
+    return result
 
 
 def _expected(hook: str, result: Any, arguments: Sequence[Any]) -> str:
