@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.clients import TRAINED
+from fltrain.engine.clients import TRAINED, Round
 from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.statistics import Row
@@ -281,26 +281,29 @@ def changed_parameters(federation: Simulation, first: Tensor, second: Tensor) ->
 
 @dataclass(frozen=True)
 class Step:
-    """One local step: its images, and the weights and step_states (by method) after it."""
+    """One local step: its images, and the model and step states (by method) after it."""
 
     round: int
     client: int
-    lr: float
     chosen: Tensor
     weights: Tensor
+    buffers: Tensor
+    counters: Tensor
     step_states: dict[str, dict[str, Tensor]]
 
 
 class Tracing(LocalTraining):
-    """Stores every local step, and the updates of the last round."""
+    """Stores every local step, the rounds as they began, and the updates of the last one."""
 
     def __init__(self, *args: object, **settings: object) -> None:
         super().__init__(*args, **settings)
         self.steps: list[Step] = []
         self.updates: list[Update] = []
+        self.rounds: list[Round] = []
 
-    def train(self, *args: object) -> list[Trained]:
-        results = super().train(*args)
+    def train(self, round: Round, *args: object) -> list[Trained]:
+        self.rounds.append(round)
+        results = super().train(round, *args)
         self.updates = [result.update for result in results]
         return results
 
@@ -311,9 +314,8 @@ class Tracing(LocalTraining):
             name: {key: tensor.clone() for key, tensor in step_state.items()}
             for name, step_state in hooks.step_states.items()
         }
-        self.steps.append(
-            Step(local.round, local.client, local.lr, chosen, self.model.weights.clone(), step_states)
-        )
+        model = [tensor.clone() for tensor in (self.model.weights, self.model.buffers, self.model.counters)]
+        self.steps.append(Step(local.round, local.client, chosen, *model, step_states))
         return result
 
     def of(self, client: int, round: int = 0) -> list[Step]:

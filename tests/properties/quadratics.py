@@ -81,12 +81,14 @@ class Quadratics:
         steps: int,
         *,
         images_of: Sequence[np.ndarray] | None = None,
+        copies: Sequence[int] | None = None,
         fraction: float = 1.0,
         **training: object,
     ) -> Simulation:
         """The clients' problems, trained by ``method`` with full-batch steps and no weight decay.
 
-        Client k has images ``SIZE * k`` to ``SIZE * k + SIZE - 1``, each once, or those in ``images_of``.
+        Client k has images ``SIZE * k`` to ``SIZE * k + SIZE - 1``: each once, or in this many ``copies``,
+        which do not change its objective; or it has those in ``images_of``.
         """
         # An image of value p gives the curvature p^2 / SIZE; images are normalised to halves of their bytes.
         pixels = np.sqrt(self.curvatures * SIZE)
@@ -96,7 +98,9 @@ class Quadratics:
         labels = np.arange(len(images))
         images = images.reshape(-1, 1, 2, 2)
         data = PreparedData(images, labels, images, labels, len(labels), (0.0,), (2 / 255,), digest="")
-        partition = Partition(list(images_of or labels.reshape(self.clients, SIZE)), digest="")
+        each = [1] * self.clients if copies is None else copies
+        own = [np.tile(part, count) for part, count in zip(labels.reshape(-1, SIZE), each, strict=True)]
+        partition = Partition(list(images_of or own), digest="")
 
         def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
             losses = 0.5 * (outputs[:, 0] - targets[labels]).square()

@@ -1,26 +1,23 @@
 """Several methods together: order of hooks, values passed between them, refused combinations."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.composition import EXCLUSIVE_HOOKS, Composition, LocalHooks
+from fltrain.methods.composition import EXCLUSIVE_HOOKS, EXCLUSIVE_NEEDS, Composition, LocalHooks
 from fltrain.methods.ecgr import Ecgr
-from fltrain.methods.fedacg import FedACG
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
-from fltrain.methods.scaffold import Scaffold
-from fltrain.methods.types import Outputs, Recording, Server, Update
+from fltrain.methods.types import Outputs, Recording, Schedule, Server, Update
 from fltrain.metrics.updates import layer_similarity
 
-from .helpers import Tracing, assert_same_model, by_name, local_of, rows_of, simulation, trained, update_of
+from .helpers import Tracing, local_of, rows_of, simulation, trained, update_of
 
 
 class Changing(Method):
@@ -108,33 +105,11 @@ def test_all_other_hooks_run_base_first_then_plugins_in_order() -> None:
         server = Server(value, empty, empty.long(), states)
         started = hooks.composition.start_weights(local_of(value), server, states, states)
         assert started.start.tolist() == expected
-
-
-def test_losses_pass_through_all_methods_after_the_cross_entropy() -> None:
-    logits, labels = torch.tensor([[0.1, 0.3]]), torch.tensor([1])
-    entropy = math.log1p(math.exp(0.1 - 0.3))
-
-    def loss(*plugins: Method) -> float:
-        hooks = hooks_of(Base(), *plugins, start=torch.zeros(2))
-        return hooks.loss(Outputs(logits, logits), SimpleNamespace(labels=labels)).item()
-
-    assert loss() == pytest.approx(entropy, rel=1e-5)
-    assert loss(Doubling(), Adding()) == pytest.approx(2 * entropy + 1, rel=1e-5)
-    assert loss(Adding(), Doubling()) == pytest.approx(2 * (entropy + 1), rel=1e-5)
-
-
-SEVERAL = [FedAvg(), Scaffold(), FedSOL()]
-
-
-@pytest.mark.parametrize("base", SEVERAL, ids=by_name)
-def test_the_order_of_flfa_and_ecgr_does_not_matter_bit_for_bit(base: Method) -> None:
-    """FLFA changes local steps, ECGR changes the upload."""
-    settings = {"rounds": 3, "epochs": 2, "statistics": ("drift", "similarity")}
-    one = trained(base, Flfa(n_fa=2), Ecgr(), **settings)
-    other = trained(base, Ecgr(), Flfa(n_fa=2), **settings)
-    assert_same_model(one, other)
-    for kind in ("train", "flfa", "ecgr", "updates", "evaluation"):
-        assert rows_of(one, kind) == rows_of(other, kind)
+        logits, step = torch.tensor([[0.1, 0.3]]), SimpleNamespace(labels=torch.tensor([1]))
+        loss = functional.cross_entropy(logits, step.labels)
+        for method in (base, *plugins):
+            loss = method.factor * loss + method.summand
+        torch.testing.assert_close(hooks.loss(Outputs(logits, logits), step), loss)
 
 
 def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
@@ -155,63 +130,26 @@ def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("base", [FedAvg(), FedACG(), FedSOL()], ids=by_name)
-def test_feedback_is_the_weight_that_the_client_received(base: Method) -> None:
-    """In rounds 1 and 2, in every step: B is r, which is not the server's weight if there is a lookahead."""
-    flfa = Flfa(strategy="fixed", layers="all", scale="none")
-    federation = simulation(base, flfa, epochs=2, trainer=Tracing)
-    for number in range(2):
-        server = federation.server
-        received = federation.trainer.clients.receive(federation.at(number), 0, None)[0].start.clone()
-        federation.round(number)
-        for update in federation.trainer.updates:
-            assert torch.equal(update.start, received)
-            for step in federation.trainer.of(update.client, number):
-                for index, slot in enumerate(federation.model.layout.weights):
-                    tensor = step.step_states[by_name(Flfa)][f"feedback.{index}"]
-                    assert torch.equal(tensor, slot.of(received))
-    looks_ahead = isinstance(base, FedACG)
-    assert torch.equal(received, server.weights) != looks_ahead
+DEFINED: dict[str, Any] = {
+    **{hook: getattr(Method, hook) for hook in EXCLUSIVE_HOOKS},
+    "private": Needs(private="head"),
+    "recording": Needs(recording=Recording("gradient", "float32")),
+    "schedule": Needs(schedule=Schedule()),
+    "second": Needs(second=FedAvg()),
+}
 
 
-class First(Method):
-    name: Literal["first"] = "first"
+@pytest.mark.parametrize("name", [*EXCLUSIVE_HOOKS, *EXCLUSIVE_NEEDS])
+def test_two_methods_cannot_define_the_same_exclusive_hook_or_need(name: str) -> None:
+    def defining(base: type[Method]) -> Method:
+        own: dict[str, Any] = {"needs": property(lambda self: DEFINED[name])}
+        if name in EXCLUSIVE_HOOKS:  # a new function: the base class's own hook does not count as defined
+            own = {name: lambda self, *args: DEFINED[name](self, *args)}
+        return type("Defining", (base,), {"__module__": __name__, **own})()
 
-
-class Second(Method):
-    name: Literal["second"] = "second"
-    plugin: ClassVar[bool] = True
-
-
-def implement(hook: str, monkeypatch: pytest.MonkeyPatch, *methods: type[Method]) -> None:
-    """Let methods override a hook with the default implementation."""
-    default = getattr(Method, hook)
-    for method in methods:
-        monkeypatch.setattr(method, hook, lambda self, *args: default(self, *args))
-
-
-@pytest.mark.parametrize("hook", EXCLUSIVE_HOOKS)
-def test_two_methods_cannot_override_an_exclusive_hook(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Composition((First(), Second())).name == "first+second"
-    implement(hook, monkeypatch, First)
-    assert Composition((First(), Second())).name == "first+second"
-    implement(hook, monkeypatch, Second)
-    with pytest.raises(ValueError, match=f"^'first' and 'second' cannot be combined: both define '{hook}'$"):
-        Composition((First(), Second()))
-    with pytest.raises(ValueError, match=f"both define '{hook}'"):
-        Composition((FedAvg(), Second(), First()))
-    assert Composition((FedAvg(), Second())).name == "fedavg+second"
-
-
-class OtherRecorder(Method):
-    name: Literal["other_recorder"] = "other_recorder"
-
-    needs: ClassVar[Needs] = Needs(recording=Recording("gradient", "float32"))
-
-
-def test_two_methods_cannot_both_request_recordings_of_steps() -> None:
-    with pytest.raises(ValueError, match="'other_recorder' and 'ecgr' cannot be combined: both define 'rec"):
-        Composition((OtherRecorder(), Ecgr()))
-    recording = Composition((FedAvg(), Ecgr(vector="gradient"))).needs.recording
-    assert recording == Recording("gradient", "float32")
-    assert Composition((FedAvg(), Flfa())).needs.recording is None
+    first, second = defining(Base), defining(Doubling)
+    for methods in ((first, second), (first, Adding(), second)):
+        message = f"^'base' and 'doubling' cannot be combined: both define '{name}'$"
+        with pytest.raises(ValueError, match=message):
+            Composition(methods)
+    assert Composition((first, Adding())).name == "base+adding"

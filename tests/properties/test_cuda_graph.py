@@ -152,18 +152,6 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torc
 REFUSED = r"(?m)^--cuda-graph: a local step cannot be captured \(%s\); leave out --cuda-graph$"
 
 
-class Reading(FedAvg):
-    """Reads the norm of the gradient on the host."""
-
-    def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        return gradient * float(gradient.norm())
-
-
-def test_a_step_that_reads_values_on_the_host_is_refused(device: torch.device) -> None:
-    with pytest.raises(FltrainError, match=REFUSED % ".+"):
-        simulation(Reading(), trainer=graphs(device), device=device, **SETTINGS).round(0)
-
-
 @pytest.mark.parametrize("name", ["graph", "CUDAGraph", "graph_pool_handle"])
 def test_a_capture_that_cuda_refuses_ends_the_run(name: str) -> None:
     def refuse(*args: object, **settings: object) -> None:

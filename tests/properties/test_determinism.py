@@ -1,6 +1,5 @@
 """The numbers of a run depend on its spec only."""
 
-import itertools
 import json
 import os
 import random
@@ -340,26 +339,6 @@ def test_draws_in_local_training_are_refused(draw: str, workers: int) -> None:
     """PyTorch's generator has the stream of the client there."""
     with pytest.raises(FltrainError, match=f"^local training draws from the global generator of {draw}"):
         trained(Drawing(draw=draw, server=False), model=Tiny(), rounds=1, fraction=0.5, workers=workers)
-
-
-COUNTER = itertools.count()
-
-
-class Counted(FedAvg):
-    """Depends on a counter of its module."""
-
-    name: Literal["counted"] = "counted"
-
-    def client_init(self, local):
-        return {"share": local.start.new_full((), 1 / (1 + next(COUNTER)))}
-
-    def correct(self, gradient, weights, local, step_state):
-        return gradient * step_state["share"]
-
-
-def test_a_counter_of_a_module_is_found_by_a_second_run() -> None:
-    settings = {"model": Tiny(), "rounds": 1, "fraction": 0.34}
-    assert trained(Counted(), **settings).rows != trained(Counted(), **settings).rows
 
 
 class Naming(FedAvg):

@@ -3,18 +3,14 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain.engine.simulation import Simulation
-from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method
-from fltrain.methods.composition import Composition
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
@@ -133,16 +129,6 @@ def test_shares_are_multiplied_as_decimal_numbers() -> None:
         assert len(selected) == expected, hundredths
 
 
-def test_smallest_norms_differ_from_herding() -> None:
-    """Two short steps in the same direction, and two long ones that cancel out each other."""
-    rows = torch.tensor([[5.0, 0.0], [1.0, 0.0], [-5.0, 0.5], [1.2, 0.0]])
-    assert finished_update(Ecgr(rule="smallest"), rows)[1] == [1, 3]
-    assert sorted(finished_update(Ecgr(), rows)[1]) == [1, 3]
-    rows = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.1, 0.0], [1.05, 0.0]])
-    assert finished_update(Ecgr(rule="smallest"), rows)[1] == [1, 3]
-    assert sorted(finished_update(Ecgr(), rows)[1]) == [1, 2]
-
-
 @pytest.mark.parametrize(("beta", "kappa"), [(0.0, 0.5), (0.2, 0.5), (0.8, 0.25), (1.0, 0.5), (0.2, 1.0)])
 def test_statistics_reaggregated_as_in_the_authors_code_for_fednova(beta: float, kappa: float) -> None:
     """They move by (the selected + beta times the others) / ratio, ratio the norm of the weights' c over g_0.
@@ -172,48 +158,9 @@ def test_statistics_reaggregated_as_in_the_authors_code_for_fednova(beta: float,
     assert torch.equal(plain.buffers, update.buffers)
 
 
-def test_the_engine_records_the_steps_of_the_statistics() -> None:
-    """Two steps, the last one selected: the statistics move by scale (after one step - after two)."""
-    method = Ecgr(rule="last", beta=0.0, buffers="reaggregated")
-    ends = []
-    for epochs, plugins in ((1, ()), (2, ()), (2, (method,))):
-        run = simulation(FedNova(), *plugins, trainer=Tracing, batch_size=FULL_BATCH, epochs=epochs)
-        start = run.server.buffers.clone()
-        run.round(0)
-        ends.append(run.trainer.updates)
-    for one, two, damped in zip(*ends, strict=True):
-        scale = (two.start - two.weights).norm() / (one.weights - two.weights).norm()
-        torch.testing.assert_close(
-            damped.buffers, start - scale * (one.buffers - two.buffers), rtol=1e-4, atol=1e-5
-        )
-        assert (damped.buffers - two.buffers).norm() > 0.1
-
-
 def test_statistics_cannot_be_reaggregated_without_displacements() -> None:
     with pytest.raises(ValueError, match="buffers: 'reaggregated' needs displacements"):
         Ecgr(buffers="reaggregated", vector="gradient")
-
-
-def test_memory_and_computation_of_the_selection() -> None:
-    """Section 3.3: a client keeps its T local steps, T times FedAvg's vector, and selects in order T^2 P.
-
-    One product of the steps with their transpose has 2 T^2 P operations; FedAvg keeps and multiplies nothing.
-    """
-    operations = []
-    for steps in (8, 16):
-        with FlopCounterMode(display=False) as counter:
-            finished_update(Ecgr(), drawn(steps, 50))
-        operations.append(counter.get_total_flops())
-        assert operations[-1] == 2 * steps**2 * 50
-    federation = simulation(FedAvg(), Ecgr(), trainer=Tracing)
-    federation.round(0)
-    size = len(federation.server.weights)
-    for update in federation.trainer.updates:
-        assert update.trajectory is None, "steps are not uploaded"
-    local = SimpleNamespace(steps=7, start=federation.server.weights, buffers=federation.server.buffers)
-    recorded = Trajectory(Ecgr().needs.recording, local)
-    assert recorded.rows.numel() == 7 * size
-    assert Composition((FedAvg(),)).needs.recording is None
 
 
 def test_steps_that_cancel_out_do_not_change_the_displacement() -> None:
@@ -235,16 +182,6 @@ def test_selected_steps_equal_those_of_the_naive_algorithm() -> None:
                 assert selected == sorted(greedy(rows, max(1, steps // 2), centred)), (centred, decay, steps)
 
 
-@pytest.mark.parametrize("rule", ["herd", "closest", "aligned", "last", "random"])
-def test_selected_steps_do_not_depend_on_a_common_scale(rule: str) -> None:
-    rows = drawn(15, decay=0.9)
-    expected, picks = finished_update(Ecgr(rule=rule), rows)
-    for scale in (1e-6, 7.0):
-        uploaded, selected = finished_update(Ecgr(rule=rule), scale * rows)
-        assert selected == picks
-        torch.testing.assert_close(uploaded, scale * expected, rtol=1e-4, atol=1e-6 * scale)
-
-
 def test_random_steps_are_drawn_by_seed_round_and_client() -> None:
     rows = drawn(40, size=2)
 
@@ -259,23 +196,6 @@ def test_random_steps_are_drawn_by_seed_round_and_client() -> None:
     # Every step is as likely as any other: 20 of 40 in 200 draws, give or take 5 standard deviations.
     counts = np.bincount(np.concatenate([picks(round=r) for r in range(200)]), minlength=40)
     assert np.all(np.abs(counts - 100) < 5 * np.sqrt(200 / 4))
-
-
-def test_the_upload_has_the_length_of_the_sum_of_all_steps() -> None:
-    rows = drawn(13)
-    for beta in (0.0, 0.2, 0.5, 0.8, 1.0):
-        for rule in ("herd", "closest", "aligned", "last", "random"):
-            uploaded, _ = finished_update(Ecgr(beta=beta, rule=rule), rows)
-            assert uploaded.norm().item() == pytest.approx(rows.sum(0).norm().item(), rel=1e-5), (beta, rule)
-
-
-@two_bases
-def test_without_damping_it_is_the_base_bit_for_bit(base: Method) -> None:
-    short = {"rounds": 2, "epochs": 2, "fraction": 0.34}
-    plain = trained(base, **short)
-    for settings in ({"beta": 1.0, "rule": "random"}, {"kappa": 1.0}, {"beta": 1.0, "vector": "gradient"}):
-        assert_same_model(trained(base, Ecgr(**settings), **short), plain)
-    assert not torch.equal(trained(base, Ecgr(), **short).server.weights, plain.server.weights)
 
 
 @two_bases
@@ -322,20 +242,6 @@ def test_uploads_are_combined_from_steps_with_all_corrections(base: Method, cent
         expected = combine(moves, picked, 0.2)
         assert np.linalg.norm(expected - moves.sum(0)) > 0.02 * np.linalg.norm(expected)
         np.testing.assert_allclose(-update.displacement, expected, rtol=1e-3, atol=2e-6)
-
-
-@pytest.mark.parametrize("normaliser", ["tau", "momentum"])
-def test_fednova_divides_uploads_by_the_normaliser(normaliser: str) -> None:
-    """w <- w - (sum p_k a_k) sum p_k g_k / a_k; a_k is T_k, or its effective value under momentum."""
-    federation, received, clients = second_round(FedNova(normaliser=normaliser), Ecgr())
-    updates = federation.trainer.updates
-    shares = np.array([update.samples for update in updates]) / sum(update.samples for update in updates)
-    steps = [len(moves) for moves in clients]
-    assert len(set(steps)) > 1
-    a = np.array(steps if normaliser == "tau" else [accumulated_steps(count, 0.9) for count in steps])
-    sent = np.stack([combine(moves, greedy(moves, len(moves) // 2), 0.2) for moves in clients])
-    expected = received.double().numpy() - (shares @ a) * ((shares / a) @ sent)
-    np.testing.assert_allclose(federation.server.weights, expected, atol=3e-6)
 
 
 @pytest.mark.parametrize("source", ["raw", "uploaded"])

@@ -22,7 +22,6 @@ from .helpers import (
     BASES,
     COMBINATIONS,
     EVERY,
-    MODEL_FOR,
     PLUGINS,
     VARIED,
     Tiny,
@@ -118,17 +117,6 @@ def assert_positive_variances(federation: Simulation) -> None:
     norms = [module for module in federation.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(variances) == len(norms)
     assert all((variance > 0).all() for variance in variances)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "methods",
-    [combined for combined in COMBINATIONS if len(combined) != 2 and combined[0].name not in MODEL_FOR],
-    ids=by_name,
-)
-def test_running_variances_stay_positive(methods: tuple[Method, ...]) -> None:
-    """Train longer than three rounds: every base alone, and some with all plug-ins."""
-    assert_positive_variances(trained(*methods, model=Tiny(), rounds=8, fraction=0.34))
 
 
 @pytest.mark.parametrize("method", [m for m in BASES if m.neutral is not None], ids=by_name)

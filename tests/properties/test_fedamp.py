@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from fltrain.methods.types import Server
 from fltrain.models.network import Network
 
 from .helpers import Tracing, assert_same_steps, local_of, simulation, task_of, trained, update_of
-from .ordinary import check_client_tests, check_steps, replica
+from .ordinary import check_client_tests, check_steps, cross_entropy, replica
 
 CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
 """At squared distances 1, 1 and 2."""
@@ -75,10 +76,6 @@ def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
     ]
 
 
-def cross_entropy(network: Network, images: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(network(images), labels)
-
-
 def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
     """Check that clients start from their last cloud models and take the steps of an ordinary loop."""
     federation = simulation(method, trainer=Tracing, evaluate_every=100, **{"lr": 0.2, **settings})
@@ -102,7 +99,8 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
                 weights = torch.cat([parameter.flatten() for parameter in network.parameters()])
                 return pull / 2 * (weights - start).square().sum()
 
-            check_steps(federation, number, update, network, cross_entropy, penalty=towards, atol=2e-6)
+            loss = partial(cross_entropy, update.client)
+            check_steps(federation, number, update, network, loss, penalty=towards, atol=2e-6)
             assert torch.equal(update.weights, update.trained)
             seen.append(update.client)
         # Clients that were not sampled keep their cloud models.
@@ -110,16 +108,6 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
         clouds |= {update.client: cloud for update, cloud in zip(updates, mixtures, strict=True)}
     again, new = len(seen) - len(set(seen)), len(set(seen) - set(seen[:3]))
     assert again and (new or settings), "no client returned or joined later"
-
-
-def pull(method: FedAmp, round: int = 0, lr: float = 0.1) -> float:
-    """The method's addition to a gradient, per unit of distance from the cloud model."""
-    cloud, weights, gradient = drawn(3, seed=1)
-    local = replace(local_of(cloud, lr=lr), round=round)
-    added = method.correct(gradient, weights, local, method.client_init(local)) - gradient
-    factor = float(added @ (weights - cloud) / (weights - cloud).square().sum())
-    torch.testing.assert_close(added, factor * (weights - cloud), rtol=1e-3, atol=1e-6)
-    return factor
 
 
 def test_shares_of_cloud_models_by_hand() -> None:
@@ -140,22 +128,6 @@ def test_shares_of_cloud_models_by_hand() -> None:
     clipped = FedAmp(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
     expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
     torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "method", [FedAmp(), FedAmp(self_weight=0.2), FedAmp(variant="kernel", sigma=100.0, alpha=1e4)], ids=str
-)
-def test_shares_of_each_cloud_model_sum_to_one(method: FedAmp) -> None:
-    """Rows sum to one, nothing is negative, and the diagonal has the set self-weight."""
-    for clients in (1, 2, 5):
-        shares = method.shares(list(drawn(clients)))
-        torch.testing.assert_close(shares.sum(1), torch.ones(clients).double(), rtol=0, atol=1e-12)
-        assert (shares >= -1e-12).all()
-        if clients == 1:
-            assert shares.tolist() == [[1.0]]
-        elif method.variant == "heuristic":
-            own = 1 / clients if method.self_weight is None else method.self_weight
-            torch.testing.assert_close(shares.diagonal(), torch.full((clients,), own, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("method", [*METHODS, FedAmp(), FedAmp(variant="kernel", alpha=1e4)], ids=str)
@@ -189,23 +161,6 @@ def test_a_single_client_continues_from_its_own_weights() -> None:
             assert torch.equal(update.start, own.get(update.client, initial))
             own[update.client] = update.trained
         assert len(own) < 8, "no client returned"
-
-
-def test_the_pull_grows_as_alpha_decays() -> None:
-    heuristic = [pull(FedAmp(), round) for round in (0, 29, 30, 59, 60)]
-    assert heuristic == pytest.approx([1e-4, 1e-4, 1e-3, 1e-3, 1e-2], rel=1e-2)
-    assert pull(FedAmp(weight=3.0, alpha=2.0, alpha_decay=0.5, decay_every=2), 5) == pytest.approx(6.0)
-    kernel = [pull(FedAmp(variant="kernel", weight=2.0), round) for round in (0, 30, 300)]
-    assert kernel == pytest.approx([2.0, 2.0, 2.0])
-    assert pull(FedAmp(weight=0.0)) == pull(FedAmp(variant="pfllib")) == 0
-
-
-def test_the_pull_never_moves_past_the_cloud_model() -> None:
-    """However small alpha becomes, a step of plain SGD from w ends at u - lr g."""
-    for lr in (0.1, 0.01):
-        for method in (FedAmp(alpha=1e-9), FedAmp(variant="kernel", alpha=1e-9)):
-            assert pull(method, lr=lr) == pytest.approx(1 / lr)
-        assert pull(FedAmp(), round=3000, lr=lr) == pytest.approx(1 / lr)
 
 
 @pytest.mark.parametrize("method", [FedAmp(), FedAmp(variant="kernel", alpha=0.2)], ids=str)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fltrain.methods.base import Method
 from fltrain.methods.fedacg import FedACG
@@ -14,12 +13,11 @@ from fltrain.methods.feddyn import FedDyn
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.scaffold import Scaffold
-from fltrain.models.base import Model, build
+from fltrain.models.base import Model
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import (
-    FULL_BATCH,
     Tracing,
     assert_same_steps,
     by_name,
@@ -27,7 +25,7 @@ from .helpers import (
     simulation,
     trained,
 )
-from .ordinary import flat, gradient_of, running
+from .ordinary import check_round, cross_entropy
 from .quadratics import TWO_CLIENTS, weights_after
 
 FORMS = ("heavy_ball", "dampened", "nesterov")
@@ -44,20 +42,6 @@ def test_mean_by_data_size() -> None:
     assert samples.tolist() == [update.samples for update in updates] and len(set(samples.tolist())) == 3
     expected = mean_by_size(updates, "weights")
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_one_full_batch_step_is_a_step_on_the_pooled_data() -> None:
-    """One epoch, full batch, plain SGD, no BatchNorm: gradient descent on the data of the sampled clients."""
-    plain = {"batch_size": FULL_BATCH, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
-    federation = simulation(model=LeNet5(), fraction=0.5, trainer=Tracing, **plain)
-    start = federation.server.weights
-    federation.round(0)
-    federation.model.load(start, federation.server.buffers, federation.server.counters)
-    pooled = torch.cat([federation.data.clients[client] for client in federation.sample(0)])
-    assert len(pooled) < len(federation.data.train)
-    images, labels = federation.data.train.batch(pooled)
-    gradient = gradient_of(functional.cross_entropy(federation.network(images), labels), federation.network)
-    torch.testing.assert_close(federation.server.weights, start - 0.1 * gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_many_local_steps_converge_to_the_biased_fixed_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,45 +113,10 @@ def test_counters_stay_integers_and_take_the_maximum() -> None:
 )
 @pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 def test_local_training_equals_a_pytorch_loop(model: Model, settings: dict[str, float]) -> None:
-    """The same batches through an ordinary loop with torch.optim.SGD and clip_grad_norm_."""
-    federation = trained(model=model, rounds=1, epochs=3, lr=0.05, trainer=Tracing, **settings)
-    data = federation.data.train
-    clip_norm = settings.get("clip_norm")
-    for update in federation.trainer.updates:
-        steps = federation.trainer.of(update.client)
-        network = build(model, 1, int(data.images.shape[-1]), 10, seed=0).train()
-        optimiser = torch.optim.SGD(
-            network.parameters(),
-            lr=0.05,
-            momentum=settings["momentum"],
-            weight_decay=settings["weight_decay"],
-        )
-        clipped, losses = 0, []
-        for step in steps:
-            images, labels = data.batch(step.chosen)
-            optimiser.zero_grad()
-            loss = functional.cross_entropy(network(images), labels)
-            loss.backward()
-            if clip_norm is not None:
-                clipped += nn.utils.clip_grad_norm_(network.parameters(), clip_norm) > clip_norm
-            optimiser.step()
-            losses.append(loss.item())
-        assert (clipped > 0) == (clip_norm == 0.1)
-        torch.testing.assert_close(update.weights, flat(network.parameters()), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
-        assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-
-
-def test_every_round_starts_from_the_global_model_with_fresh_momentum() -> None:
-    """A client's round depends only on the received model, not on its earlier rounds."""
-    federation = trained(rounds=2, fraction=1.0, trainer=Tracing)
-    repeated = simulation(fraction=1.0, trainer=Tracing)
-    first = trained(rounds=1, fraction=1.0)
-    repeated.server = first.server
-    repeated.round(1)
-    for update, again in zip(federation.trainer.updates, repeated.trainer.updates, strict=True):
-        assert torch.equal(update.weights, again.weights)
-        assert torch.equal(update.buffers, again.buffers)
+    """The same batches through an ordinary loop with torch.optim.SGD and clip_grad_norm_, in two rounds."""
+    federation = simulation(model=model, epochs=3, trainer=Tracing, **settings)
+    for number in range(2):
+        check_round(federation, number, cross_entropy)
 
 
 def test_an_epoch_visits_every_image_of_the_client_once() -> None:

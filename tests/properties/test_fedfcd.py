@@ -1,7 +1,5 @@
 """FedFCD: frozen parts of each pass, class means and the global classifier against naive loops."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch.nn.utils import vector_to_parameters
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
-from fltrain.engine.local import LocalTraining, Trained
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedfcd import FedFcd
 from fltrain.methods.local import LocalOnly
@@ -22,7 +19,7 @@ from fltrain.models.network import Network
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import assert_same_model, digits, reference, rows_of, simulation, trained
+from .helpers import Step, Tracing, assert_same_model, digits, reference, rows_of, simulation, trained
 from .ordinary import Description, averages, check_client_tests, features, flat, replica, running
 
 MLP = Mlp(hidden=8)
@@ -47,59 +44,12 @@ def specialists() -> Partition:
     return Partition(clients, digest="", tests=list(np.array_split(rest, 5)))
 
 
-Values = tuple[Tensor, Tensor, Tensor]
-"""Weights, BatchNorm statistics, and counters of a model."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A local step: its images, and the model before and after it."""
-
-    chosen: Tensor
-    before: Values
-    after: Values
-
-
-class Watching(LocalTraining):
-    """The reference loop; stores the server's messages, and every step and upload by round and client."""
-
-    def __init__(self, *args: object, **settings: object) -> None:
-        super().__init__(*args, **settings)
-        self.messages: list[State] = []
-        self.messages_after: list[State] = []
-        self.results: dict[tuple[int, int], Trained] = {}
-        self.steps: dict[tuple[int, int], list[Seen]] = {}
-
-    def train(self, round, clients, kept):
-        (sent,) = round.payloads.values()
-        self.messages.append({name: value.clone() for name, value in sent.items()})
-        results = super().train(round, clients, kept)
-        self.messages_after.append({name: value.clone() for name, value in sent.items()})
-        for result in results:
-            self.results[round.number, result.update.client] = result
-        return results
-
-    def _now(self) -> Values:
-        return self.model.weights.clone(), self.model.buffers.clone(), self.model.counters.clone()
-
-    def step(self, hooks, optimiser, chosen, changes):
-        local = next(iter(hooks.locals_.values()))
-        before = self._now()
-        result = super().step(hooks, optimiser, chosen, changes)
-        seen = Seen(chosen, before, self._now())
-        self.steps.setdefault((local.round, local.client), []).append(seen)
-        return result
-
-
-def watched(method: FedFcd, model: Model = MLP, rounds: int = 3, **training: object) -> Simulation:
-    """The specialists after some rounds; each round halves the learning rates."""
+def watched(method: FedFcd, model: Model = MLP, **training: object) -> Simulation:
+    """The specialists before the first round; each round halves the learning rates."""
     settings = {"epochs": 2, "batch_size": 8, "momentum": 0.5, "weight_decay": 0.01, **training}
-    settings |= {"trainer": Watching, "batchnorm": "local", "lr_schedule": Exponential(decay=0.5)}
+    settings |= {"trainer": Tracing, "batchnorm": "local", "lr_schedule": Exponential(decay=0.5)}
     federation = simulation(method, model=model, partition=specialists(), **settings)
     federation.sample = SAMPLED.__getitem__
-    federation.initial = federation.server
-    for number in range(rounds):
-        federation.round(number)
     return federation
 
 
@@ -122,15 +72,13 @@ def ordinary_head(head: Tensor, width: int) -> nn.Linear:
     return linear
 
 
-def turns(method: FedFcd, batches: int, epochs: int) -> list[tuple[Part, int]]:
-    """The trained part and the batch of each step of a round."""
+def turns(method: FedFcd, batches: int) -> list[Part]:
+    """The trained part in each step of an epoch."""
     if method.without_ho:
-        epoch = [("all", batch) for batch in range(batches)]
-    elif method.alternate == "epoch":
-        epoch = [(part, batch) for part in ("body", "head") for batch in range(batches)]
-    else:
-        epoch = [(part, batch) for batch in range(batches) for part in ("body", "head")]
-    return epoch * epochs
+        return ["all"] * batches
+    if method.alternate == "epoch":
+        return ["body"] * batches + ["head"] * batches
+    return ["body", "head"] * batches
 
 
 def naive_loss(
@@ -157,71 +105,72 @@ def naive_loss(
 
 def check_local_training(expected: FedFcd, model: Model = MLP) -> None:
     """Compare two rounds with ordinary loops, one optimiser per part, from the same weights at each step."""
-    federation = watched(expected, model, rounds=2, batch_size=12)
-    trainer, training = federation.trainer, federation.spec.training
+    federation = watched(expected, model, batch_size=12)
+    training, at, start = federation.spec.training, federation.model.layout.head, federation.server
     common = {"momentum": training.momentum, "weight_decay": training.weight_decay}
-    last = {}
-    for (number, client), steps in trainer.steps.items():
-        update, message = trainer.results[number, client].update, trainer.messages[number]
-        weights, buffers = last.get(client, (federation.initial.weights, federation.initial.buffers))
-        assert torch.equal(update.start, weights)
-        network = replica(federation, weights, buffers)
-        head = list(network.classifier.parameters())
-        body = [parameter for name, parameter in network.named_parameters() if "classifier" not in name]
-        lr, head_lr = (rate / 2**number for rate in (training.lr, expected.head_lr or training.lr))
-        if expected.without_ho:
-            optimisers = {"all": torch.optim.SGD([*body, *head], lr=lr, **common)}
-        else:
+    last: dict[int, Step] = {}
+    for number in range(2):
+        federation.round(number)
+        (message,) = federation.trainer.rounds[-1].payloads.values()
+        for update in federation.trainer.updates:
+            before = last.get(update.client, start)
+            assert torch.equal(update.start, before.weights)
+            network = replica(federation, before.weights, before.buffers)
+            head = list(network.classifier.parameters())
+            body = [parameter for name, parameter in network.named_parameters() if "classifier" not in name]
+            lr, head_lr = (rate / 2**number for rate in (training.lr, expected.head_lr or training.lr))
             optimisers = {
+                "all": torch.optim.SGD([*body, *head], lr=lr, **common),
                 "body": torch.optim.SGD(body, lr=lr, **common),
                 "head": torch.optim.SGD(head, lr=head_lr, **common),
             }
-        plan = turns(expected, len(training.batch_sizes(update.samples)), training.epochs)
-        assert len(steps) == update.steps == len(plan)
-        losses = []
-        for (part, _), step in zip(plan, steps, strict=True):
-            images, labels = federation.data.train.batch(step.chosen)
-            network.zero_grad()
-            tracked = running(network)
-            value = naive_loss(expected, part, network, message, images, labels)
-            value.backward()
-            optimisers[part].step()
-            losses.append(value.item())
-            torch.testing.assert_close(step.after[0], flat(network.parameters()), rtol=1e-5, atol=1e-6)
-            at = federation.model.layout.head
-            assert torch.equal(step.before[0][at:], step.after[0][at:]) == (part == "body")
-            assert torch.equal(step.before[0][:at], step.after[0][:at]) == (part == "head")
-            frozen = (*map(torch.equal, step.before[1:], step.after[1:]),)
-            assert not len(buffers) or frozen == (part == "head",) * 2, "statistics and counters"
-            wanted = tracked if part == "head" else running(network)
-            torch.testing.assert_close(step.after[1], wanted, rtol=1e-5, atol=1e-6)
-            network = restart(network, *step.after)
-        assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-        last[client] = step.after[:2]
-        assert torch.equal(update.trained, last[client][0])
+            parts = turns(expected, len(training.batch_sizes(update.samples))) * training.epochs
+            losses = []
+            for part, step in zip(parts, federation.trainer.of(update.client, number), strict=True):
+                images, labels = federation.data.train.batch(step.chosen)
+                network.zero_grad()
+                tracked = running(network)
+                value = naive_loss(expected, part, network, message, images, labels)
+                value.backward()
+                optimisers[part].step()
+                losses.append(value.item())
+                torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-5, atol=1e-6)
+                assert torch.equal(before.weights[at:], step.weights[at:]) == (part == "body")
+                assert torch.equal(before.weights[:at], step.weights[:at]) == (part == "head")
+                if len(start.buffers):
+                    assert torch.equal(before.buffers, step.buffers) == (part == "head")
+                    assert torch.equal(before.counters, step.counters) == (part == "head")
+                wanted = tracked if part == "head" else running(network)
+                torch.testing.assert_close(step.buffers, wanted, rtol=1e-5, atol=1e-6)
+                restart(network, step)
+                before = last[update.client] = step
+            assert len(losses) == update.steps
+            assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+            assert torch.equal(update.trained, before.weights)
 
 
-def restart(network: Network, weights: Tensor, buffers: Tensor, counters: Tensor) -> Network:
-    """The network with other values in the same parameter objects."""
-    vector_to_parameters(weights.clone(), network.parameters())
+def restart(network: Network, step: Step) -> None:
+    """Put the model after a step into the same parameter objects, which optimisers hold."""
+    vector_to_parameters(step.weights.clone(), network.parameters())
     floats = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
-    sizes = [buffer.numel() for buffer in floats]
-    for buffer, values in zip(floats, buffers.split(sizes) if floats else (), strict=True):
-        buffer.copy_(values.view_as(buffer))
-    return network
+    sizes = [len(buffer) for buffer in floats]
+    for buffer, values in zip(floats, step.buffers.split(sizes) if sizes else (), strict=True):
+        buffer.copy_(values)
 
 
 def check_server(expected: FedFcd, model: Model = MLP) -> None:
     """Compare the server's class means and classifier, from the initial uploads on, with naive code."""
     federation = watched(expected, model)
-    trainer, start = federation.trainer, federation.initial
+    start, sent = federation.server, list[State]()
     heard = [{client: description(federation, client, start.weights, start.buffers) for client in range(5)}]
-    for number, sampled in enumerate(SAMPLED):
-        updates = [trainer.results[number, client].update for client in sampled]
+    for number in range(len(SAMPLED)):
+        federation.round(number)
+        sent += federation.trainer.rounds[-1].payloads.values()
+        updates = federation.trainer.updates
         heard.append(
             {one.client: description(federation, one.client, one.trained, one.buffers) for one in updates}
         )
-    sent = [*trainer.messages, federation.composition.payload(federation.server.states)[expected.name]]
+    sent.append(federation.at(len(SAMPLED)).payloads[expected.name])
     width = sent[0]["means"].shape[1]
     head = ordinary_head(start.weights[federation.model.layout.head :], width)
     optimiser = torch.optim.SGD(head.parameters(), lr=expected.server_lr)
@@ -325,19 +274,6 @@ def test_the_server_equals_ordinary_code(settings: dict[str, object]) -> None:
 
 def test_class_means_are_taken_in_evaluation_mode() -> None:
     check_server(FedFcd(), model=MobileNetTiny())
-
-
-def test_models_stay_with_the_clients() -> None:
-    """Up: number, count and mean of a client's classes. Down: classifier and means. Models are not sent."""
-    method = FedFcd()
-    federation = watched(method, rounds=2)
-    classes = [3, 3, 2, 3, 2]
-    assert [len(set(digits().train_labels[own])) for own in specialists().clients] == classes
-    introduced, sampled = sum(classes), sum(classes[client] for client in SAMPLED[0] + SAMPLED[1])
-    assert federation.bytes_up == (introduced + sampled) * (8 + 4 + 4 * 8)
-    means, known, head = 4 * 10 * 8, 10, 4 * (8 * 10 + 10)
-    assert federation.bytes_down == 5 * (means + known + head)
-    assert torch.equal(federation.server.weights, federation.initial.weights)
 
 
 @pytest.mark.parametrize("batchnorm", ["local", "average"])

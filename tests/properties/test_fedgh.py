@@ -1,7 +1,5 @@
 """FedGH: clients have their own extractors and share one classifier, which the server trains."""
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,14 +8,12 @@ from torch.nn import functional
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedgh import FedGh
 
-from .helpers import digits, skewed, trained, with_tests
-from .ordinary import features, flat, replica
+from .ordinary import cross_entropy, flat, replica
 from .test_local import (
     ROUNDS,
     Models,
     check_own_round,
     check_tests,
-    cross_entropy,
     initial_models,
     taking_part,
 )
@@ -70,45 +66,6 @@ def test_clients_train_their_extractor_with_the_servers_classifier() -> None:
         check_own_round(federation, number, models, cross_entropy)
 
 
-def test_every_client_holds_the_servers_classifier_sampled_or_not() -> None:
-    """After every round each client holds the server's classifier and its own extractor, bit for bit."""
-    method = FedGh()
-    federation = taking_part(method)
-    models, layout = initial_models(federation), federation.model.layout
-    heads = [head_of(federation, method)]
-    assert torch.equal(heads[0], federation.server.weights[layout.head :])
-    for number in range(len(ROUNDS)):
-        federation.round(number)
-        for update in federation.trainer.updates:
-            models[update.client] = update.trained, update.buffers
-        heads.append(head_of(federation, method))
-        for client, to_train in itertools.product(range(6), (False, True)):
-            kept = federation.clients.get(client)
-            federation.trainer.clients.receive(federation.at(number + 1), client, kept, to_train=to_train)
-            held = flat(federation.network.parameters())
-            assert torch.equal(held[layout.head :], heads[-1])
-            assert torch.equal(held[: layout.head], models[client][0][: layout.head])
-    assert not any(torch.equal(*two) for two in itertools.combinations(heads, 2))
-
-
-def test_uploads_are_class_means_of_the_trained_model() -> None:
-    """Mean features of a client's training images by class, in evaluation mode, after training."""
-    method = FedGh()
-    federation = taking_part(method, epochs=2)
-    for number in range(2):
-        federation.round(number)
-        for update in federation.trainer.updates:
-            network = replica(federation, update.trained, update.buffers).eval()
-            images, labels = federation.data.train.batch(federation.data.clients[update.client])
-            with torch.no_grad():
-                seen = features(network, images).double()
-            classes = sorted(set(labels.tolist()))
-            expected = torch.stack([seen[labels == label].mean(0) for label in classes])
-            sent = update.extras[method.name]
-            assert sent["classes"].tolist() == classes
-            torch.testing.assert_close(sent["means"].double(), expected, rtol=1e-4, atol=1e-5)
-
-
 def test_the_server_trains_its_classifier_on_the_pairs_of_the_round() -> None:
     """A batch holds all pairs: one step of an ordinary loop per epoch, from the previous classifier."""
     method = FedGh(server_lr=0.2, server_epochs=3)
@@ -144,14 +101,3 @@ def test_all_clients_are_tested_at_the_configured_point(point: str) -> None:
 
         check_tests(federation, logits)
     assert never_trained == {2, 4}
-
-
-def test_only_the_servers_classifier_is_sent_of_the_models() -> None:
-    """Up: number and mean of each class of a client. Down: the classifier."""
-    method = FedGh()
-    partition = with_tests(skewed(digits()))
-    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
-    classes = [len(set(digits().train_labels[images].tolist())) for images in partition.clients]
-    sampled = [client for number in range(3) for client in federation.sample(number)]
-    assert federation.bytes_up == sum(classes[client] * (8 + 4 * 64) for client in sampled)
-    assert federation.bytes_down == len(sampled) * 4 * (64 * 10 + 10)

@@ -209,37 +209,6 @@ def test_a_merge_equals_the_pseudo_code() -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rounds_merge_the_uploads_as_in_the_pseudo_code() -> None:
-    """Two rounds of training with all six clients."""
-    method = FedMA()
-    federation = simulation(method, trainer=Tracing, fraction=1.0, **SETTINGS)
-    counts = federation.data.class_counts.numpy()
-    for number in range(2):
-        before = federation.server.weights
-        federation.round(number)
-        updates = federation.trainer.updates
-        parts = [parts_of(federation, update.weights) for update in updates]
-        sizes = [update.samples for update in updates]
-        reference = parts_of(federation, before) if number else parts[sizes.index(max(sizes))]
-        shares = [size / sum(sizes) for size in sizes]
-        expected = as_vector(by_hand(federation, parts, reference, shares, counts))
-        torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-@MODELS
-def test_one_client_is_not_changed(model: Model) -> None:
-    federation = simulation(FedMA(), model=model)
-    counts = torch.zeros(1, CLASSES)
-    counts[0, :4] = 3
-    client = noisy(federation, 0.5, seed=0)
-    assert torch.equal(merged(federation, [client], counts=counts), client)
-    # Later it takes the order of the previous global model.
-    other = shuffled(federation, client, seed=1)
-    expected = logits(federation, client)
-    found = merged(federation, [other], counts=counts, rounds=1)
-    torch.testing.assert_close(logits(federation, found), expected, rtol=0, atol=1e-5)
-
-
 def test_clients_with_neurons_in_the_same_order_are_averaged_by_size() -> None:
     """One step of a small learning rate from the same weights moves no neuron past another."""
     settings = {"fraction": 1.0, "lr": 1e-3, "batch_size": FULL_BATCH}
@@ -286,21 +255,6 @@ def widely(kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Mask of the remaining inputs, for inputs in blocks."""
     mask = kept.repeat(weight.shape[1] // len(kept))
     return mask.reshape(1, -1, *[1] * (weight.ndim - 2))
-
-
-def test_spare_neurons_stay_dead() -> None:
-    """Momentum and weight decay included, all weights of spare neurons are zero after every local step."""
-    method = FedMA(mode="bbp_map")
-    federation = growing(method, epochs=4)
-    spare = spare_at_start(federation)
-    assert 0 < spare.sum() < len(spare)
-    start = federation.server.weights
-    federation.round(0)
-    steps = federation.trainer.steps
-    assert len(steps) >= 6 * 4
-    for step in steps:
-        assert not step.weights[spare].any()
-        assert (step.weights[~spare] != start[~spare]).double().mean() > 0.5
 
 
 @pytest.mark.parametrize("plugins", [(), (Ecgr(),)], ids=["alone", "ecgr"])
@@ -400,20 +354,6 @@ def test_fixed_layers_are_posterior_means() -> None:
         assert not weights[~used].any() and not server[f"{name}.bias"][~used].any()
 
 
-def test_the_last_layer_is_averaged_by_class_counts() -> None:
-    federation = growing()
-    for number in range(PASS):
-        federation.round(number)
-    updates = federation.trainer.updates
-    counts = federation.data.class_counts.double()
-    found = parts_of(federation, federation.server.weights)
-    for kind in ("weight", "bias"):
-        own = np.stack([parts_of(federation, update.weights)[f"classifier.{kind}"] for update in updates])
-        weights = (counts / counts.sum(0)).numpy()
-        expected = np.einsum("jc,jc...->c...", weights, own)
-        np.testing.assert_allclose(found[f"classifier.{kind}"], expected, rtol=1e-5, atol=1e-7)
-
-
 def test_the_first_round_trains_as_federated_averaging() -> None:
     """Spare neurons change neither the start nor the steps, up to rounding."""
     federation, plain = growing(), simulation(FedAvg(), fraction=1.0, trainer=Tracing, **SETTINGS)
@@ -438,14 +378,3 @@ def test_growing_needs_all_clients() -> None:
         RunSpec.parse({**spec, "method": {"name": "fedma", "mode": "bbp_map"}}, "test")
     for changes in ({"participation": {"fraction": 1.0}}, {"method": "fedma"}):
         RunSpec.parse({**spec, "method": {"name": "fedma", "mode": "bbp_map"}, **changes}, "test")
-
-
-def test_traffic_and_client_states_of_growing_networks() -> None:
-    federation = trained(FedMA(mode="bbp_map"), rounds=2, fraction=1.0, **SETTINGS)
-    weights = 4 * federation.model.layout.size
-    sources = 4 * 6 * sum(CAPACITIES)
-    assert federation.bytes_down == 2 * 6 * (weights + sources + 8)
-    assert federation.bytes_up == 2 * 6 * (weights + 4 * CLASSES)
-    for kept in federation.clients.values():
-        assert kept["fedma"].keys() == {"weights"}
-        assert len(kept["fedma"]["weights"]) == federation.model.layout.size

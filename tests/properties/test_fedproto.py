@@ -16,8 +16,8 @@ from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
 from .helpers import digits, local_of, skewed, trained, with_tests
-from .ordinary import averages, features, replica
-from .test_local import check_own_round, cross_entropy, initial_models, taking_part
+from .ordinary import averages, cross_entropy, features, replica
+from .test_local import check_own_round, initial_models, taking_part
 
 Means = dict[int, Tensor]
 """Mean features by class."""
@@ -234,19 +234,3 @@ def test_before_there_are_means_the_classifier_decides(inference: str) -> None:
     with torch.no_grad():
         losses = functional.cross_entropy(network(tests[0]), tests[1], reduction="none")
     torch.testing.assert_close(result.losses, losses, rtol=1e-4, atol=1e-5)
-
-
-def test_only_class_means_are_sent() -> None:
-    """Up: class, count and mean for each class of a client. Down: all means, and a mask of known classes."""
-    method = FedProto()
-    partition = with_tests(skewed(digits()))
-    federation = trained(method, rounds=3, batchnorm="local", partition=partition)
-    labels = digits().train_labels
-    classes = [len(set(labels[images].tolist())) for images in partition.clients]
-    sampled = [federation.sample(number) for number in range(3)]
-    expected = sum(classes[client] * (8 + 4 + 4 * 64) for clients in sampled for client in clients)
-    assert federation.bytes_up == expected
-    assert federation.bytes_down == sum(map(len, sampled[1:])) * (10 * 4 * 64 + 10)
-    initial = taking_part(method).server
-    assert torch.equal(federation.server.weights, initial.weights)
-    assert torch.equal(federation.server.buffers, initial.buffers)

@@ -1,21 +1,17 @@
 """GPFL: against the published formulas in plain torch, over rounds in which clients pause and return."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils import vector_to_parameters
 
-from fltrain.methods.composition import Composition
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.gpfl import Gpfl
 from fltrain.models.base import Model
 from fltrain.models.network import Network
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import Tracing, digits, mean_by_size, simulation, skewed, trained, with_tests
-from .ordinary import check_client_tests, flat, replica, running, step_of
+from .helpers import Tracing, mean_by_size, simulation
+from .ordinary import check_client_tests, check_steps, replica
 
 POOR = 0
 """A client of the small federation that has images of classes 0, 1 and 2 only."""
@@ -110,6 +106,11 @@ def check_rounds(method: Gpfl, model: Model) -> None:
             source = own_embeddings.get(client, torch.zeros(slot.shape))
         return conditions_of(source.clone(), labels[client])
 
+    def decay(network: Network) -> Tensor:
+        """Weight decay of the additions alone, as a penalty."""
+        named = network.named_parameters()
+        return method.decay / 2 * sum(one.square().sum() for name, one in named if name.startswith(ADDITIONS))
+
     for number in range(rounds):
         sampled = federation.sample(number)
         starts = {client: model_of(client) for client in sampled}
@@ -120,30 +121,18 @@ def check_rounds(method: Gpfl, model: Model) -> None:
         for update in federation.trainer.updates:
             client = update.client
             network = replica(federation, starts[client], before.buffers)
-            groups = ([], [])
-            for name, parameter in network.named_parameters():
-                groups[name.startswith(ADDITIONS)].append(parameter)
-            sgd = {"lr": 0.05, "momentum": 0.5}
-            optimisers = [
-                torch.optim.SGD(groups[0], weight_decay=0.01, **sgd),
-                torch.optim.SGD(groups[1], weight_decay=0.01 + method.decay, **sgd),
-            ]
             received = slot.of(starts[client]).clone()
-            losses = []
-            for step in federation.trainer.of(client, number):
-                images, targets = data.train.batch(step.chosen)
-                network.zero_grad()
-                loss = client_loss(network, images, targets, known[client], received, method.weight)
-                loss.backward()
-                for optimiser in optimisers:
-                    optimiser.step()
-                losses.append(loss.item())
-                # Start from the end of the traced step: a rounding error can cross the kink of a ReLU.
-                torch.testing.assert_close(step.weights, flat(network.parameters()), rtol=1e-4, atol=2e-6)
-                vector_to_parameters(step.weights.clone(), network.parameters())
-            assert len(losses) == update.steps > 1
-            assert float(update.loss) == pytest.approx(np.mean(losses), rel=1e-4)
-            torch.testing.assert_close(update.buffers, running(network), rtol=1e-4, atol=1e-6)
+
+            def loss(
+                network: Network,
+                images: Tensor,
+                labels: Tensor,
+                conditions: tuple[Tensor, Tensor] = known[client],
+                received: Tensor = received,
+            ) -> Tensor:
+                return client_loss(network, images, labels, conditions, received, method.weight)
+
+            check_steps(*(federation, number, update, network, loss), penalty=decay, rtol=1e-4, atol=2e-6)
             heads[client] = update.trained.clone()
             own_embeddings[client] = slot.of(update.trained).clone()
 
@@ -168,31 +157,3 @@ def test_rounds_follow_the_formulas(conditions: str) -> None:
 
 def test_rounds_with_batchnorm_and_the_authors_settings_follow_the_formulas() -> None:
     check_rounds(Gpfl(), MobileNetTiny())
-
-
-def test_the_distance_acts_through_the_global_route_only() -> None:
-    """Its gradient is zero outside the global route: in the classifier, and in the embeddings in training."""
-    federation = trained(Gpfl(weight=0.5), model=SMALL, rounds=1)
-    found = step_of(federation, client=POOR).differentiate()[0].clone()
-    federation.composition = Composition((Gpfl(weight=0.0),))
-    without = step_of(federation, client=POOR).differentiate()[0].clone()
-    for slot in federation.model.layout.parameters:
-        same = torch.equal(slot.of(without), slot.of(found))
-        assert same == slot.name.startswith(("classifier.", "embeddings.")), slot.name
-
-
-@pytest.mark.parametrize("conditions", ["global", "trained"])
-def test_all_parts_except_the_classifier_are_sent(conditions: str) -> None:
-    settings = {"model": MobileNetTiny(), "rounds": 2, "fraction": 0.5}
-    plain = trained(FedAvg(), partition=with_tests(skewed(digits())), **settings)
-    federation = trained(Gpfl(conditions=conditions), **settings)
-    width, classes, trips = 64, 10, 2 * 3
-    head = width * classes + classes
-    additions = 2 * (width**2 + width) + 4 * width + classes * width
-    expected = plain.bytes_up + 4 * trips * (additions - head)
-    assert federation.bytes_down == federation.bytes_up == expected
-    kept = {"own model", "gpfl"}
-    for client in federation.clients.values():
-        assert client.keys() <= kept
-        numbers = sum(tensor.numel() for state in client.values() for tensor in state.values())
-        assert numbers == head + (classes * width if conditions == "trained" else 0)

@@ -5,16 +5,14 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
-from .helpers import Tracing, digits, rows_of, simulation, skewed, with_tests
-from .ordinary import check_client_tests, check_steps, replica
+from .helpers import Tracing, rows_of, simulation
+from .ordinary import check_client_tests, check_steps, cross_entropy, replica
 
 Models = dict[int, tuple[Tensor, Tensor]]
 """Weights and running statistics by client."""
@@ -52,10 +50,6 @@ def check_own_round(
         models[update.client] = update.trained, update.buffers
 
 
-def cross_entropy(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(network(images), labels)
-
-
 def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor]) -> None:
     """Check all values of the last test against the logits of each client for its test images."""
     check_client_tests(federation, rows_of(federation, "evaluation")[-1], logits)
@@ -67,25 +61,3 @@ def test_every_client_trains_alone_as_in_an_ordinary_loop() -> None:
     models = initial_models(federation)
     for number in range(len(ROUNDS)):
         check_own_round(federation, number, models, cross_entropy)
-
-
-def test_a_clients_training_does_not_depend_on_the_others() -> None:
-    """Client 3 learns the same, bit for bit, if the other clients have other images."""
-    method, settings = LocalOnly(), {"epochs": 3, "batch_size": 4, "seed": 5}
-    partition = with_tests(skewed(digits()))
-    clients = [images if client == 3 else images[1::2] for client, images in enumerate(partition.clients)]
-    federations = (
-        taking_part(method, partition=partition, **settings),
-        taking_part(
-            method,
-            partition=Partition(clients, digest="", tests=partition.tests),
-            rounds=([3], [2, 3, 4], [1, 3]),
-            **settings,
-        ),
-    )
-    ends = []
-    for federation in federations:
-        list(federation.run())
-        ends += [update for update in federation.trainer.updates if update.client == 3]
-    for part in ("start", "trained", "buffers", "counters"):
-        assert torch.equal(*(getattr(end, part) for end in ends)), part

@@ -20,8 +20,6 @@ from .helpers import (
     FULL_BATCH,
     Tracing,
     assert_same_model,
-    drawn,
-    local_of,
     mean_by_size,
     simulation,
     task_of,
@@ -40,36 +38,6 @@ def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
     if uniform:
         return torch.stack([update.weights for update in updates]).double().mean(0)
     return mean_by_size(updates, "weights")
-
-
-@pytest.mark.parametrize(
-    ("method", "same"),
-    [(FedACG(lam=0.0, beta=0.0), FedAvg()), (FedACG(lam=0.0, beta=0.05), FedProx(mu=0.1))],
-    ids=str,
-)
-def test_without_lookahead_it_is_fedprox_with_twice_the_weight(
-    method: FedACG, same: FedAvg | FedProx, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to the rounding of the server's sum."""
-    found, expected = (
-        weights_after(FOUR_CLIENTS.federation(one, monkeypatch, steps=5, fraction=0.5), 10)
-        for one in (method, same)
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("mean", ["data", "uniform"])
-def test_new_weights_are_the_mean_of_the_clients(mean: str) -> None:
-    """w^{t+1} = w^t + m^{t+1} equals the mean of the clients' weights."""
-    method = FedACG(mean=mean)
-    federation = simulation(method, trainer=Tracing)
-    for number in range(4):
-        before = federation.server.weights
-        federation.round(number)
-        after, momentum = federation.server.weights, federation.server.states[method.name]["momentum"]
-        torch.testing.assert_close(after - before, momentum, rtol=1e-6, atol=1e-6)
-        expected = mean_of_weights(federation, method.mean == "uniform")
-        torch.testing.assert_close(after.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("lam", "beta"), [(0.5, 0.0), (0.85, 0.001), (0.85, STRONG)])
@@ -92,17 +60,6 @@ def test_trajectory_is_nesterovs(lam: float, beta: float, monkeypatch: pytest.Mo
         trained_weights = received + share * (problem.minima - received)
         weights, previous = trained_weights[clients].mean(0), weights
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
-
-
-@pytest.mark.parametrize(("method", "weight"), [(FedProx(mu=0.3), 0.15), (FedACG(beta=0.5), 0.5)], ids=str)
-def test_gradient_of_the_penalty(method: FedProx | FedACG, weight: float) -> None:
-    """The correction of the gradient is the derivative of (mu/2) ||w - r||^2, or of beta ||w - r||^2."""
-    received, weights, gradient = drawn(3, 50)
-    variable = weights.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(weight * (variable - received).square().sum(), variable)
-    local = local_of(received)
-    corrected = method.correct(gradient, weights, local, method.client_init(local))
-    torch.testing.assert_close(corrected - gradient, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_weights_are_tested_not_the_lookahead() -> None:
@@ -145,33 +102,6 @@ def moved_by(
 
 def random_rounds(rounds: int, clients: int) -> Tensor:
     return torch.randn(rounds, clients, SIZE, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_without_momentum_it_is_federated_averaging(form: str) -> None:
-    """Up to rounding in every round: w + sum p_k D_k is computed instead of sum p_k w_k."""
-    federation = simulation(FedAvgM(beta=0.0, form=form), trainer=Tracing)
-    for number in range(3):
-        federation.round(number)
-        expected = mean_by_size(federation.trainer.updates, "weights").float()
-        torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("beta", "server_lr"), [(0.4, 1.0), (0.9, 0.3)])
-def test_constant_displacements_add_up_to_a_geometric_sum(beta: float, form: str, server_lr: float) -> None:
-    """v_t = D (1 - beta^t) / (1 - beta), times 1 - beta if dampened; the step is v_t or D + beta v_t."""
-    method = FedAvgM(beta=beta, form=form, server_lr=server_lr)
-    displacement = torch.linspace(-1, 2, SIZE, dtype=torch.float64)
-    expected = torch.zeros(SIZE, dtype=torch.float64)
-    rounds = [[displacement.float()]] * 8
-    for number, weights in enumerate(moved_by(method, rounds, [1]), start=1):
-        velocity = (1 - method.beta**number) / (1 - method.beta) * displacement
-        if method.form == "dampened":
-            velocity = (1 - method.beta) * velocity
-        step = displacement + method.beta * velocity if method.form == "nesterov" else velocity
-        expected += method.server_lr * step
-        torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("form", ["heavy_ball", "nesterov"])
@@ -245,24 +175,6 @@ def test_a_large_tau_gives_scaled_dampened_momentum(form: str) -> None:
         scaled = scaled + (moved - before) / (1 + method.beta2 ** (number / 2 if form == "adam" else 0))
         before = moved
         torch.testing.assert_close(weights, scaled, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("beta", "server_lr"), [(0.9, 1.0), (0.4, 0.5)])
-def test_trajectory_with_changing_clients(
-    beta: float, server_lr: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of the clients per round, on a quadratic, against the recursion written out."""
-    method = FedAvgM(beta=beta, server_lr=server_lr)
-    problem, lr, steps, rounds = FOUR_CLIENTS, 0.1, 5, 8
-    federation = problem.federation(method, monkeypatch, steps=steps, lr=lr, fraction=0.5)
-    share = 1 - (1 - lr * problem.curvatures) ** steps
-    weights = velocity = np.zeros(4)
-    sampled = [federation.sample(number) for number in range(rounds)]
-    assert len(set(map(tuple, sampled))) > 2
-    for clients in sampled:
-        velocity = method.beta * velocity + (share * (problem.minima - weights))[clients].mean(0)
-        weights = weights + method.server_lr * velocity
-    np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
 def test_larger_mu_ends_closer_to_the_received_weights(monkeypatch: pytest.MonkeyPatch) -> None:

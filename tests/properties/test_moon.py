@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch.nn import functional
 
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.ecgr import Ecgr
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
 from fltrain.models.base import Model, build
@@ -93,20 +91,6 @@ def test_penalty_in_double_precision(tau: float, distance: float) -> None:
     assert values[0].item() == pytest.approx(value.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("tau", [0.01, 1.0])
-def test_the_loss_against_the_received_model_is_log_two_without_gradient(tau: float) -> None:
-    method = Moon(tau=tau)
-    federation = trained(method, rounds=1)
-    step = step_of(federation, weights=elsewhere(federation, 3)[0])
-    local = step.hooks.locals_[method.name]
-    step_state = {"weights": local.start, "buffers": local.buffers}
-    gradient, value = step.differentiate(
-        lambda outputs: method.loss(torch.zeros(()), outputs, step, local, step_state)
-    )
-    assert value.item() == pytest.approx(math.log(2), rel=1e-6)
-    assert gradient.abs().max() < 1e-6
-
-
 SETTINGS = [{}, {"mu": 5.0, "tau": 0.1, "first": "initial"}, {"first": "random"}, {"head": "mlp"}]
 CASES = [(MobileNetTiny(), settings) for settings in SETTINGS] + [(LeNet5(), {})]
 
@@ -160,25 +144,6 @@ def test_previous_model_is_the_one_that_the_client_trained_last() -> None:
             previous[update.client] = update.trained.clone(), update.buffers.clone()
             replaced += not torch.equal(update.weights, update.trained)
     assert replaced and returned
-
-
-def test_first_participation_is_federated_averaging_bit_for_bit() -> None:
-    """For clients that take part for the first time, in any round, and for no others."""
-    method = Moon()
-    federation, plain = (simulation(one, trainer=Tracing, fraction=0.5) for one in (method, FedAvg()))
-    known: set[int] = set()
-    late = 0
-    for number in range(4):
-        plain.server = replace(federation.server, states=plain.server.states)
-        federation.round(number)
-        plain.round(number)
-        for ours, theirs in zip(federation.trainer.updates, plain.trainer.updates, strict=True):
-            same = torch.equal(ours.weights, theirs.weights) and torch.equal(ours.buffers, theirs.buffers)
-            assert same == (ours.client not in known)
-            assert torch.equal(ours.loss, theirs.loss) == same
-            late += number > 0 and same
-        known |= {update.client for update in federation.trainer.updates}
-    assert late, "no client joined late"
 
 
 @models

@@ -10,15 +10,14 @@ from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 
 from fltrain.core.rng import Purpose, stream
-from fltrain.data.prepared import Partition, PreparedData
+from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.perfedavg import PerFedAvg
 from fltrain.methods.training import Exponential
 from fltrain.models.network import Network
 
 from .helpers import Tracing, assert_same_model, rows_of, simulation, trained
-from .ordinary import check_client_tests, check_round, gradient_of, replica, running
-from .quadratics import SIZE, LinearModel
+from .ordinary import check_client_tests, gradient_of, replica, running
 
 BATCH = 5
 """Clients of the small federation have 6 to 26 images: full chunks, usable rests and dropped rests."""
@@ -100,30 +99,6 @@ def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object)
             assert float(update.loss) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def least_squares(
-    method: PerFedAvg, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Simulation, np.ndarray, np.ndarray]:
-    """Two clients with linear regressions; also all images (rows) and targets."""
-    random = np.random.default_rng(0)
-    images = random.integers(0, 256, (60, 1, 2, 2)).astype(np.uint8)
-    targets = random.normal(size=60)
-    labels = np.arange(60)
-    data = PreparedData(images, labels, images, labels, 60, (0.5,), (0.25,), digest="")
-    wanted = torch.tensor(targets, dtype=torch.float32)
-
-    def loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-        losses = 0.5 * (outputs[:, 0] - wanted[labels]).square()
-        return losses.sum() if reduction == "sum" else losses.mean()
-
-    monkeypatch.setattr(functional, "cross_entropy", loss)
-    partition = Partition([labels[:40], labels[40:]], digest="", tests=[labels[:8], labels[40:48]])
-    plain = {"momentum": 0.0, "weight_decay": 0.0, "evaluate_every": 10**6}
-    federation = simulation(
-        method, model=LinearModel(), data=data, partition=partition, fraction=1.0, trainer=Tracing, **plain
-    )
-    return federation, (images.reshape(60, SIZE) / 255 - 0.5) / 0.25, targets
-
-
 def check_adaptation(method: PerFedAvg, **settings: object) -> None:
     """Clients are tested after plain SGD on random batches, with the global model's running statistics."""
     federation = federation_of(method, momentum=0.9, weight_decay=0.1, **settings)
@@ -163,58 +138,6 @@ def test_clients_with_few_images_use_all_of_them_in_each_batch(version: str, ima
     check_local_training(PerFedAvg(version=version, delta=0.1), rounds=1, partition=partition)
 
 
-@pytest.mark.parametrize("version", ["fo", "hf"])
-def test_without_adaptation_it_is_federated_averaging_on_the_second_batches(version: str) -> None:
-    parts = {"fo": 2, "hf": 3}[version]
-
-    def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(network(images.tensor_split(parts)[1]), labels.tensor_split(parts)[1])
-
-    federation = simulation(
-        PerFedAvg(version=version, inner_lr=0.0), trainer=Tracing, batch_size=BATCH, evaluate_every=100
-    )
-    for number in range(2):
-        check_round(federation, number, loss)
-
-
-@pytest.mark.parametrize(
-    "method", [PerFedAvg(inner_lr=0.3), PerFedAvg(version="hf", inner_lr=0.3, delta=0.5)], ids=str
-)
-def test_least_squares_have_a_closed_form(method: PerFedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The difference of gradients equals the Hessian product for any width."""
-    parts = {"fo": 2, "hf": 3}[method.version]
-    federation, rows, targets = least_squares(method, monkeypatch)
-    federation.round(0)
-    curved = 0.0
-    for client in range(2):
-        weights = np.zeros(SIZE)
-        for step in federation.trainer.of(client):
-            batches = np.array_split(step.chosen.numpy(), parts)
-            hessians = [rows[chosen].T @ rows[chosen] / len(chosen) for chosen in batches]
-            pulls = [rows[chosen].T @ targets[chosen] / len(chosen) for chosen in batches]
-            adapted = weights - method.inner_lr * (hessians[0] @ weights - pulls[0])
-            moved = hessians[1] @ adapted - pulls[1]
-            if parts == 3:
-                curved += np.abs(hessians[2] @ moved).max()
-                moved = moved - method.inner_lr * hessians[2] @ moved
-            np.testing.assert_allclose(step.weights.numpy(), weights - 0.05 * moved, atol=2e-6)
-            weights = step.weights.double().numpy()
-    assert parts == 2 or curved > 1
-
-
-def test_passes_are_epochs() -> None:
-    """Two passes in each of two epochs equal one pass in each of four."""
-    settings = {"rounds": 2, "batch_size": BATCH, "fraction": 0.34}
-    twice, plain = (
-        trained(PerFedAvg(passes=passes, eval_steps=0), epochs=4 // passes, **settings) for passes in (2, 1)
-    )
-    assert_same_model(twice, plain)
-    assert twice.rows == plain.rows
-    assert not torch.equal(
-        twice.server.weights, trained(PerFedAvg(passes=1), epochs=2, **settings).server.weights
-    )
-
-
 @pytest.mark.parametrize(
     "method",
     [PerFedAvg(inner_lr=0.5), PerFedAvg(eval_steps=3), PerFedAvg(eval_steps=0), PerFedAvg(version="hf")],
@@ -222,20 +145,6 @@ def test_passes_are_epochs() -> None:
 )
 def test_clients_are_tested_after_adaptation(method: PerFedAvg) -> None:
     check_adaptation(method)
-
-
-def test_with_tests_after_training_adaptation_starts_from_trained_weights() -> None:
-    """With ``after_local``, it does not start from the global model."""
-    federation = trained(
-        PerFedAvg(eval_steps=0), rounds=1, fraction=1.0, point="after_local", trainer=Tracing
-    )
-    updates = federation.trainer.updates
-    (row,) = rows_of(federation, "evaluation")
-
-    def logits(client: int, images: Tensor) -> Tensor:
-        return replica(federation, updates[client].trained, updates[client].buffers).eval()(images)
-
-    check_client_tests(federation, row, logits)
 
 
 def test_adaptation_changes_no_model_state_or_random_number() -> None:

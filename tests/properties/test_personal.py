@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -28,13 +28,11 @@ from .helpers import (
     LAYERS,
     PLUGINS,
     Tracing,
-    assert_same_model,
     by_name,
     digits,
     mean_by_size,
     simulation,
     skewed,
-    trained,
     with_tests,
 )
 from .ordinary import check_client_tests, replica, running
@@ -172,30 +170,9 @@ def test_clients_are_tested_at_the_configured_point(point: str) -> None:
             assert len(last) < CLIENTS
 
 
-def test_the_point_of_tests_does_not_change_the_training() -> None:
-    first, second = (
-        trained(Keeping(), point=point, partition=own_tests(), rounds=3, **FEW)
-        for point in ("after_download", "after_local")
-    )
-    assert_same_model(first, second)
-    for client, kept in first.clients.items():
-        assert torch.equal(kept["own model"]["weights"], second.clients[client]["own model"]["weights"])
-
-
 def test_fedbn_needs_batchnorm() -> None:
     with pytest.raises(FltrainError, match="method 'fedbn' needs a model with BatchNorm"):
         simulation(FedBN(), model=Mlp())
-
-
-class KeepingToo(Keeping):
-    name: Literal["keeping_too"] = "keeping_too"
-    plugin: ClassVar[bool] = True
-
-
-def test_two_methods_cannot_both_have_private_weights() -> None:
-    with pytest.raises(ValueError, match="both define 'private'"):
-        Composition((Keeping(), KeepingToo()))
-    assert Composition((FedAvg(), KeepingToo())).personal
 
 
 SENDING = [plugin for plugin in PLUGINS if plugin().needs.uploads]

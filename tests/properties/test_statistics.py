@@ -3,42 +3,21 @@
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.fedprox import FedProx
 from fltrain.methods.scaffold import Scaffold
-from fltrain.metrics.updates import weight_divergence
 from fltrain.models.base import Model
-from fltrain.models.flat import Slot
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import Tracing, assert_same_model, by_name, drawn, layer_names, rows_of, simulation, trained
-from .quadratics import TWO_CLIENTS
+from .helpers import Tracing, assert_same_model, by_name, layer_names, rows_of, simulation, trained
 
 BOTH = ("divergence", "dissimilarity")
-SLOTS = [Slot("a.weight", torch.Size([2, 3]), 0), Slot("a.bias", torch.Size([2]), 6)]
-OTHERS = [Slot("b.weight", torch.Size([4]), 8)]
-
-
-def test_divergence_of_weights() -> None:
-    """The mean over clients of the distance ||w_k - w|| over all slots taken as one vector."""
-    mean, vector = drawn(12), drawn(12, seed=1)
-    assert weight_divergence(mean.expand(4, 12), mean, SLOTS + OTHERS) == 0
-    opposite = torch.stack([mean + vector, mean - vector])
-    assert weight_divergence(opposite, mean, SLOTS + OTHERS) == pytest.approx(float(vector.norm()), rel=1e-6)
-    # Distances 5 and 13 (3, 4 and 5, 12 in the two slots) and 0 elsewhere.
-    rows = torch.zeros(2, 12)
-    rows[0, 1], rows[0, 7], rows[1, 2], rows[1, 6] = 3.0, -4.0, -5.0, 12.0
-    assert weight_divergence(rows, torch.zeros(12), SLOTS) == pytest.approx(9, rel=1e-12)
-    assert weight_divergence(rows, torch.zeros(12), SLOTS[:1]) == pytest.approx(4, rel=1e-12)
-    assert weight_divergence(rows, torch.zeros(12), OTHERS) == 0
 
 
 def block_of(name: str) -> str:
@@ -79,20 +58,6 @@ def test_divergence_in_a_run(model: Model) -> None:
         assert value == pytest.approx(float(expected.mean()), rel=1e-6), block
         squares += expected.square()
     torch.testing.assert_close(squares, everything.square())
-
-
-def test_dissimilarity_of_quadratics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients h (w - a) at the initial weights of the round, w = 0 in the first one."""
-    settings = {"steps": 3, "lr": 0.2, "statistics": BOTH}
-    federation = TWO_CLIENTS.federation(FedProx(mu=0.5), monkeypatch, **settings)
-    for number in range(3):
-        before = federation.server.weights.double().numpy()
-        gradients = TWO_CLIENTS.curvatures * (before - TWO_CLIENTS.minima)
-        expected = np.square(gradients - gradients.mean(0)).sum(1).mean()
-        rows = {row["kind"]: row for row in federation.round(number)}
-        assert rows["dissimilarity"]["all"] == pytest.approx(expected, rel=1e-5)
-        assert rows["dissimilarity"]["blocks"] == {"classifier": rows["dissimilarity"]["all"]}
-    assert (before != 0).all()
 
 
 def test_dissimilarity_of_a_network() -> None:

@@ -9,14 +9,10 @@ from torch import Tensor
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
-from fltrain.models.base import Model
-from fltrain.models.networks.lenet5 import LeNet5
-from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import FORWARD_ORDER, by_name, changed_parameters
+from .helpers import FORWARD_ORDER, changed_parameters
 from .ordinary import elsewhere, features, federation_of, replica, step_of
 
-models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
 FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("global", "random", "direct")]
 
 
@@ -33,25 +29,6 @@ def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
     upstream = {name.rpartition(".")[0] for name in changed}
     assert upstream == set(FORWARD_ORDER[:-1])
     assert torch.equal(step.differentiate(route=False)[0], ordinary)
-
-
-@models
-def test_frozen_models_depend_on_their_weights_and_statistics_only(model: Model) -> None:
-    """Frozen passes do not depend on the order or number of calls."""
-    federation = federation_of(model=model)
-    step = step_of(federation)
-    others = [elsewhere(federation, seed) for seed in range(3)]
-
-    def check(weights: Tensor, buffers: Tensor) -> None:
-        with torch.no_grad():
-            expected = replica(federation, weights, buffers).eval()(step.images)
-        torch.testing.assert_close(step.frozen(weights, buffers).logits, expected, rtol=1e-5, atol=1e-6)
-
-    kept = federation.model.weights.clone(), federation.model.buffers.clone()
-    for which in (0, 1, 0, 2):
-        check(*others[which])
-    check(others[0][0], others[1][1])  # another client's statistics, with the same weights
-    assert torch.equal(federation.model.weights, kept[0]) and torch.equal(federation.model.buffers, kept[1])
 
 
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
