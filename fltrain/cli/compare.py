@@ -43,8 +43,8 @@ def compare(
         if papers and len(papers) < len(items):
             raise FltrainError("name either papers (flfa) or items (flfa/table1), not both")
         conditions.append(f"{'paper' if papers else 'items'}={','.join(items)}")
-    if out:
-        comparing.check_ending(out)
+    if out and out.suffix not in (".csv", ".md"):
+        raise FltrainError(f"{out}: name a file that ends in .csv or .md")
     runs = find_runs(results, conditions, config)
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()

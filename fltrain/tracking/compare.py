@@ -28,8 +28,6 @@ from fltrain.runs.measures import CURVES, factor
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.runs import FINALS, STALE, RecordedRun
 
-TABLES = (".csv", ".md")
-"""File endings of tables."""
 NUMBERS = (
     *("seeds", "diverged", "mean", "std", "n"),
     *("difference_mean", "difference_std", "difference_n", "difference_low", "difference_high"),
@@ -143,16 +141,6 @@ class Comparison:
         write_text(path, f"{markdown_table(lines, numbers=False)}\n")
 
 
-def check_ending(path: Path) -> None:
-    """Refuse the name of a file that ends in none of ``TABLES``.
-
-    Raises:
-        FltrainError: with the endings that are possible.
-    """
-    if path.suffix not in TABLES:
-        raise FltrainError(f"{path}: name a file that ends in {' or '.join(TABLES)}")
-
-
 # ------------------------------------------------------------------------------------------------- comparing
 def compare(
     runs: Sequence[RecordedRun],
@@ -191,12 +179,13 @@ def compare(
     base = _baseline(order, baseline)
     values = _values(runs, metric, settings[conditions], variants, base)
     lines = _lines(values, [*conditions, "compared"], base)
-    rank = {
-        place: ([_sortable(label) for label in place[:-1]], place[-1] != base, order.index(place[-1]))
-        for place in zip(*(lines[key] for key in (*conditions, "compared")), strict=True)
-    }
-    by_rank = sorted(range(len(rank)), key=list(rank.values()).__getitem__)
-    return Comparison(metric, base, tuple(conditions), lines.iloc[by_rank].reset_index(drop=True))
+
+    def rank(line: Mapping[str, Any]) -> list[Any]:
+        place = [_sortable(line[key]) for key in conditions]
+        return [*place, line["compared"] != base, order.index(line["compared"])]
+
+    by_rank = sorted(lines.index, key=lambda number: rank(lines.loc[number]))
+    return Comparison(metric, base, tuple(conditions), lines.loc[by_rank].reset_index(drop=True))
 
 
 def _values(

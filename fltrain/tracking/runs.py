@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from fltrain.runs.measures import Curve, curves_of, is_number
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_code, revised
-from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
+from fltrain.runs.where import NONE, choose, flat_settings, parse_where, short_names
 
 UNASSIGNED = "unassigned"
 STALE = "stale"
@@ -150,39 +150,27 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
     """
     conditions, folder = parse_where(where), Results(Path(results))
-    scales = [scale for one in conditions if one.key == "scale" and not one.excluded for scale in one.values]
+    keys = {condition.key for condition in conditions}
     declared = {path.stem for place in places(Path(config)) for path in (place / "scales").glob("*.yaml")}
-    present = [scale for scale in sorted(declared) if (folder.root / scale).is_dir()]
-    memberships = {scale: plan(Path(config), scale).memberships for scale in scales or present}
-    try:
-        return _choose(list(_recorded(folder, memberships)), conditions)
-    except FltrainError:
-        if scales:  # a message about the scales has to list the others, too
-            others = {scale: plan(Path(config), scale).memberships for scale in present}
-            _choose(list(_recorded(folder, {**others, **memberships})), conditions)
-        raise
-
-
-def _recorded(results: Results, memberships: Memberships) -> Iterator[RecordedRun]:
-    for record in results.records():
+    scales = {scale for scale in declared if (folder.root / scale).is_dir()}
+    scales |= {name for one in conditions if one.key == "scale" and not one.excluded for name in one.values}
+    memberships = {scale: plan(Path(config), scale).memberships for scale in sorted(scales)}
+    runs: list[RecordedRun] = []
+    for record in folder.records():
         try:
-            yield RecordedRun.of(record, memberships)
+            runs.append(RecordedRun.of(record, memberships))
         except FltrainError as error:
             logging.getLogger(__name__).warning("left out: %s", error)
-
-
-def _choose(every: list[RecordedRun], where: Sequence[Condition]) -> list[RecordedRun]:
-    keys = {condition.key for condition in where}
-    if not every:
+    if not runs:
         raise FltrainError("there are no runs yet; train some, or name another folder or store")
     if "status" not in keys:
-        every = [run for run in every if run.fields["status"] != STALE]
-        if not every:
+        runs = [run for run in runs if run.fields["status"] != STALE]
+        if not runs:
             raise FltrainError("all runs are stale; choose them with status=stale")
     try:
-        return choose(every, where, lambda run: run.named)
+        return choose(runs, conditions, lambda run: run.named)
     except FltrainError as error:
-        unknown = sum(run.fields["paper"] == UNASSIGNED for run in every)
+        unknown = sum(run.fields["paper"] == UNASSIGNED for run in runs)
         if unknown and keys & {"paper", "items"} and "scale" not in keys:
             raise FltrainError(
                 f"{error}; the items of {count(unknown, 'run')} are unknown: after an import, name the "
