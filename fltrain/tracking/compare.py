@@ -180,12 +180,12 @@ def compare(
     values = _values(runs, metric, settings[conditions], variants, base)
     lines = _lines(values, [*conditions, "compared"], base)
 
-    def rank(line: Mapping[str, Any]) -> list[Any]:
+    def rank(line: Mapping[Any, Any]) -> list[Any]:
         place = [_sortable(line[key]) for key in conditions]
         return [*place, line["compared"] != base, order.index(line["compared"])]
 
-    by_rank = sorted(lines.index, key=lambda number: rank(lines.loc[number]))
-    return Comparison(metric, base, tuple(conditions), lines.loc[by_rank].reset_index(drop=True))
+    ranked = sorted(lines.to_dict("records"), key=rank)
+    return Comparison(metric, base, tuple(conditions), pd.DataFrame(ranked, columns=lines.columns))
 
 
 def _values(
