@@ -317,8 +317,8 @@ Curve = list[tuple[int, float]]
 
 
 def factor(metric: str) -> int:
-    """Return 100 for accuracies, which pages and MLflow show in per cent, else 1."""
-    return 100 if "accuracy" in metric else 1
+    """Return 100 for accuracies (``macro``: mean over clients), which pages show in per cent, else 1."""
+    return 100 if "accuracy" in metric or "macro" in metric else 1
 
 
 def curves_of(record: Record, spec: RunSpec) -> dict[str, Curve]:

@@ -275,7 +275,7 @@ def _draw_curves(sheet: ItemJob, figure: Curves, results: Results) -> tuple[Canv
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             if panel.reduction_from or panel.difference_from:
                 axes.axhline(0, color=style.GREY, linewidth=0.8)
-            elif "accuracy" in panel.curve and not panel.normalise:
+            elif panel.curve.endswith((".accuracy", ".macro")) and not panel.normalise:
                 axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
             if figure.columns:
                 same_height.append(axes)
