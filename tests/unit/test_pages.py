@@ -18,14 +18,14 @@ import pytest
 import vl_convert
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting import curves, overview, paper, summary
+from fltrain.reporting import curves, overview, summary
 from fltrain.reporting.pictures import FOREST_WIDTH, LIMIT, forest, interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
-from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, SUMMARY, Toy
+from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
 from .helpers import DIVERGED, Cells, accuracies
 
 ROOT = Path(__file__).parents[2]
@@ -315,14 +315,6 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         and "sec. 10: Toys last" in page.of("li")
     )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
-
-
-def test_a_paper_without_claims_has_no_table_of_them(toy: Toy) -> None:
-    without = {**SUMMARY, "reduced": False, "scale_note": "On toys.", "claims": []}
-    folder = toy.folder / "paper"
-    cells = {toy.sheet.id: read_csv(folder / "table1.csv")}
-    page = Page(paper.page(without, {**ABOUT, "untrained": {}}, [toy.sheet, toy.figure], cells, folder))
-    assert "claim-table" not in page.ids and "Not run" not in text_of(page)
 
 
 def test_controls_have_no_expected_numbers(toy: Toy) -> None:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_arrays
-from fltrain.experiments.layout import Bubbles, Curves, ItemJob
+from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.frame import targets_text
@@ -716,20 +716,6 @@ def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
 
 
 # ---------------------------------------------------------------- images of each class at each client
-def counted(runs: Runs, sheet: ItemJob) -> dict[str, list[list[int]]]:
-    assert isinstance(sheet.figure, Bubbles)
-    counts = figures.class_counts(sheet, sheet.figure, runs.results)
-    return {label: frame.to_numpy().tolist() for label, frame in counts.items()}
-
-
-def test_bubbles_show_the_partitions_of_the_first_seed(runs: Runs, bubbles: ItemJob) -> None:
-    expected = {"few": [list(client) for client in FEW], "many": [list(client) for client in MANY]}
-    assert counted(runs, bubbles) == expected
-    assert list(counted(runs, bubbles)) == ["few", "many"], "panels in the order of the axis"
-    runs.cells.reverse()
-    assert counted(runs, runs.bubbles()) == expected, "the first seed, in whatever order cells come"
-
-
 def test_areas_are_proportional_to_images_in_all_panels(
     runs: Runs, bubbles: ItemJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

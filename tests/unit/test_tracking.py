@@ -22,7 +22,6 @@ from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.runs import today
 from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
@@ -30,7 +29,7 @@ from fltrain.tracking.export import Export, Page, _numbers, in_words
 from fltrain.tracking.server import experiments
 from fltrain.tracking.store import writing
 
-from .helpers import forget_sources, seal, tiny, trained, write_rows
+from .helpers import seal, tiny, trained, write_rows
 
 EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 PLAIN = tiny()
@@ -276,29 +275,6 @@ def test_exporting_again_writes_nothing(store: Exports) -> None:
     before = store.path.read_bytes()
     assert store.export() == {"unchanged": 3}
     assert store.path.read_bytes() == before
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the package, whose files count as those of the code; fltrain remembers their digests."""
-    copy = Path(shutil.copytree(today._PACKAGE, tmp_path / "package"))
-    with monkeypatch.context() as patch:
-        patch.setattr(today, "_PACKAGE", copy)
-        forget_sources()
-        yield copy
-    forget_sources()
-
-
-def test_code_that_changed_since_the_last_export_is_a_tag(store: Exports, package: Path) -> None:
-    store.memberships = {run: ["ecgr/table1"] for run in store.ids()}
-    store.export()
-    assert store.export() == {"unchanged": 3}
-    with (package / "methods" / "base.py").open("a") as file:
-        file.write("FACTOR = 2\n")
-    forget_sources()
-    assert store.export() == {"retagged": 3}
-    tag = "the code of methods.base changed since this run"
-    assert [run["data"]["tags"]["code"] for run in store.search(f"tags.code = '{tag}'")] == [tag] * 3
 
 
 def test_a_changed_record_replaces_its_run_only(store: Exports) -> None:
