@@ -20,10 +20,9 @@ import pandas as pd
 
 from fltrain.experiments.claims import (
     All,
-    Directed,
     Fails,
     NotJudged,
-    Similar,
+    OneSided,
     Test,
     Tested,
     Value,
@@ -318,11 +317,9 @@ def tolerance(test: Test, evidence: str) -> str:
     """Return the tolerance of a test, in the unit of its number."""
     if isinstance(test, All):
         return "; ".join(dict.fromkeys(filter(None, (tolerance(part, evidence) for part in test.tests))))
-    if isinstance(test, Directed):
-        return f"above {test.by:g}, p < 0.05"
-    unit = " %" if isinstance(test, Similar | Value) and test.relative else ""
-    if isinstance(test, Similar):
-        return f"± {test.margin:g}{unit}"
+    unit = " %" if isinstance(test, OneSided | Value) and test.relative else ""
+    if isinstance(test, OneSided):
+        return f"± {test.by:g}{unit}" if test.kind == "similar" else f"above {test.by:g}, p < 0.05"
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"
     _, found, rest = evidence.partition("margin ")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,14 +21,6 @@ OverSeeds = Literal["mean", "median", "max"]
 """Summary of the values of several seeds."""
 
 Interval = tuple[float, float]
-
-
-def against(interval: Interval, margin: float) -> Literal["inside", "outside", "across"]:
-    """Return the place of an interval against a margin around zero; inside is two one-sided tests."""
-    low, high = interval
-    if low >= -margin and high <= margin:
-        return "inside"
-    return "outside" if low > margin or high < -margin else "across"
 
 
 @dataclass(frozen=True)
@@ -63,66 +56,23 @@ def known(values: Iterable[float]) -> list[float]:
     return [float(value) for value in values if not math.isnan(value)]
 
 
-def t_quantile(share: float, df: float) -> float:
-    """Return the quantile of Student's t below which this share lies."""
-    return float(special.stdtrit(df, share))
-
-
 def t_above(value: float, df: float) -> float:
     """Return the probability that Student's t exceeds a value."""
     return float(special.stdtr(df, -value))
 
 
 # ---------------------------------------------------------------- spreads
-@dataclass(frozen=True)
-class Sample:
-    """Values of one cell, or differences paired by seed: one per seed.
-
-    Attributes:
-        values: numbers of the seeds.
-        floor: smallest believable standard deviation, in the unit of the values: one test image.
-        diverged: a run diverged. A chance accuracy in its place says nothing about the spread of other cells.
-    """
-
-    values: Sequence[float]
-    floor: float = 0.0
-    diverged: bool = False
-
-    @property
-    def df(self) -> int:
-        """Degrees of freedom of the sample's own variance; 0 if it has none."""
-        return max(len(self.values) - 1, 0) if all(map(math.isfinite, self.values)) else 0
-
-    @property
-    def variance(self) -> float:
-        """Sample variance, at least that of one test image; 0 without one."""
-        return max(variance(self.values), self.floor**2) if self.df else 0.0
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Standard deviation over seeds with its degrees of freedom, moderated by a number of ``cells``."""
-
-    std: float
-    df: float
-    cells: int = 1
-
-    def error(self, n: float) -> float:
-        """Return the standard error of a mean over ``n`` seeds."""
-        return self.std / math.sqrt(n)
-
-
 LEAST_CELLS = 4
 """Fewest cells from which a prior is estimated; with fewer, each has its own spread."""
 
 
 @dataclass(frozen=True)
-class Family:
-    """Cells that moderate each other's spreads: a scaled inverse chi-squared prior of their variances.
+class Prior:
+    """A scaled inverse chi-squared prior of the variances of cells that moderate each other's spreads.
 
-    The prior is estimated by empirical Bayes (Smyth 2004, section 6.2, as in limma's ``squeezeVar``). It
-    becomes the pooled variance if the variances differ by no more than chance, and loses its weight if they
-    differ by much.
+    It is estimated by empirical Bayes (Smyth 2004, section 6.2, as in limma's ``squeezeVar``). It becomes
+    the pooled variance if the variances differ by no more than chance, and loses its weight if they differ
+    by much.
 
     Attributes:
         variance: variance of the prior, s_0^2.
@@ -137,15 +87,14 @@ class Family:
     cells: int = 0
 
     @classmethod
-    def of(cls, samples: Iterable[Sample]) -> Family:
+    def of(cls, samples: Iterable[Sample]) -> Prior:
         """Estimate the prior from the cells without diverged runs."""
         members = [sample for sample in samples if sample.df and not sample.diverged]
-        variances = [sample.variance for sample in members]
+        variances, df = [sample.variance for sample in members], [sample.df for sample in members]
         if len(members) < LEAST_CELLS or not any(variances):
             return cls()
         # Without a floor, variances of zero are offset from it, as in limma.
         least = 1e-5 * (float(np.median(variances)) or 1.0)
-        df = [sample.df for sample in members]
         logs = [
             math.log(max(square, least)) - float(special.digamma(d / 2)) + math.log(d / 2)
             for square, d in zip(variances, df, strict=True)
@@ -158,14 +107,76 @@ class Family:
         log = math.fsum(logs) / len(logs) + float(special.digamma(prior / 2)) - math.log(prior / 2)
         return cls(math.exp(log), prior, sum(df), len(members))
 
-    def spread(self, sample: Sample) -> Spread:
-        """Return the moderated spread of a cell; a cell with a diverged run has its own."""
-        own, df = sample.variance, sample.df
-        if not self.df or sample.diverged:
-            return Spread(math.sqrt(own), df)
-        share = 1.0 if math.isinf(self.df) else self.df / (self.df + df)
-        std = math.sqrt(share * self.variance + (1 - share) * own)
-        return Spread(max(std, sample.floor), min(self.df + df, self.pooled_df), self.cells)
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation over seeds with its degrees of freedom, moderated by a number of ``cells``."""
+
+    std: float
+    df: float
+    cells: int = 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of one cell, or differences paired by seed: one per seed.
+
+    Attributes:
+        values: numbers of the seeds.
+        floor: smallest believable standard deviation, in the unit of the values: one test image.
+        diverged: a run diverged. A chance accuracy in its place says nothing about the spread of other cells.
+        scale: divisor that makes spreads comparable between cells.
+        prior: prior of the spread, see ``moderated``; default: the sample has its own spread.
+    """
+
+    values: Sequence[float]
+    floor: float = 0.0
+    diverged: bool = False
+    scale: float = 1.0
+    prior: Prior = Prior()
+
+    @property
+    def df(self) -> int:
+        """Degrees of freedom of the sample's own variance; 0 if it has none."""
+        return max(len(self.values) - 1, 0) if all(map(math.isfinite, self.values)) else 0
+
+    @property
+    def variance(self) -> float:
+        """Variance of the values divided by ``scale``, at least that of one test image; 0 without one."""
+        scaled = [value / self.scale for value in self.values]
+        return max(variance(scaled), (self.floor / self.scale) ** 2) if self.df else 0.0
+
+    @property
+    def spread(self) -> Spread:
+        """The moderated spread; a cell with a diverged run has its own."""
+        own, df, prior = self.variance, self.df, self.prior
+        if not prior.df or self.diverged:
+            return Spread(math.sqrt(own) * self.scale, df)
+        share = 1.0 if math.isinf(prior.df) else prior.df / (prior.df + df)
+        std = max(math.sqrt(share * prior.variance + (1 - share) * own), self.floor / self.scale)
+        return Spread(std * self.scale, min(prior.df + df, prior.pooled_df), prior.cells)
+
+
+def moderated(
+    samples: Sequence[Sample], families: Iterable[Hashable], bases: Iterable[Hashable] | None = None
+) -> list[Sample]:
+    """Return the samples with the priors of their families.
+
+    Args:
+        samples: values or gains of each cell.
+        families: equal for cells that moderate each other.
+        bases: equal for gains over the same runs. They share their luck, so they do not moderate each other;
+            None for a base of its own.
+    """
+    seen: Counter[Hashable] = Counter()
+    keys: list[Hashable] = []
+    members: dict[Hashable, list[Sample]] = {}
+    for sample, family, base in zip(samples, families, bases or [None] * len(samples), strict=True):
+        keys.append((family, seen[family, base] if base is not None else 0))
+        members.setdefault(keys[-1], []).append(sample)
+        seen[family, base] += 1
+    priors = {key: Prior.of(same) for key, same in members.items()}
+    return [replace(sample, prior=priors[key]) for sample, key in zip(samples, keys, strict=True)]
 
 
 def inverse_trigamma(value: float) -> float:
@@ -185,6 +196,9 @@ def inverse_trigamma(value: float) -> float:
 
 
 # ---------------------------------------------------------------- the contrast
+Place = Literal["inside", "outside", "across"]
+"""Place of an interval against a margin around zero; inside is two one-sided tests."""
+
 POWER = 0.8
 """Probability with which a difference of the smallest detectable size is found."""
 
@@ -192,13 +206,12 @@ MOST_SEEDS = 1000
 """Largest number of seeds that the search for a deciding number of seeds considers."""
 
 
-@dataclass(frozen=True)
-class PublishedMean:
-    """A published mean over ``seeds`` seeds. Without a printed deviation it varies as ours does."""
-
-    mean: float
-    seeds: int = 1
-    std: float | None = None
+def against(interval: Interval, margin: float) -> Place:
+    """Return the place of an interval against a margin around zero."""
+    low, high = interval
+    if low >= -margin and high <= margin:
+        return "inside"
+    return "outside" if low > margin or high < -margin else "across"
 
 
 @dataclass(frozen=True)
@@ -222,19 +235,14 @@ class Contrast:
     tries: int = 1
 
     @property
-    def df(self) -> float:
-        """Degrees of freedom."""
-        return self.spread.df
-
-    @property
     def error(self) -> float:
         """Standard error of the difference."""
-        return math.hypot(self.spread.error(self.n), self.other_error)
+        return math.hypot(self.spread.std / math.sqrt(self.n), self.other_error)
 
     @property
     def quantile(self) -> float:
         """Half the width of the interval in standard errors."""
-        return t_quantile(1 - LEVEL / self.tries, self.df)
+        return float(special.stdtrit(self.spread.df, 1 - LEVEL / self.tries))
 
     @property
     def interval(self) -> Interval:
@@ -242,43 +250,34 @@ class Contrast:
         half = self.quantile * self.error
         return self.estimate - half, self.estimate + half
 
+    @property
+    def place(self) -> Place:
+        """Place of the interval against the margin."""
+        return against(self.interval, self.margin)
+
     def p_above(self, point: float = 0.0) -> float:
         """Return the one-sided p value of a true difference above a point."""
-        return t_above((self.estimate - point) / self.error, self.df)
+        return t_above((self.estimate - point) / self.error, self.spread.df)
 
     def p_below(self, point: float = 0.0) -> float:
         """Return the one-sided p value of a true difference below a point."""
-        return t_above((point - self.estimate) / self.error, self.df)
+        return t_above((point - self.estimate) / self.error, self.spread.df)
 
     @property
     def p_outside(self) -> float:
         """One-sided p value of a true difference outside the margin, on the side of the estimate."""
-        return min(1.0, self.tries * t_above((abs(self.estimate) - self.margin) / self.error, self.df))
+        distance = abs(self.estimate) - self.margin
+        return min(1.0, self.tries * t_above(distance / self.error, self.spread.df))
 
-    @property
-    def p_nearer(self) -> float:
-        """One-sided p value of a true difference on the estimate's side of the nearer end of the margin."""
-        return t_above(abs(abs(self.estimate) - self.margin) / self.error, self.df)
-
-    @property
-    def p_inside(self) -> float:
-        """The larger p value of the two one-sided tests for a true difference inside the margin."""
-        return max(self.p_above(-self.margin), self.p_below(self.margin))
-
-    @property
-    def chance_inside(self) -> float:
-        """Probability that the interval lies inside the margin if there is no true difference."""
-        return max(0.0, 1 - 2 * t_above(self.margin / self.error - self.quantile, self.df))
-
-    @property
-    def chance_outside(self) -> float:
-        """Probability that it lies wholly outside if there is no true difference."""
-        return 2 * t_above(self.margin / self.error + self.quantile, self.df)
+    def chances(self) -> tuple[float, float]:
+        """Return the probabilities that the interval lies inside and outside if nothing truly differs."""
+        half, df = self.margin / self.error, self.spread.df
+        return max(0.0, 1 - 2 * t_above(half - self.quantile, df)), 2 * t_above(half + self.quantile, df)
 
     @property
     def detectable(self) -> float:
         """True difference that is found outside the margin with a probability of 80 %."""
-        return self.margin + (self.quantile + t_quantile(POWER, self.df)) * self.error
+        return self.margin + (self.quantile + float(special.stdtrit(self.spread.df, POWER))) * self.error
 
     @property
     def seeds_needed(self) -> float:
@@ -286,8 +285,8 @@ class Contrast:
         distance = abs(abs(self.estimate) - self.margin)
 
         def decides(seeds: int) -> bool:
-            quantile = t_quantile(1 - LEVEL / self.tries, self.df + seeds - self.n)
-            return distance >= quantile * math.hypot(self.spread.error(seeds), self.other_error)
+            more = replace(self, n=seeds, spread=replace(self.spread, df=self.spread.df + seeds - self.n))
+            return distance >= more.quantile * more.error
 
         candidates = range(self.n + 1, MOST_SEEDS + 1)
         place = bisect.bisect_left(candidates, True, key=decides)
@@ -296,10 +295,10 @@ class Contrast:
 
 def contrast(
     ours: Sample,
-    other: PublishedMean | float = 0.0,
+    other: float = 0.0,
     *,
-    spread: Spread | None = None,
-    family: Family = Family(),
+    seeds: float = math.inf,
+    std: float | None = None,
     margin: float = 0.0,
     tries: int = 1,
 ) -> Contrast | None:
@@ -309,22 +308,20 @@ def contrast(
 
     Args:
         ours: our values, or paired differences.
-        other: published mean, or an exact number.
-        spread: moderated spread of our values; default: that of ``family``.
-        family: prior of the spreads; without one, the sample's own spread counts.
+        other: the other mean.
+        seeds: number of seeds behind it; infinite for an exact number.
+        std: their standard deviation; default: that of ours.
         margin: largest difference that does not matter.
         tries: number of contrasts of which this one is the extreme.
 
     Returns:
         None without a finite mean, or with fewer than two degrees of freedom.
     """
-    spread = spread or family.spread(ours)
+    spread = ours.spread
     if not ours.values or not all(map(math.isfinite, ours.values)) or spread.df < 2 or spread.std == 0:
         return None
-    mean, error = float(other) if isinstance(other, int | float) else other.mean, 0.0
-    if isinstance(other, PublishedMean):
-        error = (spread.std if other.std is None else other.std) / math.sqrt(other.seeds)
-    return Contrast(average(ours.values) - mean, spread, len(ours.values), error, margin, tries)
+    error = (spread.std if std is None else std) / math.sqrt(seeds)
+    return Contrast(average(ours.values) - other, spread, len(ours.values), error, margin, tries)
 
 
 def holm(ps: Sequence[float | None]) -> list[float | None]:

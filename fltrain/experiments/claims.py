@@ -7,13 +7,13 @@ paper in ``config/papers``.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, Strict, model_validator
 
 from fltrain.core.config import Settings
-from fltrain.experiments.layout import Labels
 
 OneOrSeveral = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 LabelChoice = dict[str, OneOrSeveral]
@@ -39,14 +39,14 @@ class Quantity(Settings):
             there is none, the next one with a value.
         over: the number is the gain over the cell with these labels, or over the mean of several, paired over
             seeds; those cells themselves do not count.
+        minus: the number is the difference from the number (or gain) of the cell with these labels, all else
+            equal; ``at`` names the labels on the other side.
         at: only cells with these labels.
-        mean_over: axes over which the number (or gain) is averaged first.
-        relative: the gain is in per cent of the number of its baseline; without ``over``, the difference of
-            the two labels that the test compares is in per cent of the second one's number.
+        mean_over: axes over which the number (or gain) is averaged.
+        relative: the gain is in per cent of the number of its baseline.
 
-    A *place* is a cell of the item without the axes in ``mean_over``, or for a comparison of two labels, a
-    pair of cells that agree in all other labels. Diverged and missing runs have no number. A pair, a mean or
-    a sum that contains such a run has none, either.
+    A *place* is a cell of the item without the axes in ``mean_over``. Diverged and missing runs have no
+    number. A gain, a mean or a sum that contains such a run has none, either.
     """
 
     item: str
@@ -55,19 +55,15 @@ class Quantity(Settings):
     part: OneOrSeveral | None = None
     rounds: Annotated[tuple[float, float], Field(strict=False)] = (0.0, 1.0)
     over: LabelChoice = {}
+    minus: LabelChoice = {}
     at: LabelChoice = {}
     mean_over: Annotated[tuple[str, ...], Field(strict=False)] = ()
     relative: bool = False
 
     @property
-    def sides(self) -> tuple[Labels, ...]:
-        """The two labels that the test compares; the difference is the first minus the second."""
-        return ()
-
-    @property
     def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield each axis on which cells are chosen, with the labels: over, at, and of both sides."""
-        chosen: tuple[Mapping[str, OneOrSeveral], ...] = self.over, self.at, *self.sides
+        """Yield each axis on which cells are chosen, with the labels: ``over``, ``minus`` and ``at``."""
+        chosen = (self.over, self.minus, self.at)
         return ((axis, several(labels)) for choice in chosen for axis, labels in choice.items())
 
     @property
@@ -83,77 +79,40 @@ class Quantity(Settings):
             raise ValueError(
                 f"rounds: write two ascending shares of the rounds, from 0 to 1, not {list(self.rounds)}"
             )
-        if self.relative and not (self.over or self.sides):
+        if self.relative and not self.over:
             raise ValueError("relative: it needs a number to compare with; set 'over'")
-        averaged = {axis for side in self.sides for axis in side} & set(self.mean_over)
-        if averaged:
-            raise ValueError(
-                f"mean_over: the test compares {', '.join(sorted(averaged))}; leave it out of the mean"
-            )
         return self
 
 
 class OneSided(Quantity):
-    """A claim on the sign or size of a number, at every place or on average. All tests are one-sided, at 5 %.
+    """The number (most often a gain ``over`` other cells) is positive, negative or similar to zero.
 
-    ``average``: t test of the averages over places, one per seed that has a number in all of them; each place
-    needs a number of some seed. ``every``: t test over seeds at each place.
+    ``positive``: it exceeds ``by``; a negative ``by`` allows a deficit of this size. ``negative``: the same
+    of the number with the other sign. ``similar``: it lies between ``-by`` and ``by`` (two one-sided tests).
+
+    All tests are one-sided, at 5 %. ``average``: t test of the averages over places, one per seed that has a
+    number in all of them; each place needs a number of some seed. ``every``: t test over seeds at each place.
 
     Supported if all tests are significant in the claimed direction, which needs no correction, and every
     place has a number. Contradicted if one is significant in the other direction, or the one of the average,
     corrected for their number (Holm). Undecided otherwise.
     """
 
+    kind: Literal["positive", "negative", "similar"]
     judge: Literal["every", "average"] = "average"
-
-
-class Directed(OneSided):
-    """A claim that something exceeds ``by``.
-
-    A negative ``by`` allows a deficit of this size: "as good as" within a margin, or better.
-    """
-
     by: float = 0.0
 
-
-class Above(Directed):
-    """The number is larger in cells labelled ``higher`` than in those labelled ``lower``, all else equal.
-
-    The difference, paired over seeds, has to exceed ``by``.
-    """
-
-    kind: Literal["above"]
-    higher: Labels = Field(min_length=1)
-    lower: Labels = Field(min_length=1)
-
     @property
-    def sides(self) -> tuple[Labels, ...]:
-        return self.higher, self.lower
+    def region(self) -> tuple[float, float]:
+        """The open interval in which the claim puts the number."""
+        ends = {"positive": (self.by, math.inf), "negative": (-math.inf, -self.by)}
+        return ends.get(self.kind, (-self.by, self.by))
 
-
-class Positive(Directed):
-    """The number (most often a gain ``over`` other cells) is positive, or negative for that ``kind``.
-
-    The number itself has to exceed ``by``; with ``negative``, the number with the other sign.
-    """
-
-    kind: Literal["positive", "negative"]
-
-
-class Similar(OneSided):
-    """The number differs by no more than ``margin`` between the cells labelled ``one`` and ``other``.
-
-    Two one-sided tests put the difference above ``-margin`` and below ``margin``.
-    """
-
-    kind: Literal["similar"]
-    one: Labels = Field(min_length=1)
-    other: Labels = Field(min_length=1)
-    margin: float = Field(gt=0)
-
-    @property
-    def sides(self) -> tuple[Labels, ...]:
-        return self.one, self.other
+    @model_validator(mode="after")
+    def _similar_by(self) -> Self:
+        if self.kind == "similar" and self.by <= 0:
+            raise ValueError("by: 'similar' needs the largest difference that does not matter")
+        return self
 
 
 class Value(Quantity):
@@ -203,7 +162,7 @@ class NotJudged(Settings):
     why: str
 
 
-TestOfPart = Annotated[Above | Similar | Positive | Value | Fails | NotJudged, Field(discriminator="kind")]
+TestOfPart = Annotated[OneSided | Value | Fails | NotJudged, Field(discriminator="kind")]
 
 
 class All(Settings):
@@ -217,17 +176,14 @@ class All(Settings):
     tests: Annotated[tuple[TestOfPart, ...], Field(strict=False, min_length=2)]
 
 
-Test = Annotated[
-    Above | Similar | Positive | Value | Fails | All | Tested | NotJudged, Field(discriminator="kind")
-]
+Test = Annotated[OneSided | Value | Fails | All | Tested | NotJudged, Field(discriminator="kind")]
 
 
 def quantities(test: Test) -> Iterator[Quantity]:
     """Yield all numbers of runs that a test needs."""
-    if isinstance(test, Quantity):
-        yield test
-    elif isinstance(test, All):
-        yield from (part for part in test.tests if isinstance(part, Quantity))
+    for part in test.tests if isinstance(test, All) else (test,):
+        if isinstance(part, Quantity):
+            yield part
 
 
 class Claim(Settings):

@@ -6,9 +6,8 @@ The rules of decision are documented with the tests in ``fltrain.experiments.cla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -18,28 +17,25 @@ from fltrain.core.errors import FltrainError, count
 from fltrain.core.floats import average
 from fltrain.core.statistics import (
     LEVEL,
-    Contrast,
-    Family,
     Interval,
-    PublishedMean,
+    Place,
+    Prior,
     Sample,
     against,
     contrast,
     discoveries,
     holm,
     known,
+    moderated,
 )
 from fltrain.experiments.claims import (
-    Above,
     All,
     Claim,
     Fails,
     LabelChoice,
     NotJudged,
-    OneOrSeveral,
-    Positive,
+    OneSided,
     Quantity,
-    Similar,
     Test,
     Tested,
     Value,
@@ -62,7 +58,7 @@ from fltrain.reporting.frame import (
 from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text, value_text
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.text import interval_text, markdown_table, p_text, without_tags
-from fltrain.reporting.verdict import apart, families_of, gain_margin
+from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 
@@ -101,32 +97,11 @@ class Finding:
         return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A claim with its verdict.
-
-    Attributes:
-        item: name of the item that the test looks at; empty if at none, several with commas.
-        reduced: the runs belong to a reduced scale.
-        listed: False if the claim drops out of the list of contradicted claims.
-        exploratory: the rule or the test was decided after the runs had been seen.
-    """
-
-    where: str
-    claim: str
-    item: str
-    kind: str
-    stated: str
-    reduced: bool
-    finding: Finding
-    listed: bool = True
-    exploratory: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """The verdict with its marks."""
-        marks = ("" if self.listed else DROPPED) + (", exploratory" if self.exploratory else "")
-        return self.finding.verdict + marks
+COLUMNS = (
+    *("where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"),
+    *("estimate", "low", "high", "p", "evidence"),
+)
+"""Columns of judged claims, also in the CSV file."""
 
 
 def judge(
@@ -137,7 +112,7 @@ def judge(
     published: Callable[[ItemJob], Published],
     reduced: bool,
     cells: Mapping[str, Sequence[TableCell]] = {},
-) -> list[Judged]:
+) -> pd.DataFrame:
     """Judge every claim of a paper at a scale.
 
     Args:
@@ -149,113 +124,99 @@ def judge(
         reduced: True for a reduced scale.
         cells: judged cells of the tables by ID of the sheet.
 
+    Returns:
+        A row for each claim: place, text and verdict; ``listed``, False if it drops out of the list of
+        contradicted claims; ``exploratory``, if the rule or the test was decided after the runs had been
+        seen; names of the items that the test looks at; kind of test; stated number; estimate with its 90 %
+        interval; p value of the test that decided; evidence in words.
+
     Raises:
         FltrainError: if the test of a claim does not fit the item.
     """
     stated = {(statement.where, statement.claim): statement for statement in statements}
     items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
-    judge_of = _Judge(items, runs, published, reduced, cells)
-    judged: list[Judged] = []
-    for claim in claims:
-        key = claim.where, claim.claim
-        try:
-            finding = judge_of.finding(claim.test, stated[key])
-        except FltrainError as error:
-            raise FltrainError(f"claim {claim.claim!r}: {error}") from None
-        names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
-        seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
-        late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
-        fields = (*key, ", ".join(names), claim.test.kind, stated[key].text, reduced, finding)
-        judged.append(Judged(*fields, exploratory=late and finding.verdict in JUDGED))
-    listed = discoveries([one.finding.p_contradicted for one in judged])
-    return [
-        replace(
-            one,
-            listed=discovered or one.finding.verdict != "contradicted" or one.finding.p_contradicted is None,
-        )
-        for one, discovered in zip(judged, listed, strict=True)
-    ]
 
-
-@dataclass(frozen=True)
-class _Judge:
-    """Judges claims on the ``items`` of a paper, by name; see ``judge``."""
-
-    items: Mapping[str, ItemJob]
-    runs: Runs
-    published: Callable[[ItemJob], Published]
-    reduced: bool
-    cells: Mapping[str, Sequence[TableCell]]
-
-    def finding(self, test: Test, statement: Statement) -> Finding:
-        """Return the finding on a claim or on a part of it."""
+    def find(test: Test, statement: Statement) -> Finding:
         match test:
             case Tested():
                 return Finding("tested", f"It follows from the definition, which {test.by} checks.")
             case NotJudged():
                 return Finding("not judged", test.why)
             case All():
-                return _conjunction([self.finding(part, statement) for part in test.tests], self.reduced)
-        if isinstance(test, Value) and self.reduced:
+                return _conjunction([find(part, statement) for part in test.tests], reduced)
+        if isinstance(test, Value) and reduced:
             return Finding("not run", "The number is that of the full scale; this one is reduced.")
-        sheet = self.items.get(test.item)
+        sheet = items.get(test.item)
         if sheet is None:
             return Finding("not run", "Its runs are not made here.")
-        if absent := _absent(sheet, test):
-            only = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
-            return Finding("not run", f"At this scale, its runs have no {absent}{only}.")
-        whole, lines = claimed_values(sheet, test, self.runs, self.published(sheet))
-        if lines["state"].isin(ABSENT).all() and not lines.empty:
-            return Finding("not run", "No run, or pair of runs, that it needs is complete.")
-        if lines["value"].isna().all() and not (lines["state"] == DIVERGED).any():
-            parts = f" of {', '.join(test.parts)}" if test.parts else ""
-            return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-        if isinstance(test, Fails):
-            found = _fails(lines, test)
-        else:
-            evidence = Evidence.of(whole, lines, sheet, test, self.runs)
-            match test:
-                case Value():
-                    found = _value(evidence, sheet, test, statement, self.cells.get(sheet.id, ()))
-                case _:
-                    found = _tested(evidence, test)
-        found = _within(sheet, test, lines, found)
-        if self.reduced:
+        found = _of_item(sheet, test, statement, runs, published(sheet), cells.get(sheet.id, ()))
+        if reduced and found.verdict != "not run":
             return replace(found, verdict="reduced scale", decision="", p=None, p_contradicted=None)
         return found
 
+    rows: list[tuple[object, ...]] = []
+    contradicting: list[float | None] = []
+    for claim in claims:
+        statement = stated[claim.where, claim.claim]
+        try:
+            found = find(claim.test, statement)
+        except FltrainError as error:
+            raise FltrainError(f"claim {claim.claim!r}: {error}") from None
+        names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
+        seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
+        late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
+        about = (*(claim.where, claim.claim, found.verdict), True, late and found.verdict in JUDGED, reduced)
+        test = (", ".join(names), claim.test.kind, statement.text)
+        low, high = found.interval or (None, None)
+        rows.append((*about, *test, found.estimate, low, high, found.p, found.evidence))
+        contradicting.append(found.p_contradicted)
+    judged = pd.DataFrame(rows, columns=COLUMNS)
+    without_p = pd.Series([p is None for p in contradicting], dtype=bool)
+    listed = pd.Series(discoveries(contradicting), dtype=bool)
+    judged["listed"] = listed | without_p | (judged["verdict"] != "contradicted")
+    return judged
 
-def _absent(sheet: ItemJob, test: Quantity) -> str:
-    """Return the first label or axis of the claim that the item lacks at this scale."""
-    for axis, labels in test.choices:
-        if not set(labels) & set(sheet.axes.get(axis, ())):
-            return f"{axis} {' or '.join(map(repr, labels))}"
-    return next((f"axis {axis!r}" for axis in test.mean_over if axis not in sheet.axes), "")
 
+def _of_item(
+    sheet: ItemJob,
+    test: OneSided | Value | Fails,
+    statement: Statement,
+    runs: Runs,
+    published: Published,
+    cells: Sequence[TableCell],
+) -> Finding:
+    """Return the finding of a test on the runs of its item.
 
-def _within(sheet: ItemJob, test: Quantity, lines: pd.DataFrame, found: Finding) -> Finding:
-    """Leave a claim undecided if runs that it is about were left out, or have no number at a label it names.
-
+    It is undecided if runs that the claim is about were left out, or have no number at a label that it names.
     Of an item restricted to some labels of an axis, only claims that name these labels are decided.
     """
-    named_labels: dict[str, set[str]] = {}
-    chosen: tuple[Mapping[str, OneOrSeveral], ...] = test.at, *test.sides
-    for axis, labels in (pair for choice in chosen for pair in choice.items()):
-        named_labels.setdefault(axis, set()).update(several(labels))
-    present = {axis: set(labels) & named_labels.get(axis, set()) for axis, labels in sheet.axes.items()}
-    missed = [
-        str(one)
-        for one in sheet.restricted
-        if not (one.axis and named_labels.get(one.axis) and present[one.axis] == named_labels[one.axis])
-    ]
-    known_lines = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
-    empty = [
-        label
-        for axis, labels in test.at.items()
-        if axis in lines
-        for label in several(labels)
-        if label in sheet.axes.get(axis, ()) and not (known_lines[axis] == label).any()
-    ]
+    axes = {axis: {*labels} for axis, labels in sheet.axes.items()}
+    for axis, labels in (*test.choices, *((axis, tuple(axes.get(axis, ()))) for axis in test.mean_over)):
+        if not axes.get(axis, set()) & {*labels}:
+            lacking = f"{axis} {' or '.join(map(repr, labels))}" if labels else f"axis {axis!r}"
+            only = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
+            return Finding("not run", f"At this scale, its runs have no {lacking}{only}.")
+    frame, chosen = claimed_values(sheet, test, runs, published)
+    lines = frame[chosen]
+    if lines["state"].isin(ABSENT).all() and not lines.empty:
+        return Finding("not run", "No run, or pair of runs, that it needs is complete.")
+    present = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
+    if present.empty:
+        parts = f" of {', '.join(test.parts)}" if test.parts else ""
+        return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
+    match test:
+        case Fails():
+            found = _fails(lines, test)
+        case OneSided():
+            found = _one_sided(Numbers.of(frame, chosen, sheet, test, runs), test)
+        case Value():
+            numbers = Numbers.of(frame, chosen, sheet, test, runs)
+            found = _value(numbers, sheet, test, statement, cells)
+    at = {axis: several(labels) for axis, labels in test.at.items()}
+    complete = {axis for axis, labels in at.items() if {*labels} <= axes[axis]}
+    missed = [str(one) for one in sheet.restricted if one.axis not in complete]
+    named_here = ((axis, label) for axis, labels in at.items() if axis in lines for label in labels)
+    empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
     if not (missed or empty):
         return found
     why = f"the runs are restricted to {', '.join(missed)}" if missed else ""
@@ -265,235 +226,173 @@ def _within(sheet: ItemJob, test: Quantity, lines: pd.DataFrame, found: Finding)
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
-    """Return the finding on a whole claim from those on its parts."""
+    """Return the finding on a whole claim from those on its parts; parts with the same text share it."""
     verdicts = {part.verdict for part in parts}
-    if reduced or verdicts <= {"not run", "not judged"}:
-        numbers = _numbered([part.evidence for part in parts])
+    judged = not reduced and not verdicts <= {"not run", "not judged"}
+    texts: dict[str, list[str]] = {}
+    for number, part in enumerate(parts, start=1):
+        text = f"{part.verdict}: {part.evidence}" if judged else part.evidence
+        texts.setdefault(text, []).append(str(number))
+    numbered = " ".join(f"({', '.join(same)}) {text}" for text, same in texts.items())
+    numbers = numbered if len(texts) > 1 else next(iter(texts))
+    if not judged:
         return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
-    least = min(ps, default=None)
-    verdict: ClaimVerdict = "undecided"
-    if verdicts == {"supported"}:
-        verdict = "supported"
-    elif contrary and (None in contrary or (least is not None and least < LEVEL)):
+    verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
+    if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
-    texts = [f"{part.verdict}: {part.evidence}" for part in parts]
-    return Finding(verdict, _numbered(texts), p_contradicted=None if None in contrary else least)
+    return Finding(verdict, numbers, p_contradicted=None if None in contrary else min(ps, default=None))
 
 
-def _numbered(texts: Sequence[str]) -> str:
-    """Return each text once, after the numbers of its parts: ``(1, 3) A. (2) B.``."""
-    numbers: dict[str, list[str]] = {}
-    for number, text in enumerate(texts, start=1):
-        numbers.setdefault(text, []).append(str(number))
-    if len(numbers) == 1:
-        return texts[0]
-    return " ".join(f"({', '.join(same)}) {text}" for text, same in numbers.items())
-
-
-# ---------------------------------------------------------------- evidence
-OVER_PLACES = "the average"
+# ---------------------------------------------------------------- numbers
+THE_AVERAGE = "the average"
 LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
 UNTESTABLE = "no test: it takes three seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Numbers:
     """Numbers of a claim.
 
     Attributes:
-        numbers: seeds down, places across (NaN for none).
-        samples: numbers of each place that has any.
-        families: prior of the spreads by place.
-        floor: smallest believable spread.
-        losses: counts of lost runs and of places without a number, in words.
-        unit: unit of the numbers.
-        compared: the subtraction that gives the numbers, in words.
+        at: numbers at each place that has any; the whole item moderates their spreads.
+        mean: averages over these places, of the seeds that have a number in all of them; over several places,
+            they have a spread of their own.
         labels: labels of the place if there is a single one.
+        empty: some place has no number.
+        losses: counts of lost runs and of places without a number, in words.
+        untested: the finding before any test: mean, interval, extreme places and losses.
     """
 
-    numbers: pd.DataFrame
-    samples: dict[str, Sample]
-    families: dict[str, Family]
-    floor: float
+    at: dict[str, Sample]
+    mean: Sample
+    labels: dict[str, str]
+    empty: bool
     losses: list[str]
-    unit: str
-    compared: str
-    labels: dict[str, str] | None
+    untested: Finding
 
     @classmethod
     def of(
-        cls, whole: pd.DataFrame, lines: pd.DataFrame, sheet: ItemJob, test: Quantity, runs: Runs
-    ) -> Evidence:
-        """Arrange lines; a place is called by the labels that vary. The whole item moderates the spreads."""
-        axes, floor = places(lines), _floor(sheet, test, runs)
+        cls, frame: pd.DataFrame, chosen: pd.Series, sheet: ItemJob, test: Quantity, runs: Runs
+    ) -> Numbers:
+        """Arrange the chosen lines of an item; a place is called by the labels that vary.
+
+        Places with the same dataset moderate each other, differences if they also have the same plug-ins,
+        but not the same base.
+        """
+        axes, lines, records = places(frame), frame[chosen], [runs(cell.run) for cell in sheet.cells]
+        floor = resolution(records, test.measure) if test.measure and not test.relative else 0.0
+        groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
+        labels = [dict(group.iloc[0][axes].astype(str)) for group in groups]
+        plugins = [group["composition"].iloc[0][1:] if test.over or test.minus else () for group in groups]
+        families = zip((max(group["spread_family"], key=len) for group in groups), plugins, strict=True)
+        own = [
+            Sample(known(group["value"]), floor, bool((group["state"] == DIVERGED).any())) for group in groups
+        ]
+        bases = [tuple(one[axis] for axis in axes if axis not in test.over) for one in labels]
+        samples = moderated(own, families, bases if test.over else None)
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
-        names = lines[varied].agg(", ".join, axis=1) if varied else pd.Series("all", index=lines.index)
-        lines = lines.assign(place=names)
-        by_place = {str(name): group for name, group in lines.groupby("place", sort=False)}
-        samples = {name: _sample(group, floor) for name, group in by_place.items()}
-        labels = {name: {axis: str(group[axis].iloc[0]) for axis in axes} for name, group in by_place.items()}
-        filled = {name: sample for name, sample in samples.items() if sample.values}
-        families = _families(whole, floor, test)
-        empty = len(samples) - len(filled)
+        at: dict[str, Sample] = {}
+        by_seed: dict[str, pd.Series] = {}
+        for group, one, sample in zip(groups, labels, samples, strict=True):
+            if chosen[group.index[0]] and sample.values:
+                place = ", ".join(one[axis] for axis in varied) or "all"
+                # One seed decides nothing, whatever the spread of other places.
+                at[place] = sample if len(sample.values) > 1 else replace(sample, prior=Prior())
+                by_seed[place] = group.set_index("seed")["value"]
+        means = pd.DataFrame(by_seed).sort_index().dropna().mean(axis=1)
+        mean = Sample(means.tolist(), floor / math.sqrt(max(len(at), 1)))
+        if len(at) == 1:
+            mean = replace(next(iter(at.values())), values=mean.values)
+        named = [one for group, one in zip(groups, labels, strict=True) if chosen[group.index[0]]]
+        empty = len(named) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         losses = [f"{number} {text}" for text, number in counts.items() if number]
-        return cls(
-            numbers=lines.pivot(index="seed", columns="place", values="value")[list(samples)],
-            samples=filled,
-            families={name: families[tuple(labels[name].values())] for name in filled},
-            floor=floor,
-            losses=losses + ([f"{count(empty, 'place')} without a number"] if empty else []),
-            unit=" %" if test.relative else "",
-            compared=_compared(sheet, test),
-            labels=next(iter(labels.values())) if len(labels) == 1 else None,
-        )
-
-    @property
-    def empty(self) -> bool:
-        """Some place has no number."""
-        return len(self.samples) < self.numbers.shape[1]
-
-    @cached_property
-    def per_seed(self) -> list[float]:
-        """Averages over the places, of the seeds that have a number in all places that have any."""
-        complete = self.numbers[list(self.samples)].dropna()
-        return [float(value) for value in complete.mean(axis=1)] if self.samples else []
-
-    def contrast(
-        self, place: str, other: PublishedMean | float = 0.0, margin: float = 0.0, tries: int = 1
-    ) -> Contrast | None:
-        """Return the contrast at a place, or of the average over all places, which has its own spread.
-
-        One seed decides nothing, whatever the spread of other places.
-        """
-        place = next(iter(self.samples)) if len(self.samples) == 1 else place
-        if place == OVER_PLACES:
-            floor = self.floor / math.sqrt(max(len(self.samples), 1))
-            sample, family = Sample(self.per_seed, floor), Family()
-        else:
-            sample, family = self.samples[place], self.families[place]
-        if len(sample.values) < 2:
-            return None
-        return contrast(sample, other, family=family, margin=margin, tries=tries)
-
-    def finding(self, verdict: ClaimVerdict, decision: str, *p: float | None) -> Finding:
-        """Return the finding with this verdict: mean, interval, extreme places, losses, p values."""
-        mean = average(self.per_seed) if self.per_seed else None
-        found = self.contrast(OVER_PLACES) if self.per_seed else None
-        interval = found.interval if found else None
-        parts = ["no seed has a number in all places"]
-        if mean is not None:
-            around = f" [{interval[0]:+.4g}, {interval[1]:+.4g}]" if interval else ""
-            around += f" ({self.compared})" if self.compared else ""
-            parts = [f"mean {mean:+.4g}{self.unit}{around} over {count(len(self.per_seed), 'seed')}"]
-        means = {place: float(np.mean(sample.values)) for place, sample in self.samples.items()}
-        if len(means) > 1:
-            low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-            positive = sum(value > 0 for value in means.values())
-            parts.append(f"positive at {positive} of {len(means)} places")
-            parts.append(f"from {means[low]:+.4g} ({low}) to {means[high]:+.4g} ({high})")
-        return Finding(verdict, ", ".join([*parts, *self.losses]), decision, mean, interval, *p)
+        losses += [f"{count(empty, 'place')} without a number"] if empty else []
+        words = ", ".join([*_in_words(at, mean, sheet, test), *losses])
+        estimate, found = average(mean.values) if mean.values else None, contrast(mean)
+        untested = Finding("undecided", words, "", estimate, found.interval if found else None)
+        return cls(at, mean, named[0] if len(named) == 1 else {}, empty > 0, losses, untested)
 
 
-def _sample(lines: pd.DataFrame, floor: float) -> Sample:
-    return Sample(known(lines["value"]), floor, bool((lines["state"] == DIVERGED).any()))
-
-
-def _floor(sheet: ItemJob, test: Quantity, runs: Runs) -> float:
-    """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
-    records = [runs(cell.run) for cell in sheet.cells]
-    if test.measure is not None and not test.relative:
-        return resolution(records, test.measure)
-    images = next((record.test_images for record in records if record.usable), None)
-    return 1 / images if test.curve == "evaluation.accuracy" and images and not test.relative else 0.0
-
-
-def _families(whole: pd.DataFrame, floor: float, test: Quantity) -> dict[tuple[str, ...], Family]:
-    """Return the prior of the spreads at each place of the item, by its labels.
-
-    Places with the same dataset moderate each other, differences if they also have the same plug-ins, but not
-    the same base.
-    """
-    axes = places(whole)
-    keys: dict[tuple[str, ...], tuple[Hashable, Hashable]] = {}
-    samples: list[Sample] = []
-    for found, lines in whole.groupby(axes, sort=False) if axes else [((), whole)]:
-        labels, key, base = tuple(map(str, found)), max(lines["spread_family"], key=len), None
-        if test.over or test.sides:
-            key = (*key, lines["composition"].iloc[0][1:])
-        if test.over:
-            base = tuple(name for axis, name in zip(axes, labels, strict=True) if axis not in test.over)
-        keys[labels] = key, base
-        samples.append(_sample(lines, floor))
-    separate = apart(keys.values())
-    priors = families_of(zip(separate, samples, strict=True))
-    return {labels: priors[key] for labels, key in zip(keys, separate, strict=True)}
+def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quantity) -> list[str]:
+    """Return the mean with its interval and the subtraction behind it, and the extreme places."""
+    parts, found = ["no seed has a number in all places"], contrast(mean)
+    if mean.values:
+        unit, compared = " %" if test.relative else "", _compared(sheet, test)
+        around = " [{:+.4g}, {:+.4g}]".format(*found.interval) if found else ""
+        around += f" ({compared})" if compared else ""
+        seeds = count(len(mean.values), "seed")
+        parts = [f"mean {average(mean.values):+.4g}{unit}{around} over {seeds}"]
+    means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
+    if len(means) > 1:
+        low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+        positive = sum(value > 0 for value in means.values())
+        parts.append(f"positive at {positive} of {len(means)} places")
+        parts.append(f"from {means[low]:+.4g} ({low}) to {means[high]:+.4g} ({high})")
+    return parts
 
 
 def _compared(sheet: ItemJob, test: Quantity) -> str:
     """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
 
-    def text(labels: Mapping[str, OneOrSeveral]) -> str:
+    def text(labels: LabelChoice) -> str:
         return ", ".join(named(axis, label) for axis, names in labels.items() for label in several(names))
 
-    if test.sides:
-        first, second = test.sides
-        gain = f"gain over {text(test.over)}: " if test.over else ""
-        return f"{gain}{text(first)} minus {text(second)}"
-    single: LabelChoice = {}
-    for axis, names in test.over.items():
-        others = [one for one in several(test.at.get(axis, sheet.axes[axis])) if one not in several(names)]
+    last = test.minus or test.over
+    first: LabelChoice = {}
+    for axis, names in last.items():
+        others = {*several(test.at.get(axis, sheet.axes[axis]))} - {*several(names)}
         if len(others) == 1:
-            single[axis] = others[0]
-    return f"{text(single) or 'others'} minus {text(test.over)}" if test.over else ""
+            first[axis] = others.pop()
+    gain = f"gain over {text(test.over)}: " if test.over and test.minus else ""
+    return f"{gain}{text(first) or 'others'} minus {text(last)}" if last else ""
 
 
 # ---------------------------------------------------------------- tests
-def _tested(evidence: Evidence, test: Above | Positive | Similar) -> Finding:
+def _one_sided(numbers: Numbers, test: OneSided) -> Finding:
     """Support a claim if all tests are significant, which needs no correction, and no number is missing.
 
     Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
     """
-    if test.judge == "average" and evidence.empty:
-        return evidence.finding("undecided", INCOMPLETE)
-    similar, negative = isinstance(test, Similar), test.kind == "negative"
-    margin = test.margin if isinstance(test, Similar) else 0.0
-    by = 0.0 if isinstance(test, Similar) else -test.by if negative else test.by
-
-    def p_values(found: Contrast) -> tuple[float, list[float]]:
-        """Return the p value of the claim, and those of its opposites."""
-        if similar:
-            return found.p_inside, [found.p_above(margin), found.p_below(-margin)]
-        return (found.p_below(), [found.p_above()]) if negative else (found.p_above(), [found.p_below()])
-
-    names = list(evidence.samples) if test.judge == "every" else [OVER_PLACES]
-    claimed = {name: evidence.contrast(name, by, margin) for name in names}
-    tried = {name: found for name, found in claimed.items() if found}
-    mean = evidence.contrast(OVER_PLACES, by) if len(claimed) > 1 and not similar else None
-    opposites = {**tried, OVER_PLACES: mean} if mean else tried
-    contrary = [(name, p) for name, found in opposites.items() for p in p_values(found)[1]]
+    (low, high), similar = test.region, test.kind == "similar"
+    samples = numbers.at if test.judge == "every" else {THE_AVERAGE: numbers.mean}
+    tried = {place: found for place, sample in samples.items() if (found := contrast(sample))}
+    opposites, mean = dict(tried), contrast(numbers.mean)
+    if mean and len(samples) > 1 and not similar:
+        opposites[THE_AVERAGE] = mean
+    contrary = [
+        (place, p_value(end))
+        for place, found in opposites.items()
+        for p_value, end in ((found.p_above, high), (found.p_below, low))
+        if math.isfinite(end)
+    ]
     corrected = [p or 0.0 for p in holm([p for _, p in contrary])]
-    least = min(corrected, default=None)
-    bound = f"{'below' if negative else 'above'} {by:g}"
-    if least is not None and least < LEVEL:
-        at = f" at {contrary[corrected.index(least)][0]}" if len(claimed) > 1 else ""
-        words = f"beyond {margin:g}: " if similar else f"opposite{at}: {f'not {bound}, ' if by else ''}"
+    least = min(corrected, default=1.0)
+    largest = max((max(found.p_above(low), found.p_below(high)) for found in tried.values()), default=1.0)
+    end = low if math.isfinite(low) else high
+    bound = f"{'above' if end == low else 'below'} {end:g}"
+    verdict: ClaimVerdict = "undecided"
+    if test.judge == "average" and numbers.empty:
+        return replace(numbers.untested, decision=INCOMPLETE)
+    if least < LEVEL:
+        at = f" at {contrary[corrected.index(least)][0]}" if len(samples) > 1 else ""
+        words = f"beyond {high:g}: " if similar else f"opposite{at}: {f'not {bound}, ' if end else ''}"
         holms = f" (Holm over {len(contrary)})" if len(contrary) > 1 else ""
-        return evidence.finding("contradicted", f"{words}one-sided {p_text(least)}{holms}", least, least)
-    if not tried or len(tried) < len(claimed):
-        return evidence.finding("undecided", UNTESTABLE)
-    largest = max(p_values(found)[0] for found in tried.values())
-    words = f"within {margin:g}: two one-sided tests," if similar else f"{bound}: one-sided" if by else ""
-    of_all = f", the largest of {len(tried)} places" if len(tried) > 1 else ""
-    decision = f"{words or 'one-sided'} {p_text(largest)}{of_all}"
-    holds = largest < LEVEL and not evidence.empty
-    return evidence.finding("supported" if holds else "undecided", decision, largest, least)
+        verdict, p, decision = "contradicted", least, f"{words}one-sided {p_text(least)}{holms}"
+    elif not tried or len(tried) < len(samples):
+        return replace(numbers.untested, decision=UNTESTABLE)
+    else:
+        words = f"within {high:g}: two one-sided tests," if similar else f"{bound}: one-sided" if end else ""
+        of_all = f", the largest of {len(tried)} places" if len(tried) > 1 else ""
+        verdict = "supported" if largest < LEVEL and not numbers.empty else "undecided"
+        p, decision = largest, f"{words or 'one-sided'} {p_text(largest)}{of_all}"
+    return replace(numbers.untested, verdict=verdict, decision=decision, p=p, p_contradicted=least)
 
 
-PLACES: dict[str, ClaimVerdict] = {
+PLACES: dict[Place, ClaimVerdict] = {
     "inside": "supported",
     "outside": "contradicted",
     "across": "undecided",
@@ -502,7 +401,7 @@ PLACES: dict[str, ClaimVerdict] = {
 
 
 def _value(
-    evidence: Evidence, sheet: ItemJob, test: Value, statement: Statement, cells: Sequence[TableCell]
+    numbers: Numbers, sheet: ItemJob, test: Value, statement: Statement, cells: Sequence[TableCell]
 ) -> Finding:
     """Judge a stated number: by the verdict of the cell that prints it, else by a contrast of our mean.
 
@@ -512,62 +411,54 @@ def _value(
         raise FltrainError("it states no number for the test 'value'; choose another test")
     stated = 100 * statement.value if statement.unit == "fraction" else statement.value
     words, tried, whole = f"stated {stated:g}", "", True
-    if cell := _printed(evidence, sheet, test, cells, stated):
-        numbers, said, mean, ends, margin, p = _of_cell(cell, gain=bool(test.over))
+    if cell := _printed(numbers, sheet, test, cells, stated):
+        text, n, said = value_text(cell), cell.n, cell.full_verdict
+        mean, margin, ends, p = cell.mean, cell.margin, cell.difference_interval, cell.p
+        if test.over:
+            text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
+            mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, None
+        shown = f"{text} over {count(n, 'seed')}"
         words += f", as the cell {cell.place} of “{sheet.title}”, which is {said}"
     else:
-        where, values = OVER_PLACES, evidence.per_seed
-        if test.extreme and evidence.samples:
+        where, ours = "", numbers.mean
+        if test.extreme:
             choose = max if test.extreme == "largest" else min
-            where = choose(evidence.samples, key=lambda name: float(np.mean(evidence.samples[name].values)))
-            values = [*evidence.samples[where].values]
-        if not values:
-            return evidence.finding("undecided", UNTESTABLE)
-        tries = len(evidence.samples) if test.extreme else 1
-        margin = test.margin or 0.0
-        if not margin and test.measure:  # a curve has a margin
+            where = choose(numbers.at, key=lambda place: float(np.mean(numbers.at[place].values)))
+            ours = numbers.at[where]
+        if not ours.values:
+            return replace(numbers.untested, decision=UNTESTABLE)
+        margin = test.margin
+        if margin is None and test.measure:  # a curve has a margin
             margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
-        mean = average(values)
-        at = f" ({where})" if where != OVER_PLACES else ""
-        numbers = ", ".join([f"{mean:z.2f} over {count(len(values), 'seed')}{at}", *evidence.losses])
-        found = evidence.contrast(where, PublishedMean(stated, sheet.reported_seeds or 1), margin, tries)
+        mean, at = average(ours.values), f" ({where})" if where else ""
+        shown = ", ".join([f"{mean:z.2f} over {count(len(ours.values), 'seed')}{at}", *numbers.losses])
+        tries = len(numbers.at) if test.extreme else 1
+        tried, whole = f"Bonferroni over {tries} places" if tries > 1 else "", not numbers.empty
+        found = contrast(ours, stated, seeds=sheet.reported_seeds or 1, margin=margin or 0.0, tries=tries)
         ends, p = (found.interval, found.p_outside) if found else (None, None)
-        tried = f"Bonferroni over {tries} places" if tries > 1 else ""
-        whole = not evidence.empty
+    margin = margin or 0.0
+    words += f", margin {margin:.3g}"
     if ends is None or mean is None:
-        return Finding("undecided", numbers, f"{words}, margin {margin:.3g}; {UNTESTABLE}", mean)
-    verdict = PLACES[against(ends, margin)] if whole else "undecided"
+        return Finding("undecided", shown, f"{words}; {UNTESTABLE}", mean)
     interval = f"ours minus stated {mean - stated:+z.2f} {interval_text(ends, 2, '+')}"
-    decision = ", ".join(filter(None, (words, f"margin {margin:.3g}", interval, tried)))
-    low, high = ends
-    return Finding(verdict, numbers, decision, mean, (stated + low, stated + high), p, p if whole else None)
-
-
-def _of_cell(
-    cell: TableCell, gain: bool
-) -> tuple[str, str, float | None, Interval | None, float, float | None]:
-    """Return value or gain of a cell with its seeds, verdict, mean, interval of the difference, margin, p."""
-    if gain:
-        numbers = f"{gain_text(cell)} over {count(len(cell.gains), 'seed')}"
-        interval, margin = cell.gain_difference_interval, cell.gain_margin or 0.0
-        return numbers, cell.gain_verdict or "", cell.gain, interval, margin, None
-    numbers = f"{value_text(cell)} over {count(cell.n, 'seed')}"
-    return numbers, cell.full_verdict, cell.mean, cell.difference_interval, cell.margin or 0.0, cell.p
+    decision = ", ".join(filter(None, (words, interval, tried)))
+    verdict = PLACES[against(ends, margin)] if whole else "undecided"
+    around = stated + ends[0], stated + ends[1]
+    return Finding(verdict, shown, decision, mean, around, p, p if whole else None)
 
 
 def _printed(
-    evidence: Evidence, sheet: ItemJob, test: Value, cells: Sequence[TableCell], stated: float
+    numbers: Numbers, sheet: ItemJob, test: Value, cells: Sequence[TableCell], stated: float
 ) -> TableCell | None:
     """Return the cell of the item's table that prints the stated number; None if there is none."""
-    table, labels = sheet.table, evidence.labels
-    if test.extreme or test.relative or test.margin or table is None or labels is None:
+    table, labels = sheet.table, numbers.labels
+    if test.extreme or test.relative or test.margin or test.minus or table is None or not labels:
         return None
     over = next((one.gain_over for one in table.measures if one.measure == test.measure), {})
-    axes = (table.rows, table.columns, table.panels)
-    place = [labels.get(axis, "") if axis else "" for axis in axes]
+    place = [labels.get(axis or "", "") for axis in (table.rows, table.columns, table.panels)]
     place[0] = AVERAGE if table.rows in test.mean_over else place[0]
     decimals = len(f"{stated:.10g}".partition(".")[2])
-    for cell in cells if not test.over or over == test.over else ():
+    for cell in cells if test.over in ({}, over) else ():
         printed = cell.published_gain if test.over else cell.published
         here = cell.measure == test.measure and [cell.row, cell.column, cell.panel] == place
         if here and printed is not None and round(printed, decimals) == round(stated, decimals):
@@ -582,64 +473,41 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     # A place without any run has no share (NaN).
     by_place = [lines[axis] for axis in places(lines)] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
-    empty, most = int(shares.isna().sum()), int((shares > 0.5).sum())
+    empty, most, lost = int(shares.isna().sum()), int((shares > 0.5).sum()), int((~there).sum())
     verdict: ClaimVerdict = "undecided"
     if most == len(shares):
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
-    parts = [f"more than half of them at {most} of {count(len(shares), 'place')}"]
-    lost = int((~there).sum())
+    what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
+    parts = [
+        f"failed: {int(failed.sum())} of {count(int(there.sum()), 'run')}, by divergence "
+        f"({int(diverged.sum())}) or by {what} of at most {test.at_most:g}; "
+        f"more than half of them at {most} of {count(len(shares), 'place')}"
+    ]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
-    what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
-    return Finding(
-        verdict,
-        f"failed: {int(failed.sum())} of {count(int(there.sum()), 'run')}, by divergence "
-        f"({int(diverged.sum())}) or by {what} of at most {test.at_most:g}; {', '.join(parts)}",
-    )
+    return Finding(verdict, ", ".join(parts))
 
 
 # ---------------------------------------------------------------- output
-def to_frame(judged: Sequence[Judged]) -> pd.DataFrame:
-    """Return all claims as a data frame: the content of the CSV file."""
-    columns = ["where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"]
-    columns += ["estimate", "low", "high", "p", "evidence"]
-    lines = [
-        (
-            *(one.where, one.claim, one.finding.verdict, one.listed, one.exploratory, one.reduced),
-            *(one.item, one.kind, one.stated),
-            *(one.finding.estimate, *(one.finding.interval or (None, None)), one.finding.p),
-            one.finding.evidence,
-        )
-        for one in judged
-    ]
-    return pd.DataFrame(lines, columns=columns)
-
-
-def to_markdown(title: str, scale_note: str, judged: Sequence[Judged], titles: Mapping[str, str] = {}) -> str:
+def to_markdown(title: str, scale_note: str, judged: pd.DataFrame, titles: Mapping[str, str] = {}) -> str:
     """Return the claims as a Markdown table; ``titles`` are those of the items by name."""
-    lines = [["where", "claim", "stated", "verdict", "evidence", "item"]]
-    lines += [
-        [
-            *(one.where, one.claim, one.stated, one.verdict, one.finding.evidence),
-            "; ".join(titles.get(name, name) for name in one.item.split(", ")),
-        ]
-        for one in judged
-    ]
-    notes = claim_notes(one.listed for one in judged)
-    notes += [EXPLORATORY] if any(one.exploratory for one in judged) else []
-    table = markdown_table(lines, numbers=False)
+    shown = ["where", "claim", "stated", "verdict", "evidence", "item"]
+    lines = judged[shown].astype(str)
+    lines["verdict"] += judged["listed"].map({True: "", False: DROPPED})
+    lines["verdict"] += judged["exploratory"].map({True: ", exploratory", False: ""})
+    lines["item"] = ["; ".join(titles.get(name, name) for name in item.split(", ")) for item in lines["item"]]
+    notes = [*claim_notes(judged["listed"]), *([EXPLORATORY] if judged["exploratory"].any() else [])]
+    table = markdown_table([shown, *lines.to_numpy().tolist()], numbers=False)
     return without_tags(f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n")
 
 
 def claim_notes(listed: Iterable[bool]) -> list[str]:
     """Return the explanations below a table of claims."""
-    return [LEGEND, *([] if all(listed) else [DROPPED_CLAIMS])]
-
-
-DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
-LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
+    legend = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
+    dropped = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
+    return [legend, *([] if all(listed) else [dropped])]
 
 
 def scale_note(note: str, sheets: Iterable[ItemJob]) -> str:

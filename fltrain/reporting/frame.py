@@ -314,26 +314,20 @@ ROUNDS = ("rounds_to_target", "interpolated_rounds_to_target")
 
 def claimed_values(
     sheet: ItemJob, test: Quantity, runs: Runs, published: Published
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the numbers per place and seed of the whole item, and of the cells that the claim names.
+) -> tuple[pd.DataFrame, pd.Series]:
+    """Return the numbers per place and seed of the whole item, and a mask of those that the claim names.
 
-    They are values, or differences between two labels. The whole item moderates the spreads.
+    They are values, or differences from other labels. The whole item moderates the spreads.
     """
     frame = _item_values(sheet, test, runs, published)
-    if test.over:
-        frame = differences(frame, test.over, test.relative)
-        frame = frame[~has_labels(frame, test.over)]
-
-    def compared(frame: pd.DataFrame) -> pd.DataFrame:
-        if test.mean_over:
-            frame = combined(frame, test.mean_over)
-        if test.sides:
-            first, second = test.sides
-            frame = differences(frame, second, test.relative and not test.over)
-            frame = frame[has_labels(frame, first)]
-        return frame
-
-    return compared(frame), compared(frame[has_labels(frame, test.at)])
+    for labels in filter(None, (test.over, test.minus)):
+        frame = differences(frame, labels, test.relative and labels is test.over)
+        frame = frame[~has_labels(frame, labels)]
+    first = {axis: names for axis, names in test.at.items() if axis in (*test.minus, *test.mean_over)}
+    frame = frame[has_labels(frame, first)]
+    frame = combined(frame, test.mean_over) if test.mean_over else frame
+    rest = {axis: names for axis, names in test.at.items() if axis not in test.mean_over}
+    return frame, has_labels(frame, rest)
 
 
 def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:

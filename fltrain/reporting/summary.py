@@ -8,11 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
 from fltrain.core.errors import count
 from fltrain.core.floats import average
 from fltrain.core.statistics import Sample, contrast
 from fltrain.experiments.layout import Bubbles, ItemJob
-from fltrain.reporting.claims import JUDGED, Judged, to_frame
+from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.pictures import forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.text import number_text
@@ -31,7 +33,7 @@ Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 def paper_summary(
     paper: Mapping[str, Any],
     sheets: Sequence[ItemJob],
-    judged: Sequence[Judged],
+    judged: pd.DataFrame,
     cells: Mapping[str, Sequence[TableCell]],
 ) -> dict[str, Any]:
     """Return a summary of a paper's items and claims, as plain data for ``summary.json``.
@@ -39,12 +41,12 @@ def paper_summary(
     Args:
         paper: heading of the file: paper, title, kind, scale, reduced.
         sheets: the paper's items at the scale.
-        judged: its claims.
+        judged: its claims, see ``fltrain.reporting.claims``.
         cells: cells of each table by ID of its sheet.
     """
     every = [cell for shown in cells.values() for cell in shown]
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
-    claims: list[Any] = to_frame(judged)[columns].to_dict("records")
+    claims: list[Any] = judged[columns].to_dict("records")
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     figures = [
         sheet.id.partition("/")[2]

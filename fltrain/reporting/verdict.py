@@ -18,14 +18,12 @@ import numpy as np
 from fltrain.core.statistics import (
     LEVEL,
     Contrast,
-    Family,
     Interval,
-    PublishedMean,
     Sample,
-    Spread,
     against,
     contrast,
     discoveries,
+    moderated,
     t_above,
 )
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
@@ -126,19 +124,26 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     Returns:
         The cells with intervals, verdicts and the numbers behind them.
     """
-    of_values = families_of((_key(inputs), _values(cell, inputs)) for cell, inputs in cells)
-    gain_keys = apart(((inputs.gain_family, inputs.averaged), inputs.base) for _, inputs in cells)
-    of_gains = families_of(
-        (key, _gains(cell, inputs)) for key, (cell, inputs) in zip(gain_keys, cells, strict=True)
+    # An average has another spread than its rows.
+    values = moderated(
+        [_values(cell, inputs) for cell, inputs in cells],
+        [(inputs.family, inputs.averaged) for _, inputs in cells],
+    )
+    gains = moderated(
+        [
+            Sample(cell.gains, inputs.floor, cell.diverged + inputs.base_diverged > 0)
+            for cell, inputs in cells
+        ],
+        [(inputs.gain_family, inputs.averaged) for _, inputs in cells],
+        [inputs.base for _, inputs in cells],
     )
     judged: list[TableCell] = []
     among_own: list[float | None] = []
-    for key, (cell, inputs) in zip(gain_keys, cells, strict=True):
-        family = of_values[_key(inputs)]
-        judged_cell = _judge(cell, inputs, family)
-        gain = contrast(_gains(cell, inputs), family=of_gains[key], margin=cell.gain_margin or 0.0)
-        judged.append(_judge_gain(judged_cell, inputs, gain, family))
-        among_own.append(gain.p_nearer if gain and judged[-1].gain_verdict in AMONG_OWN else None)
+    for (cell, inputs), ours, gained in zip(cells, values, gains, strict=True):
+        gain = contrast(gained, margin=cell.gain_margin or 0.0)
+        judged.append(_judge_gain(_judge(cell, inputs, ours), inputs, gain, ours))
+        own = gain is not None and judged[-1].gain_verdict in AMONG_OWN
+        among_own.append(min(gain.p_outside, 1 - gain.p_outside) if gain and own else None)
     listed, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
     return [
         cell.having(
@@ -151,46 +156,11 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     ]
 
 
-def families_of(samples: Iterable[tuple[Hashable, Sample]]) -> dict[Hashable, Family]:
-    """Estimate the prior of each family from pairs of its key and a sample."""
-    members: dict[Hashable, list[Sample]] = {}
-    for key, sample in samples:
-        members.setdefault(key, []).append(sample)
-    return {key: Family.of(same) for key, same in members.items()}
-
-
-def apart(gains: Iterable[tuple[Hashable, Hashable]]) -> list[Hashable]:
-    """Return the families of gains, so that no two gains of a family share their base.
-
-    Args:
-        gains: family and base of each gain; None for a base of its own.
-    """
-    seen: Counter[Hashable] = Counter()
-    keys: list[Hashable] = []
-    for family, base in gains:
-        keys.append((family, seen[family, base] if base is not None else 0))
-        seen[family, base] += 1
-    return keys
-
-
-def _key(inputs: RuleInputs) -> Hashable:
-    # An average has another spread than its rows.
-    return inputs.family, inputs.averaged
-
-
 def _values(cell: TableCell, inputs: RuleInputs) -> Sample:
-    scale = _scale(cell, inputs)
-    return Sample([value / scale for value in cell.values], inputs.floor / scale, cell.diverged > 0)
-
-
-def _gains(cell: TableCell, inputs: RuleInputs) -> Sample:
-    return Sample(cell.gains, inputs.floor, cell.diverged + inputs.base_diverged > 0)
-
-
-def _scale(cell: TableCell, inputs: RuleInputs) -> float:
-    """Return a divisor that makes spreads comparable between cells: the mean of values not in points."""
+    """Return the values; spreads of values not in points are comparable as a share of their mean."""
     mean = float(np.mean(cell.values)) if cell.values else 0.0
-    return abs(mean) if mean and math.isfinite(mean) and not inputs.points else 1.0
+    scale = abs(mean) if mean and math.isfinite(mean) and not inputs.points else 1.0
+    return Sample(cell.values, inputs.floor, cell.diverged > 0, scale)
 
 
 def count_verdicts(verdicts: Iterable[str], order: Iterable[str] = VERDICTS) -> dict[str, int]:
@@ -219,44 +189,38 @@ def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]
 
 
 # ---------------------------------------------------------------- values
-def _judge(cell: TableCell, inputs: RuleInputs, family: Family) -> TableCell:
-    mean = cell.mean
+def _judge(cell: TableCell, inputs: RuleInputs, ours: Sample) -> TableCell:
+    mean, published = cell.mean, cell.published
     if mean is not None and cell.over_seeds == "mean":
-        spread = _spread(cell, inputs, family)
+        spread = ours.spread
         if spread.df:
             cell = cell.having(spread=spread.std, spread_df=spread.df, spread_cells=spread.cells)
-        if ours := contrast(Sample(cell.values), spread=spread):
-            low, high = ours.interval
+        if found := contrast(ours):
+            low, high = found.interval
             cell = cell.having(low=low, high=high)
     if not inputs.compared:
         return cell
     if cell.published_failed:
         return _judge_failure(cell, inputs)
-    if cell.published is None:
+    if published is None:
         return cell
     if mean is None:
         return _inconclusive(cell, "diverged") if cell.diverged else cell.having(verdict="not run")
-    published = cell.published
-    cell = cell.having(difference=mean - published)
+    cell, margin = cell.having(difference=mean - published), cell.margin or 0.0
     if cell.over_seeds != "mean":
         return _judge_by_bootstrap(cell, inputs)
-    other = PublishedMean(published, cell.published_seeds or 1, cell.published_std)
-    found = contrast(Sample(cell.values), other, spread=spread, margin=cell.margin or 0.0)
+    found = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, margin=margin)
     if found is None:
         return _inconclusive(cell, "target not reached" if math.isinf(mean) else _too_few(cell))
+    inside, outside = found.chances()
     judged = _labelled(cell, inputs, found.interval).having(
         p=found.p_outside,
         detectable=found.detectable,
-        expected_reproduced=found.chance_inside,
-        expected_not_reproduced=found.chance_outside,
+        expected_reproduced=inside,
+        expected_not_reproduced=outside,
     )
     undecided = judged.verdict == "inconclusive"
     return judged.having(seeds_needed=found.seeds_needed) if undecided else judged
-
-
-def _spread(cell: TableCell, inputs: RuleInputs, family: Family) -> Spread:
-    spread = family.spread(_values(cell, inputs))
-    return replace(spread, std=spread.std * _scale(cell, inputs))
 
 
 def _inconclusive(cell: TableCell, reason: str) -> TableCell:
@@ -321,8 +285,8 @@ def _judge_by_bootstrap(cell: TableCell, inputs: RuleInputs) -> TableCell:
 
 
 # ---------------------------------------------------------------- gains
-def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, family: Family) -> TableCell:
-    """Judge our gain, a contrast with zero; ``family`` is that of the values, like which the paper's vary."""
+def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, values: Sample) -> TableCell:
+    """Judge our gain, a contrast with zero; the paper's numbers vary like our ``values``."""
     mean, published = cell.gain, cell.published_gain
     if mean is None:
         return cell
@@ -341,35 +305,35 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, fami
     found = replace(
         ours,
         estimate=mean - published,
-        other_error=_published_gain_error(cell, inputs, ours, family),
+        other_error=_published_gain_error(cell, inputs, ours, values),
         margin=gain_margin(published),
     )
     verdict: GainVerdict = "inconclusive"
-    if against(found.interval, found.margin) == "inside":
+    if found.place == "inside":
         verdict = "size reproduced"
     elif (low > 0 and published > 0) or (high < 0 and published < 0):
         verdict = "direction reproduced"
     elif (low > 0 > published) or (high < 0 < published):
         verdict = "opposite"
     # The probability of each verdict if the published gain were true.
-    size, shift = found.chance_inside, abs(published) / ours.error
+    (size, _), shift, df = found.chances(), abs(published) / ours.error, ours.spread.df
     return cell.having(
         gain_verdict=verdict,
         gain_difference_low=found.interval[0],
         gain_difference_high=found.interval[1],
         expected_size=size,
-        expected_direction=max(0.0, t_above(ours.quantile - shift, ours.df) - size) if published else 0.0,
-        expected_opposite=t_above(ours.quantile + shift, ours.df) if published else 0.0,
+        expected_direction=max(0.0, t_above(ours.quantile - shift, df) - size) if published else 0.0,
+        expected_opposite=t_above(ours.quantile + shift, df) if published else 0.0,
     )
 
 
-def _published_gain_error(cell: TableCell, inputs: RuleInputs, ours: Contrast, family: Family) -> float:
+def _published_gain_error(cell: TableCell, inputs: RuleInputs, ours: Contrast, values: Sample) -> float:
     """Return the standard error of a published gain: that of two means, as printed or as ours vary."""
-    seeds = (cell.published_seeds or 1) * inputs.averaged
+    seeds = cell.published_seeds or 1
     if not cell.values:  # an average of gains, of which the paper prints no parts
-        return ours.spread.error(cell.published_seeds or 1)
-    base = Sample(cell.base_values, inputs.floor, inputs.base_diverged > 0)
-    own = [family.spread(sample).std for sample in (_values(cell, inputs), base)]
+        return ours.spread.std / math.sqrt(seeds)
+    base = replace(values, values=cell.base_values, diverged=inputs.base_diverged > 0)
+    own = (values.spread.std, base.spread.std)
     pairs = zip(own, inputs.published_gain_stds, strict=True)
     stds = [(s or max(own)) if std is None else std for s, std in pairs]
-    return math.hypot(*stds) / math.sqrt(seeds)
+    return math.hypot(*stds) / math.sqrt(seeds * inputs.averaged)

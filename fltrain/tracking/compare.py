@@ -8,7 +8,7 @@ are conditions: nothing is compared across, for example, two datasets.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +19,10 @@ import pandas as pd
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
-from fltrain.core.statistics import Sample, SeedSummary, contrast, known
+from fltrain.core.statistics import Sample, SeedSummary, contrast, known, moderated
 from fltrain.data.datasets import registry
 from fltrain.reporting.frame import DIVERGED, DONE, at_labels
 from fltrain.reporting.text import interval_text, markdown_table, number_text
-from fltrain.reporting.verdict import apart, families_of
 from fltrain.runs.measures import CURVES, factor
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.runs import FINALS, STALE, RecordedRun
@@ -220,17 +219,15 @@ def _lines(values: pd.DataFrame, place_of: list[str], base: str) -> pd.DataFrame
         for place, seeds in groups.items()
         if place[-1] != base
     }
-    gains: list[tuple[Hashable, Hashable]] = []
-    for place in samples:
-        first: RecordedRun = groups[place]["run"].iloc[0][0]
-        gains.append(((first.fields["dataset"], first.fields["plugins"]), place[:-1]))
-    families = dict(zip(samples, apart(gains), strict=True))
-    priors = families_of((families[place], sample) for place, sample in samples.items())
+    first: list[RecordedRun] = [groups[place]["run"].iloc[0][0] for place in samples]
+    families = [(run.fields["dataset"], run.fields["plugins"]) for run in first]
+    gains = moderated([*samples.values()], families, [place[:-1] for place in samples])
+    contrasts = dict(zip(samples, map(contrast, gains), strict=True))
     lines = []
     for place, seeds in groups.items():
         value = SeedSummary.of(seeds["value"])
         gain = SeedSummary.of(seeds["gain"]) if place in samples else None
-        found = contrast(samples[place], family=priors[families[place]]) if place in samples else None
+        found = contrasts.get(place)
         low, high = found.interval if found else (math.nan, math.nan)
         numbers = [
             len(seeds),

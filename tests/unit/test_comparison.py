@@ -15,15 +15,15 @@ from scipy import stats
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import (
-    Family,
+    Prior,
     Sample,
     SeedSummary,
     Spread,
-    against,
     contrast,
     discoveries,
     holm,
     inverse_trigamma,
+    moderated,
 )
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
@@ -59,14 +59,13 @@ def test_a_contrast_with_a_number_is_a_t_test(point: float) -> None:
 
 
 def test_a_contrast_with_a_margin_is_two_one_sided_tests() -> None:
-    """Of equivalence (inside), or of a difference beyond the margin."""
     for margin in (0.5, 1.5, 3.0):
         found = contrast(Sample(VALUES), 60.5, margin=margin)
         assert found is not None
         above = stats.ttest_1samp(VALUES, 60.5 - margin, alternative="greater").pvalue
         below = stats.ttest_1samp(VALUES, 60.5 + margin, alternative="less").pvalue
-        assert found.p_inside == pytest.approx(max(above, below))
-        assert (against(found.interval, found.margin) == "inside") == (found.p_inside <= 0.05)
+        assert (found.p_above(-margin), found.p_below(margin)) == pytest.approx((above, below))
+        assert (found.place == "inside") == (max(above, below) <= 0.05)
 
 
 @pytest.mark.parametrize("values", [(), (60.0,), (60.0, 61.0), (60.0, 61.0, NEVER), (60.0, 60.0, 60.0)])
@@ -113,15 +112,15 @@ def sample(square: float, df: int) -> Sample:
     return Sample((60 + (values - values.mean()) * math.sqrt(square / np.var(values, ddof=1))).tolist())
 
 
-@pytest.mark.parametrize(("squares", "df", "prior_df", "prior", "moderated"), LIMMA)
+@pytest.mark.parametrize(("squares", "df", "prior_df", "prior", "posterior"), LIMMA)
 def test_moderated_spreads_are_limmas(
-    squares: list[float], df: list[int], prior_df: float, prior: float, moderated: list[float]
+    squares: list[float], df: list[int], prior_df: float, prior: float, posterior: list[float]
 ) -> None:
-    samples = [sample(*one) for one in zip(squares, df, strict=True)]
-    family = Family.of(samples)
-    assert (family.df, family.variance) == pytest.approx((prior_df, prior), rel=1e-9)
-    spreads = [family.spread(one) for one in samples]
-    assert [spread.std**2 for spread in spreads] == pytest.approx(moderated, rel=1e-9)
+    samples = moderated([sample(*one) for one in zip(squares, df, strict=True)], ["one"] * len(df))
+    estimated = samples[0].prior
+    assert (estimated.df, estimated.variance) == pytest.approx((prior_df, prior), rel=1e-9)
+    spreads = [one.spread for one in samples]
+    assert [spread.std**2 for spread in spreads] == pytest.approx(posterior, rel=1e-9)
     # As in limma's eBayes, a moderated variance has at most the degrees of freedom of all cells together.
     assert [spread.df for spread in spreads] == pytest.approx([min(d + prior_df, sum(df)) for d in df])
 
@@ -137,8 +136,8 @@ def test_the_prior_solves_its_two_equations() -> None:
         excess -= mpmath.fsum(mpmath.psi(1, d / 2) for d in df) / len(e)
         d0 = 2 * mpmath.findroot(lambda x: mpmath.psi(1, x) - excess, 1.0)
         s0 = mpmath.exp(mean + mpmath.digamma(d0 / 2) - mpmath.log(d0 / 2))
-    family = Family.of([sample(*one) for one in zip(squares, df, strict=True)])
-    assert (family.df, family.variance) == pytest.approx((float(d0), float(s0)), rel=1e-12)
+    prior = Prior.of([sample(*one) for one in zip(squares, df, strict=True)])
+    assert (prior.df, prior.variance) == pytest.approx((float(d0), float(s0)), rel=1e-12)
 
 
 # Printed once by limma's trigammaInverse.
@@ -150,32 +149,35 @@ def test_the_inverse_of_trigamma(value: float, root: float) -> None:
     assert inverse_trigamma(value) == pytest.approx(root, rel=1e-9)
 
 
+def spreads(*samples: Sample) -> list[Spread]:
+    """Spreads of samples of one family."""
+    return [one.spread for one in moderated(samples, [""] * len(samples))]
+
+
 def test_equal_spreads_are_pooled_and_few_cells_are_not_moderated() -> None:
     samples = [sample(square, df) for square, df in zip((0.25, 0.26, 0.24, 0.27), (4, 4, 2, 9), strict=True)]
-    family = Family.of(samples)
     pooled = (0.25 * 4 + 0.26 * 4 + 0.24 * 2 + 0.27 * 9) / 19
-    for one in samples:
-        assert family.spread(one) == Spread(pytest.approx(math.sqrt(pooled)), 19, 4)
-    assert [Family.of(samples[:3]).spread(one).df for one in samples[:3]] == [4, 4, 2]
+    assert spreads(*samples) == [Spread(pytest.approx(math.sqrt(pooled)), 19, 4)] * 4
+    assert [spread.df for spread in spreads(*samples[:3])] == [4, 4, 2]
 
 
 def test_a_cell_with_one_seed_has_the_spread_of_its_family() -> None:
-    others = [sample(square, 2) for square in (0.25, 0.26, 0.24, 0.27)]
-    single = Sample((60.0,))
-    assert Family.of([*others, single]).spread(single) == Spread(pytest.approx(math.sqrt(0.255)), 8, 4)
-    assert contrast(single, family=Family.of([single] * 5)) is None, "with one seed in all cells"
+    others, single = [sample(square, 2) for square in (0.25, 0.26, 0.24, 0.27)], Sample((60.0,))
+    assert spreads(*others, single)[-1] == Spread(pytest.approx(math.sqrt(0.255)), 8, 4)
+    assert contrast(moderated([single] * 5, [""] * 5)[0]) is None, "with one seed in all cells"
 
 
 def test_diverged_cells_have_their_own_spread_and_change_no_other() -> None:
     calm = [sample(square, 2) for square in (0.25, 0.36, 0.16, 0.2)]
     wild = Sample((60.0, 10.0, 60.0), diverged=True)
-    assert Family.of([*calm, wild]) == Family.of(calm)
-    assert Family.of(calm).spread(wild) == Spread(pytest.approx(np.std(wild.values, ddof=1)), 2, 1)
+    *others, own = spreads(*calm, wild)
+    assert others == spreads(*calm)
+    assert own == Spread(pytest.approx(np.std(wild.values, ddof=1)), 2, 1)
 
 
 def test_no_spread_is_smaller_than_one_test_image() -> None:
     same = [Sample((60.0, 60.0, 60.0), floor=0.1)] * 5
-    assert Family.of(same).spread(same[0]).std == pytest.approx(0.1)
+    assert spreads(*same)[0].std == pytest.approx(0.1)
     assert contrast(same[0]).interval == pytest.approx(  # type: ignore[union-attr]
         tuple(60 + sign * stats.t.isf(0.05, 2) * 0.1 / math.sqrt(3) for sign in (-1, 1))
     )

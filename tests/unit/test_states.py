@@ -226,14 +226,14 @@ def test_claims_count_stale_runs_as_missing(filled: Fill) -> None:
     sheet = cells.sheet(table=LAYOUT)
 
     def evidence(lower: str) -> str:
-        test = {"kind": "above", "item": "table", "measure": "final_accuracy"}
-        sides = {"higher": {"method": "a"}, "lower": {"method": lower}}
+        test = {"kind": "positive", "item": "table", "measure": "final_accuracy"}
+        sides = {"at": {"method": "a"}, "minus": {"method": lower}}
         claim = Claim.parse({"where": "sec. 1", "claim": "so it is", "test": {**test, **sides}}, "claim")
         statement = Statement("sec. 1", "so it is", None, "points")
         nothing = Published.read(None)
         runs = cells.results.record
-        (one,) = judgement.judge([claim], [statement], [sheet], runs, lambda _: nothing, sheet.reduced)
-        return one.finding.evidence
+        judged = judgement.judge([claim], [statement], [sheet], runs, lambda _: nothing, sheet.reduced)
+        return judged["evidence"].item()
 
     assert "over 2 seeds, 1 stale" in evidence("b")
     assert evidence("c") == "No run, or pair of runs, that it needs is complete."

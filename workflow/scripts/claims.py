@@ -38,7 +38,7 @@ with job(snakemake.log[0]):
         claims, statements, sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"], cells
     )
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
-    write_text(Path(outputs.csv), judgement.to_frame(judged).to_csv(index=False))
+    write_text(Path(outputs.csv), judged.to_csv(index=False))
     write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged, titles))
     summary = paper_summary(paper, sheets, judged, cells)
     write_json(Path(outputs.summary), summary)
