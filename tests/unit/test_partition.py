@@ -1,7 +1,6 @@
 """Properties of each partition scheme, against closed forms, literal loops and golden values."""
 
 import math
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,6 @@ from fltrain.data.partition.dirichlet import Dirichlet, DirichletTopUp, Quantity
 from fltrain.data.partition.fixed_classes import NByC, Pathological, contiguous, cyclic, random_balanced
 from fltrain.data.partition.plain import ByWriter, Iid, Shards
 from fltrain.engine.data import FederatedData
-from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 
 from ..properties.helpers import digits, skewed, with_tests
@@ -139,15 +137,10 @@ def test_planned_numbers_equal_the_assigned_ones(scheme: LabelSkew) -> None:
 # ------------------------------------------------------------------------------------ iid
 @given(images=st.integers(1, 300), clients=st.integers(1, 40), seed=SEEDS)
 def test_iid_sizes_differ_by_one_at_most(images: int, clients: int, seed: int) -> None:
-    """The labels do not matter."""
     clients = min(images, clients)
-    held, other = (
-        Iid(clients=clients).split(labels, 10, seed)
-        for labels in (np.zeros(images, int), np.arange(images) % 10)
-    )
+    held = Iid(clients=clients).split(np.arange(images) % 10, 10, seed)
     assert np.ptp([len(client) for client in held]) <= 1
     assert sorted(np.concatenate(held)) == list(range(images))
-    assert all(np.array_equal(one, same) for one, same in zip(held, other, strict=True))
 
 
 # --------------------------------------------------------------------- quantity and feature skew
@@ -252,32 +245,12 @@ def test_a_capped_client_gets_no_further_images(alpha: float, clients: int, seed
     assert (held[before >= len(DIGITS) / clients] == 0).all()
 
 
-def test_the_refusal_names_the_best_of_all_draws() -> None:
-    """The named minimum can be reached with the same draws, a larger one cannot."""
-    scheme = Dirichlet(clients=10, alpha=0.5, max_draws=50)
-    pattern = (
-        r"partition: in 50 draws .*alpha=0\.5.* over 10 clients .* got (\d+) images at most, min_size is "
-    )
-    hopeless = scheme.model_copy(update={"min_size": 100})
-    with pytest.raises(
-        FltrainError, match=pattern + "100 .*; raise alpha, or lower min_size or cl"
-    ) as caught:
-        hopeless.split(DIGITS, 10, 0)
-    reached = int(re.match(pattern, str(caught.value))[1])
-    assert sizes(scheme.model_copy(update={"min_size": reached}), DIGITS).min() == reached
-    with pytest.raises(FltrainError):
-        scheme.model_copy(update={"min_size": reached + 1}).split(DIGITS, 10, 0)
-
-
-def test_a_client_without_images_is_refused(tmp_path: Path) -> None:
+def test_a_client_without_images_is_refused() -> None:
     """It could not train, and there would be no mean loss."""
     scheme = {"name": "dirichlet", "clients": 30, "alpha": 0.02, "min_size": 0}
-    spec = tiny(partition=scheme, model="mlp", rounds=1)
-    with pytest.raises(FltrainError) as caught:
-        trained(spec, tmp_path)
-    message = r"partition: client \d+ has no images to train on; set min_size to 1 or more"
-    assert re.fullmatch(message, str(caught.value))
-    assert not Results(tmp_path).record(spec.run_id).complete
+    message = r"^partition: client \d+ has no images to train on; set min_size to 1 or more$"
+    with pytest.raises(FltrainError, match=message):
+        federation(tiny(partition=scheme, model="mlp"), digits())
 
 
 def literal_lda(alpha: float, random: np.random.Generator) -> Indices:

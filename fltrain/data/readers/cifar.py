@@ -51,56 +51,42 @@ class Cifar(Reader):
 def _batch(path: Path, key: bytes, facts: Facts) -> LabelledImages:
     with readable(path, "a batch of CIFAR"):
         batch = restricted_load(path.read_bytes())
-        planes = batch[b"data"].value.reshape(-1, 3, _SIDE, _SIDE)
+        planes = array_of(batch[b"data"]).reshape(-1, 3, _SIDE, _SIDE)
         images = as_images(planes.transpose(0, 2, 3, 1), str(path), facts)
         return images, as_labels(np.array(batch[key]), str(path), len(images), facts.classes)
 
 
-class _Array:
-    """Stand-in for a numpy array while unpickling; numpy's own code to restore one is never called."""
+class _StandIn:
+    """A numpy array or type as a pickle describes it; numpy's own code to restore it is never called."""
 
-    value: NDArray[np.uint8]
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, fortran, content = state
-        if not isinstance(dtype, _Bytes) or not isinstance(content, bytes):
-            raise pickle.UnpicklingError("an array of something else than bytes")
-        self.value = np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-class _Bytes:
-    """Stand-in for the type ``uint8``."""
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:
-        pass
+        self.state = state
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that admits uint8 arrays and refuses every other name before looking it up."""
+    """Unpickler that refuses every name before looking it up, except three, which become stand-ins."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        def array(*arguments: Any) -> _Array:
-            return _Array()
-
-        def dtype(code: Any, *arguments: Any) -> _Bytes:
-            if code not in (b"u1", "u1"):
-                raise pickle.UnpicklingError(f"an array of type {code!r}")
-            return _Bytes()
-
-        known = {
-            ("numpy.core.multiarray", "_reconstruct"): array,
-            ("numpy", "ndarray"): None,  # an argument of the first, which ignores it
-            ("numpy", "dtype"): dtype,
-        }
-        if (module, name) not in known:
+    def find_class(self, module: str, name: str) -> type[_StandIn]:
+        if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
             raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no such file needs")
-        return known[module, name]
+        return _StandIn
 
 
 def restricted_load(content: bytes) -> Any:
-    """Return the content of a pickle of containers, numbers, texts and uint8 arrays (as ``_Array``).
+    """Return the content of a pickle of containers, numbers, texts and stand-ins for arrays.
 
     Raises:
         pickle.UnpicklingError: if the pickle names anything else; nothing of it is executed.
     """
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()
+
+
+def array_of(stand_in: _StandIn) -> NDArray[np.uint8]:
+    """Return the array of bytes that a stand-in describes."""
+    _, shape, dtype, fortran, content = stand_in.state
+    if dtype.arguments[0] not in (b"u1", "u1") or not isinstance(content, bytes):
+        raise pickle.UnpicklingError(f"an array of type {dtype.arguments[0]!r}")
+    return np.frombuffer(content, np.uint8).reshape(shape, order="F" if fortran else "C")
