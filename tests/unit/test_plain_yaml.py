@@ -171,18 +171,15 @@ def test_names_that_are_not_valid_in_a_path_are_refused(name: str) -> None:
 
 
 def test_names_cannot_lead_out_of_the_results_folder(tmp_path: Path) -> None:
-    name = "../x"
-    with pytest.raises(FltrainError, match=OWN):
-        plan(CONFIG, name)
-    with pytest.raises(FltrainError, match=OWN):
-        Request.parse({"scale": name}, "--config")
-    with pytest.raises(FltrainError, match=OWN):
-        path = tmp_path / "datasets.yaml"
-        path.write_text(yaml.safe_dump({name: {"reader": "digits"}}))
-        load(path)
-    with pytest.raises(FltrainError, match=OWN):
-        path.write_text(yaml.safe_dump({"mine": {"reader": "npz", "files": [remote(name)]}}))
-        load(path)
+    name, registry = "../x", tmp_path / "datasets.yaml"
+    file = {"name": name, "urls": ["http://example.org/x"], "checksum": "md5:" + "0" * 32}
+    for entries in ({name: {"reader": "digits"}}, {"mine": {"reader": "npz", "files": [file]}}):
+        registry.write_text(yaml.safe_dump(entries))
+        with pytest.raises(FltrainError, match=OWN):
+            load(registry)
+    for refused in (lambda: plan(CONFIG, name), lambda: Request.parse({"scale": name}, "--config")):
+        with pytest.raises(FltrainError, match=OWN):
+            refused()
     assert planned(tmp_path, PAPER, SCALE) is None
     for changed, other in (
         ({**PAPER, "paper": name}, SCALE),
@@ -192,11 +189,6 @@ def test_names_cannot_lead_out_of_the_results_folder(tmp_path: Path) -> None:
     ):
         assert OWN.search(planned(tmp_path, changed, other) or "understood")
     assert planned(tmp_path, PAPER, {**SCALE, "items": [f"{name}/table"]})
-
-
-def remote(name: str) -> dict[str, Any]:
-    """A remote file of a dataset."""
-    return {"name": name, "urls": ["http://example.org/x"], "checksum": "md5:" + "0" * 32}
 
 
 def planned(folder: Path, paper: dict[str, Any], scale: dict[str, Any]) -> str | None:
