@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from fltrain.core.config import check_known
+from fltrain.core.config import FileLine, check_known
 from fltrain.core.errors import FltrainError, Problems, count
 from fltrain.core.strict_yaml import place_of, validated
 from fltrain.experiments.claims import quantities
@@ -45,6 +45,9 @@ from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import Condition, begins, choose, parse_where, settings_text, value_of
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
+
+Specs = dict[str, dict[int, RunSpec]]
+"""Runs by their settings and seed; the seed -1 stands for the one that was checked."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +162,10 @@ def plan(config: Path, scale: str) -> Plan:
             check_known(f"{where}: unknown item", [f"{name}/{one}" for one in items], papers[name].ids)
             reductions |= {(name, one): reduction for one in items}
     expanded: dict[tuple[str, str], PlannedItem] = {}
+    specs: Specs = {}
     # Items that select from trials come after these.
     for name, item in sorted(reductions, key=lambda key: bool(papers[key[0]].items[key[1]].selects)):
-        expand = partial(_expand, papers[name], item, chosen, reductions[name, item], register, config)
+        expand = partial(_expand, papers[name], item, chosen, reductions[name, item], register, config, specs)
         with found.collected():
             expanded[name, item] = one = expand(search)
             if source := one.item.selects:
@@ -219,6 +223,7 @@ def _expand(
     own: Reduction,
     register: Register,
     config: Path,
+    specs: Specs,
     tuning: Search | Selected,
 ) -> PlannedItem:
     """Return an item with the runs of its cells, in the order of the axes and seeds."""
@@ -248,21 +253,21 @@ def _expand(
             continue
         reported = {key: value for source in sources for key, value in source.reported.items()}
         where = f"{item_id} ({', '.join(labels.values())})"
-        # Nothing that is checked depends on the seed, so one check is enough for all; nor has anything that
-        # depends on it been computed of the first.
         try:
             place = partial(place_in, config, paper, scale, of_cell)
-            first, drawn = RunSpec.parse({**merged(of_cell), "seed": 0}, where, place), Patch()
+            runs, drawn = _checked(specs, of_cell, where, place), Patch()
             for source in sources:
-                drawn |= tuning.patch(source, first, labels) if isinstance(source, Point) else {}
+                drawn |= tuning.patch(source, runs[-1], labels) if isinstance(source, Point) else {}
             of_cell.append(Layer("trial", tuning.file, (), drawn))
             if drawn:
-                first = RunSpec.parse({**merged(of_cell), "seed": 0}, where)
+                runs = _checked(specs, of_cell, where)
         except FltrainError as error:
             faulty.setdefault(str(error).removeprefix(where), error)
             continue
-        specs = [first.model_copy(update={"seed": seed}) for seed in seeds]
-        entries += [Entry(labels, reported, number, spec, of_cell) for number, spec in enumerate(specs)]
+        for number, seed in enumerate(seeds):
+            if seed not in runs:
+                runs[seed] = runs[-1].model_copy(update={"seed": seed})
+            entries.append(Entry(labels, reported, number, runs[seed], of_cell))
     Problems(faulty.values()).refuse(item_id)
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.
     shown = with_labels(layers.axes, (entry.labels for entry in entries))
@@ -288,6 +293,23 @@ def _expand(
         _check_needs(planned)
     found.refuse(item_id)
     return planned
+
+
+def _checked(
+    specs: Specs,
+    layers: Iterable[Layer],
+    where: str,
+    place: Callable[[Sequence[str]], FileLine] | None = None,
+) -> dict[int, RunSpec]:
+    """Return the runs of a cell by seed, as far as they are known.
+
+    Items share many cells, and a check takes a millisecond. Nothing that is checked depends on the seed, so
+    one check is enough for all; nor has anything that depends on it been computed of the run -1.
+    """
+    settings = merged(layers)
+    if (key := repr(settings)) not in specs:
+        specs[key] = {-1: RunSpec.parse({**settings, "seed": 0}, where, place)}
+    return specs[key]
 
 
 def _check_needs(item: PlannedItem) -> None:
