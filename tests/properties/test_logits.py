@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedlc import FedLC
 from fltrain.methods.fedrs import FedRS
@@ -126,23 +125,21 @@ def everyone_has_all_classes() -> Partition:
     return Partition(clients, digest="")
 
 
-def factors(federation: Simulation, alpha: float) -> list[Tensor]:
-    """Factors by client: 1 for classes of its training images, else alpha."""
-    labels = federation.data.train.labels.tolist()
-    owned = [{labels[image] for image in images.tolist()} for images in federation.data.clients]
-    return [torch.tensor([1.0 if label in own else alpha for label in range(10)]) for own in owned]
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.5])
-def test_local_training_is_cross_entropy_of_restricted_logits(alpha: float) -> None:
+@pytest.mark.parametrize(
+    "method", [FedRS(alpha=0.0), FedRS(alpha=0.5), FedRS(alpha=0.5, mode="frequency")], ids=str
+)
+def test_local_training_is_cross_entropy_of_restricted_logits(method: FedRS) -> None:
     """Two rounds of cross entropy on restricted logits, with bias, against an ordinary loop."""
-    method = FedRS(alpha=alpha)
     federation = simulation(method, trainer=Tracing)
-    factor = factors(federation, method.alpha)
-    assert len({tuple(own.tolist()) for own in factor}) > 2
+    factors = []
+    for own in federation.data.clients:
+        counts = federation.data.train.labels[own].bincount(minlength=10)
+        shares = (counts > 0).float() if method.mode == "binary" else counts / counts.max()
+        factors.append(method.alpha + (1 - method.alpha) * shares)
+    assert len({tuple(own.tolist()) for own in factors}) > 2
 
     def loss(client: int, network: Network, images: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(factor[client] * network(images), labels)
+        return functional.cross_entropy(factors[client] * network(images), labels)
 
     for number in range(2):
         check_round(federation, number, loss)
