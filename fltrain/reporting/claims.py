@@ -296,7 +296,9 @@ class Numbers:
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
         at: dict[str, Sample] = {}
         by_seed: dict[str, pd.Series] = {}
+        all_chosen: list[dict[str, str]] = []
         for group, one, sample in zip(groups, labels, samples, strict=True):
+            all_chosen += [one] if chosen[group.index[0]] else []
             if chosen[group.index[0]] and sample.values:
                 place = ", ".join(one[axis] for axis in varied) or "all"
                 # One seed decides nothing, whatever the spread of other places.
@@ -306,15 +308,14 @@ class Numbers:
         mean = Sample(means.tolist(), floor / math.sqrt(max(len(at), 1)))
         if len(at) == 1:
             mean = replace(next(iter(at.values())), values=mean.values)
-        named = [one for group, one in zip(groups, labels, strict=True) if chosen[group.index[0]]]
-        empty = len(named) - len(at)
+        empty = len(all_chosen) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         losses = [f"{number} {text}" for text, number in counts.items() if number]
         losses += [f"{count(empty, 'place')} without a number"] if empty else []
         words = ", ".join([*_in_words(at, mean, sheet, test), *losses])
         estimate, found = average(mean.values) if mean.values else None, contrast(mean)
         untested = Finding("undecided", words, "", estimate, found.interval if found else None)
-        return cls(at, mean, named[0] if len(named) == 1 else {}, empty > 0, losses, untested)
+        return cls(at, mean, all_chosen[0] if len(all_chosen) == 1 else {}, empty > 0, losses, untested)
 
 
 def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quantity) -> list[str]:
@@ -357,6 +358,8 @@ def _one_sided(numbers: Numbers, test: OneSided) -> Finding:
 
     Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
     """
+    if test.judge == "average" and numbers.empty:
+        return replace(numbers.untested, decision=INCOMPLETE)
     (low, high), similar = test.region, test.kind == "similar"
     samples = numbers.at if test.judge == "every" else {THE_AVERAGE: numbers.mean}
     tried = {place: found for place, sample in samples.items() if (found := contrast(sample))}
@@ -374,14 +377,12 @@ def _one_sided(numbers: Numbers, test: OneSided) -> Finding:
     largest = max((max(found.p_above(low), found.p_below(high)) for found in tried.values()), default=1.0)
     end = low if math.isfinite(low) else high
     bound = f"{'above' if end == low else 'below'} {end:g}"
-    verdict: ClaimVerdict = "undecided"
-    if test.judge == "average" and numbers.empty:
-        return replace(numbers.untested, decision=INCOMPLETE)
+    verdict: ClaimVerdict = "contradicted"
     if least < LEVEL:
         at = f" at {contrary[corrected.index(least)][0]}" if len(samples) > 1 else ""
         words = f"beyond {high:g}: " if similar else f"opposite{at}: {f'not {bound}, ' if end else ''}"
         holms = f" (Holm over {len(contrary)})" if len(contrary) > 1 else ""
-        verdict, p, decision = "contradicted", least, f"{words}one-sided {p_text(least)}{holms}"
+        p, decision = least, f"{words}one-sided {p_text(least)}{holms}"
     elif not tried or len(tried) < len(samples):
         return replace(numbers.untested, decision=UNTESTABLE)
     else:
