@@ -9,7 +9,6 @@ import pandas as pd
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 from scipy.stats import skew
 
 from fltrain.core.errors import FltrainError
@@ -17,8 +16,6 @@ from fltrain.experiments.layout import SEEDS, Histogram, ItemJob, SelectedSteps
 from fltrain.reporting.figures import style
 from fltrain.reporting.frame import NothingToShow, Runs, curve, diverged, finished, first_of_each
 from fltrain.runs.record import Record, Results
-
-Map = NDArray[np.float64]
 
 STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
 MOST_CLIENTS = 12
@@ -99,14 +96,6 @@ def selections(record: Record) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["round", "client", "step", "selected", "steps"])
 
 
-def of_client(steps: pd.DataFrame, client: int, rounds: int) -> Map:
-    """Return the steps of a client ``[steps, rounds]``: 1 if selected, 0 if not, NaN if there was none."""
-    client_steps = steps[steps["client"] == client]
-    grid = np.full((int(client_steps["steps"].max()), rounds), np.nan)
-    grid[client_steps["step"], client_steps["round"] - 1] = client_steps["selected"]
-    return grid
-
-
 def _panels(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Iterator[tuple[str, Record]]:
     if figure.columns != SEEDS:
         yield from first_of_each(sheet, figure.columns, runs)
@@ -141,7 +130,10 @@ def _draw(sheet: ItemJob, found: dict[str, pd.DataFrame]) -> Canvas:
     for column, (label, steps) in enumerate(found.items()):
         rounds = int(steps["round"].max())
         for axes, client in zip((across[column] for across in grid), clients, strict=True):
-            shown = of_client(steps, client, rounds)
+            of_client = steps[steps["client"] == client].pivot(
+                index="step", columns="round", values="selected"
+            )
+            shown = of_client.reindex(columns=range(1, rounds + 1)).to_numpy(float)
             extent = (0.5, rounds + 0.5, 0.5, len(shown) + 0.5)
             shown = np.ma.masked_invalid(shown)  # missing steps stay grey
             style.image(axes, shown, colours, (0, 1), origin="lower", extent=extent)

@@ -255,11 +255,12 @@ def _draw_curves(sheet: ItemJob, figure: Curves, results: Results) -> tuple[Canv
     if figure.series in sheet.axes:
         look_of = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
     else:
-        parts = dict.fromkeys(label for across in frames for frame in across for label, _ in _lines(frame))
+        parts = dict.fromkeys(label for across in frames for frame in across for label in _labels(frame))
         look_of = dict(zip(parts, style.scale(len(parts)), strict=True))
     width = len(places[0])
     canvas, grid = style.canvas(width, len(places))
-    numbers: list[CurvePoint] = []
+    names = ["panel", "series", "seed", figure.over, "value", *(["smoothed"] if figure.smoothing > 1 else [])]
+    numbers = [pd.DataFrame(columns=names)]
     for line, across, shown in zip(places, grid, frames, strict=True):
         same_height: list[Axes] = []
         for (panel, where), axes, frame in zip(line, across, shown, strict=True):
@@ -268,7 +269,11 @@ def _draw_curves(sheet: ItemJob, figure: Curves, results: Results) -> tuple[Canv
             if frame.empty:
                 style.no_runs(axes)
                 continue
-            numbers += _long(frame, ", ".join(heading), figure.smoothing)
+            drawn = pd.DataFrame({"value": frame.unstack()})
+            if figure.smoothing > 1:
+                drawn["smoothed"] = frame.apply(smoothed, window=figure.smoothing).unstack()
+            drawn = drawn.rename_axis(names[1:4]).dropna().reset_index()
+            numbers.append(drawn.assign(panel=", ".join(heading))[names])
             widths = half_widths(frame, figure.smoothing) if panel.difference_from else None
             draw_lines(axes, frame, look_of, figure.smoothing, widths)
             axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
@@ -288,13 +293,12 @@ def _draw_curves(sheet: ItemJob, figure: Curves, results: Results) -> tuple[Canv
         for axes in same_height[1:]:
             axes.sharey(same_height[0])
     style.legend(canvas, [axes for across in grid for axes in across], figure.series)
-    names = ["panel", "series", "seed", figure.over, "value", "smoothed"]
-    return canvas, pd.DataFrame(numbers, columns=names if figure.smoothing > 1 else names[:-1])
+    return canvas, pd.concat(numbers[1:] or numbers, ignore_index=True)
 
 
-def _lines(frame: pd.DataFrame) -> list[tuple[str, int]]:
-    """Return the label and seed of each curve."""
-    return [(str(line[0]), int(line[1])) for line in frame.columns]
+def _labels(frame: pd.DataFrame) -> list[str]:
+    """Return the labels of the curves, in order."""
+    return list(dict.fromkeys(str(column[0]) for column in frame.columns))
 
 
 def half_widths(frame: pd.DataFrame, window: int) -> pd.DataFrame:
@@ -305,9 +309,7 @@ def half_widths(frame: pd.DataFrame, window: int) -> pd.DataFrame:
         found = contrast(Sample(known(values)))
         return found.quantile * found.error if found else math.nan
 
-    labels = dict.fromkeys(label for label, _ in _lines(frame))
-    halves = {label: [half(values) for _, values in shown[label].iterrows()] for label in labels}
-    return pd.DataFrame(halves, index=shown.index)
+    return pd.DataFrame({label: shown[label].apply(half, axis=1) for label in _labels(frame)})
 
 
 def draw_lines(
@@ -323,7 +325,7 @@ def draw_lines(
     """
     for index, (label, look) in enumerate(look_of.items()):
         # Other lines can have points at other places; those are no gaps in this one.
-        seeds = frame.loc[:, [line for line in _lines(frame) if line[0] == label]].dropna(how="all")
+        seeds = frame.loc[:, [column[0] == label for column in frame.columns]].dropna(how="all")
         if seeds.empty:
             continue
         if window > 1:
@@ -353,19 +355,6 @@ def draw_lines(
             beside = ~whole.shift(-1, fill_value=True) | ~whole.shift(1, fill_value=True)
             rest = mean.where(~whole | beside)
             axes.plot(seeds.index, rest, color=look.colour, linestyle=look.dash, linewidth=0.6)
-
-
-CurvePoint = tuple[str | int | float, ...]
-
-
-def _long(frame: pd.DataFrame, title: str, window: int) -> list[CurvePoint]:
-    """Return the curves of a panel, one line per point, as measured and, if smoothed, as drawn."""
-    lines: list[CurvePoint] = []
-    for label, seed in _lines(frame):
-        values = frame[label, seed].dropna()
-        shown = [values, smoothed(values, window)] if window > 1 else [values]
-        lines += [(title, label, seed, place, *(each[place] for each in shown)) for place in values.index]
-    return lines
 
 
 # ---------------------------------------------------------------- points and bars
@@ -478,36 +467,29 @@ def _draw_ranking(sheet: ItemJob, figure: Ranking, results: Results) -> tuple[Ca
 
 
 # ---------------------------------------------------------------- images of each class at each client
-def class_counts(sheet: ItemJob, figure: Bubbles, partitions: Results) -> dict[str, pd.DataFrame]:
-    """Return the number of images by client (down) and class (across) of each panel, for the first seed."""
+def class_counts(sheet: ItemJob, figure: Bubbles, partitions: Results) -> pd.DataFrame:
+    """Return the number of images of each panel, client and class, for the first seed."""
     first = min(cell.seed for cell in sheet.cells)
     counts: dict[str, pd.DataFrame] = {}
     for cell in sheet.cells:
         if cell.seed == first:
             arrays, _ = read_arrays(partitions.partition(cell.partition), "partition")
             counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
-    return counts
+    images = pd.DataFrame({"images": pd.concat(counts).stack()})
+    return images.rename_axis(["panel", "client", "class"]).reset_index()
 
 
 def _draw_bubbles(sheet: ItemJob, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    panels = class_counts(sheet, figure, results)
+    numbers = class_counts(sheet, figure, results)
+    panels = dict(iter(numbers.groupby("panel", sort=False)))
     canvas, (all_axes,) = style.canvas(len(panels))
-    largest = max(int(counts.to_numpy().max()) for counts in panels.values())
-    for axes, (label, counts) in zip(all_axes, panels.items(), strict=True):
-        clients, classes = np.indices(counts.shape)
-        area = 160 * counts.to_numpy() / largest
-        axes.scatter(
-            clients.ravel(), classes.ravel(), s=area.ravel(), color=style.INDIGO, alpha=0.75, linewidth=0
-        )
-        style.heading(axes, [label], len(panels))
+    for axes, (label, shown) in zip(all_axes, panels.items(), strict=True):
+        areas = 160 * shown["images"] / numbers["images"].max()
+        axes.scatter(shown["client"], shown["class"], areas, color=style.INDIGO, alpha=0.75, linewidth=0)
+        style.heading(axes, [str(label)], len(panels))
         axes.set_xlabel("client")
         axes.set_ylabel("class")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(0.08)
-    lines = [
-        (label, client, class_, int(count))
-        for label, counts in panels.items()
-        for (client, class_), count in np.ndenumerate(counts.to_numpy())
-    ]
-    return canvas, pd.DataFrame(lines, columns=["panel", "client", "class", "images"])
+    return canvas, numbers
