@@ -177,8 +177,9 @@ def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
                 raise FltrainError(f"{where}: this is the name of a split; choose another name")
             if name in entries and given != own:
                 raise FltrainError(f"{source}: dataset {name!r} is in {path}, too; choose another name")
-            if isinstance(entry, Mapping) and entry.get("reader") == "medmnist":
-                entry = {**medmnist_entry(name, where), **entry, "reader": "npz"}
+            if isinstance(entry, Mapping) and entry.get("reader") in ("medmnist", {"name": "medmnist"}):
+                own_source = {"path", "files"} & entry.keys()
+                entry = {**({} if own_source else medmnist_entry(name, where)), **entry, "reader": "npz"}
             entries[name] = DatasetEntry.parse(entry, where)
     for name, entry in entries.items():
         if entry.of is None:

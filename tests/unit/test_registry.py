@@ -54,6 +54,8 @@ def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) ->
         counts = facts["n_samples"]["train"], facts["n_samples"]["test"]
         assert (entries[name].train_images, entries[name].test_images) == counts
         assert entries[name].title == facts["python_class"] and entries[name].licence == facts["license"]
+    path.write_text(yaml.safe_dump({"mine": {"reader": {"name": "medmnist"}, "path": "x"}}))
+    assert load(path)["mine"].path == "x", "a custom copy states its own facts"
     unsupported = "is multi-label or 3D; fltrain supports sets with one label"
     for name, message in {
         "chestmnist": unsupported,
