@@ -105,7 +105,7 @@ define WHERE
 	@echo "Runs in MLflow:      $(1)make ui"
 endef
 
-quick: env ## make one table with verdicts: a control with known truth, from five runs, in a minute
+quick: env ## make the two controls, tables whose verdicts are known beforehand, in a minute
 	@$(BIN)/snakemake --cores $(CORES) --config scale=demo items=controls -- results/demo/index.html
 	@echo
 	@echo "Overview:            results/demo/index.html  (open it in a browser)"

@@ -66,7 +66,8 @@ def show_plan(
         busy = os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
         warning = "; other processes keep it busy, so these hours are too high" if busy else ""
         origin = f"hours left: one run at a time on this machine ({chosen}), measured with FedAvg{warning}"
-        speeds = {run: (speed := work.speed(runs[run], chosen), speed) for run in counts}
+        measured = {run: work.speed(runs[run], chosen) for run in counts}
+        speeds = {run: (speed, speed) for run, speed in measured.items()}
     needed = {run: hours(counts[run], speed) for run, speed in speeds.items()}
     done = {run for run in runs if Results(results).record(run).complete}
 

@@ -23,6 +23,13 @@ from fltrain.models.decoupled import GroupedClassifier
 from fltrain.models.network import Network
 
 
+def _can_reroute(module: nn.Module) -> bool:
+    """Return True for linear modules, and for convolutions that pad with a number of zeros."""
+    if isinstance(module, nn.Conv2d):
+        return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return isinstance(module, nn.Linear | GroupedClassifier)
+
+
 def _input_error(module: nn.Module, weight: Tensor, input: Tensor, error: Tensor) -> Tensor:
     """Return the error of a module's input if errors pass through ``weight``."""
     weight = weight.to(error)
@@ -80,14 +87,13 @@ def _replaced(forwards: Mapping[nn.Module, Callable[[Tensor], Tensor]]) -> Itera
     """
 
     def replacement(module: nn.Module, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
-        output: Tensor = (forward if torch.is_grad_enabled() else partial(type(module).forward, module))(
-            input
-        )
+        if torch.is_grad_enabled():
+            return forward(input)
+        output: Tensor = type(module).forward(module, input)
         return output
 
     for module in forwards:
-        padding = (module.padding_mode, type(module.padding)) if isinstance(module, nn.Conv2d) else None
-        if padding != ("zeros", tuple) and not isinstance(module, nn.Linear | GroupedClassifier):
+        if not _can_reroute(module):
             raise FltrainError(
                 f"errors cannot be rerouted in {module}; use Linear modules, and Conv2d modules that pad "
                 "with a number of zeros"

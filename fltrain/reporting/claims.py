@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -61,6 +61,7 @@ from fltrain.reporting.text import interval_text, markdown_table, p_text, withou
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
+from fltrain.runs.record import Record
 
 ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
@@ -97,11 +98,40 @@ class Finding:
         return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
 
 
-COLUMNS = (
-    *("where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"),
-    *("estimate", "low", "high", "p", "evidence"),
-)
-"""Columns of judged claims, also in the CSV file."""
+class JudgedClaim(NamedTuple):
+    """A claim with its verdict, as a row of the data frame and of the CSV file.
+
+    Attributes:
+        where: place in the paper.
+        claim: text.
+        verdict: supported, contradicted, undecided ...
+        listed: False if the claim drops out of the list of contradicted claims.
+        exploratory: the rule or the test was decided after the runs had been seen.
+        reduced: the runs belong to a reduced scale.
+        item: names of the items that the test uses, with commas; empty without any.
+        test: kind of the test.
+        stated: number that the paper states, in words.
+        estimate: our mean.
+        low: lower end of its 90 % interval.
+        high: upper end.
+        p: p value of the test that decided.
+        evidence: numbers and decision in words.
+    """
+
+    where: str
+    claim: str
+    verdict: ClaimVerdict
+    listed: bool
+    exploratory: bool
+    reduced: bool
+    item: str
+    test: str
+    stated: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    evidence: str
 
 
 def judge(
@@ -125,10 +155,7 @@ def judge(
         cells: judged cells of the tables by ID of the sheet.
 
     Returns:
-        A row for each claim: place, text and verdict; ``listed``, False if it drops out of the list of
-        contradicted claims; ``exploratory``, if the rule or the test was decided after the runs had been
-        seen; names of the items that the test looks at; kind of test; stated number; estimate with its 90 %
-        interval; p value of the test that decided; evidence in words.
+        A row for each claim, see ``JudgedClaim``.
 
     Raises:
         FltrainError: if the test of a claim does not fit the item.
@@ -154,7 +181,7 @@ def judge(
             return replace(found, verdict="reduced scale", decision="", p=None, p_contradicted=None)
         return found
 
-    rows: list[tuple[object, ...]] = []
+    rows: list[JudgedClaim] = []
     contradicting: list[float | None] = []
     for claim in claims:
         statement = stated[claim.where, claim.claim]
@@ -165,15 +192,31 @@ def judge(
         names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
         seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
         late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
-        about = (*(claim.where, claim.claim, found.verdict), True, late and found.verdict in JUDGED, reduced)
-        test = (", ".join(names), claim.test.kind, statement.text)
         low, high = found.interval or (None, None)
-        rows.append((*about, *test, found.estimate, low, high, found.p, found.evidence))
+        rows.append(
+            JudgedClaim(
+                where=claim.where,
+                claim=claim.claim,
+                verdict=found.verdict,
+                listed=True,
+                exploratory=late and found.verdict in JUDGED,
+                reduced=reduced,
+                item=", ".join(names),
+                test=claim.test.kind,
+                stated=statement.text,
+                estimate=found.estimate,
+                low=low,
+                high=high,
+                p=found.p,
+                evidence=found.evidence,
+            )
+        )
         contradicting.append(found.p_contradicted)
-    judged = pd.DataFrame(rows, columns=COLUMNS)
-    without_p = pd.Series([p is None for p in contradicting], dtype=bool)
-    listed = pd.Series(discoveries(contradicting), dtype=bool)
-    judged["listed"] = listed | without_p | (judged["verdict"] != "contradicted")
+    judged = pd.DataFrame(rows, columns=JudgedClaim._fields)
+    judged["listed"] = [
+        row.verdict != "contradicted" or p is None or discovered
+        for row, p, discovered in zip(rows, contradicting, discoveries(contradicting), strict=True)
+    ]
     return judged
 
 
@@ -283,7 +326,7 @@ class Numbers:
         but not the same base.
         """
         axes, lines, records = places(frame), frame[chosen], [runs(cell.run) for cell in sheet.cells]
-        floor = resolution(records, test.measure) if test.measure and not test.relative else 0.0
+        floor = _floor(test, records)
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
         labels = [dict(group.iloc[0][axes].astype(str)) for group in groups]
         plugins = [group["composition"].iloc[0][1:] if test.over or test.minus else () for group in groups]
@@ -316,6 +359,16 @@ class Numbers:
         estimate, found = average(mean.values) if mean.values else None, contrast(mean)
         untested = Finding("undecided", words, "", estimate, found.interval if found else None)
         return cls(at, mean, all_chosen[0] if len(all_chosen) == 1 else {}, empty > 0, losses, untested)
+
+
+def _floor(test: Quantity, records: Sequence[Record]) -> float:
+    """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
+    if test.relative:
+        return 0.0
+    if test.measure:
+        return resolution(records, test.measure)
+    images = next((record.test_images for record in records if record.usable), None)
+    return 1 / images if images and test.curve == "evaluation.accuracy" else 0.0
 
 
 def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quantity) -> list[str]:
@@ -377,20 +430,24 @@ def _one_sided(numbers: Numbers, test: OneSided) -> Finding:
     largest = max((max(found.p_above(low), found.p_below(high)) for found in tried.values()), default=1.0)
     end = low if math.isfinite(low) else high
     bound = f"{'above' if end == low else 'below'} {end:g}"
-    verdict: ClaimVerdict = "contradicted"
     if least < LEVEL:
         at = f" at {contrary[corrected.index(least)][0]}" if len(samples) > 1 else ""
-        words = f"beyond {high:g}: " if similar else f"opposite{at}: {f'not {bound}, ' if end else ''}"
+        against_claim = f"opposite{at}: " + (f"not {bound}, " if end else "")
+        words = f"beyond {high:g}: " if similar else against_claim
         holms = f" (Holm over {len(contrary)})" if len(contrary) > 1 else ""
-        p, decision = least, f"{words}one-sided {p_text(least)}{holms}"
+        decision = f"{words}one-sided {p_text(least)}{holms}"
+        judged = replace(numbers.untested, verdict="contradicted", decision=decision, p=least)
     elif not tried or len(tried) < len(samples):
         return replace(numbers.untested, decision=UNTESTABLE)
     else:
-        words = f"within {high:g}: two one-sided tests," if similar else f"{bound}: one-sided" if end else ""
+        words = f"{bound}: one-sided" if end else "one-sided"
+        if similar:
+            words = f"within {high:g}: two one-sided tests,"
         of_all = f", the largest of {len(tried)} places" if len(tried) > 1 else ""
-        verdict = "supported" if largest < LEVEL and not numbers.empty else "undecided"
-        p, decision = largest, f"{words or 'one-sided'} {p_text(largest)}{of_all}"
-    return replace(numbers.untested, verdict=verdict, decision=decision, p=p, p_contradicted=least)
+        verdict: ClaimVerdict = "supported" if largest < LEVEL and not numbers.empty else "undecided"
+        decision = f"{words} {p_text(largest)}{of_all}"
+        judged = replace(numbers.untested, verdict=verdict, decision=decision, p=largest)
+    return replace(judged, p_contradicted=least)
 
 
 PLACES: dict[Place, ClaimVerdict] = {

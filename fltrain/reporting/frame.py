@@ -133,21 +133,23 @@ def values_of(
     spread_by = sheet.table.spread_by if sheet.table else ()
     lines: list[dict[str, Any]] = []
     for cell, record, numbers in zip(sheet.cells, records, found, strict=True):
-        state = DAMAGED if record.complete else STALE if cell.stale else MISSING
-        state = (DIVERGED if diverged(record) else DONE) if record.usable else state
-        dataset = (str(record.spec["dataset"]["name"]),) if record.usable else ()
+        dataset: tuple[str, ...] = ()
+        state = STALE if cell.stale else MISSING
+        if record.usable:
+            state = DIVERGED if diverged(record) else DONE
+            dataset = (str(record.spec["dataset"]["name"]),)
+        elif record.complete:
+            state = DAMAGED
         for label, value in (numbers or nothing).items():
             place = {dimension: label} if dimension else {}
             names = {key: text.format(**place) if place else text for key, text in cell.reported.items()}
             line = {
-                **{
-                    **cell.labels,
-                    **place,
-                    "seed": cell.seed,
-                    "run": cell.run,
-                    "state": state,
-                    "names": names,
-                },
+                **cell.labels,
+                **place,
+                "seed": cell.seed,
+                "run": cell.run,
+                "state": state,
+                "names": names,
                 "spread_family": (*dataset, label, *(cell.labels[axis] for axis in spread_by)),
                 "composition": cell.methods,
                 "value": diverged_as(record) if state == DIVERGED else value,
@@ -231,21 +233,32 @@ def combined(
     """
     where = [name for name in (*places(frame), "seed") if name not in axes]
 
-    def total(numbers: pd.Series) -> float:
+    def number(numbers: pd.Series) -> float:
         return float(getattr(numbers, how)(skipna=False)) if len(numbers) >= least else math.nan
 
     def shared(names: pd.Series) -> dict[str, str]:
         first, *others = names
         return {key: text for key, text in first.items() if all(one.get(key) == text for one in others)}
 
-    kinds: dict[str, Any] = {
-        **{"run": " ".join, "state": lambda states: max(states, key=STATES.index), "names": shared},
-        **{"spread_family": lambda families: max(families, key=len), "composition": "first"},
-        **{"averaged": "size", "value": total, "gain": total},
+    def worst(states: Iterable[str]) -> str:
+        return max(states, key=STATES.index)
+
+    def longest(families: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        return max(families, key=len)
+
+    summaries: dict[str, Any] = {
+        "run": " ".join,
+        "state": worst,
+        "names": shared,
+        "spread_family": longest,
+        "composition": "first",
+        "averaged": "size",
+        "value": number,
+        "gain": number,
     }
     frame = frame.assign(averaged=1)
-    kinds = {name: kind for name, kind in kinds.items() if name in frame}
-    return frame.groupby(where, sort=False).agg(kinds).reset_index()
+    summaries = {column: summary for column, summary in summaries.items() if column in frame}
+    return frame.groupby(where, sort=False).agg(summaries).reset_index()
 
 
 def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:

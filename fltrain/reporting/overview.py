@@ -75,14 +75,15 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
 def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return what a card shows: finding, picture, counts by verdict and address of the paper's page."""
     path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
-    summary: dict[str, Any] = read_json(path) if path.exists() else {}
-    counts = {heading: verdicts for heading, (verdicts, _) in summary.get("counts", {}).items()}
-    files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")] if summary else []
+    summary: dict[str, Any] = {"kind": "", "finding": "", "forest": "", "picture": "", "counts": {}}
+    summary |= read_json(path) if path.exists() else {}
+    counts = {heading: verdicts for heading, (verdicts, _) in summary["counts"].items()}
+    files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")]
     kinds = {"table": 0, "figure": 0}
     for item in paper["contents"]:
         kinds["table" if item["table"] else "figure"] += 1
     return {
-        **{"kind": "", "finding": "", "forest": "", **summary},
+        **summary,
         "name": paper["name"],
         "title": paper["title"],
         "page": page if (folder / page).exists() else "",

@@ -213,6 +213,10 @@ def _traffic(record: Record) -> float:
     return float(sum(record.summary["bytes"].values()) / 1e6)
 
 
+def _parameters(record: Record) -> float:
+    return float(record.summary["parameters"] / 1e6)
+
+
 def _accuracy(
     label: str, name: str, over_seeds: OverSeeds = "mean", split: str = "accuracy", needs: str = ""
 ) -> Measure:
@@ -237,7 +241,13 @@ MEASURES = {
         "validation accuracy, %", "final", split="validation", needs="evaluation.validation"
     ),
     "extra_accuracy": Measure(
-        *("accuracy, %", 2, _extra_accuracy, POINT, "test_set"), diverged="chance", needs="evaluation.extra"
+        "accuracy, %",
+        2,
+        _extra_accuracy,
+        POINT,
+        dimension="test_set",
+        diverged="chance",
+        needs="evaluation.extra",
     ),
     "rounds_to_target": _cost_to_target("rounds to target", 0, _rounds_to_target, "median"),
     "interpolated_rounds_to_target": _cost_to_target("rounds to target", 0, _interpolated_rounds),
@@ -252,12 +262,10 @@ MEASURES = {
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
     "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
-    "parameters": Measure(
-        *("trained parameters, millions", 2, lambda record: record.summary["parameters"] / 1e6, TWENTIETH)
-    ),
+    "parameters": Measure("trained parameters, millions", 2, _parameters, TWENTIETH),
     "traffic": Measure("traffic up and down, MB", 1, _traffic, TWENTIETH),
     "selection_share": Measure(
-        "share of selections, %", 2, _selection_share, Margin(2.0), "block", needs="flfa"
+        "share of selections, %", 2, _selection_share, Margin(2.0), dimension="block", needs="flfa"
     ),
 }
 

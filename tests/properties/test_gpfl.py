@@ -132,7 +132,7 @@ def check_rounds(method: Gpfl, model: Model) -> None:
             ) -> Tensor:
                 return client_loss(network, images, labels, conditions, received, method.weight)
 
-            check_steps(*(federation, number, update, network, loss), penalty=decay, rtol=1e-4, atol=2e-6)
+            check_steps(federation, number, update, network, loss, penalty=decay, rtol=1e-4, atol=2e-6)
             heads[client] = update.trained.clone()
             own_embeddings[client] = slot.of(update.trained).clone()
 

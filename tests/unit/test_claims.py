@@ -475,6 +475,16 @@ PARTS_OF_RUNS = {
 }
 
 
+@pytest.mark.parametrize(("by", "verdict"), [(0.05, "supported"), (0.015, "undecided")])
+def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: float, verdict: str) -> None:
+    """Here 1 of 100 images. Without it, runs with equal curves could not be tested."""
+    for plugin in ("none", "x"):
+        rows = [{**row, "images": 100} for row in accuracies(0.5, 0.6)]
+        runs.add({"method": "a", "plugin": plugin}, 60, 60, 60, rows=rows)
+    alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
+    assert runs.judged(alike).verdict == verdict
+
+
 def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     """Of two seeds, one has a network without the second part."""
     for method, values in PARTS_OF_RUNS.items():

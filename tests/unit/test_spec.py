@@ -95,6 +95,11 @@ def test_flips_are_refused_if_they_change_classes(name: str) -> None:
     assert tiny(dataset=name, training={"augmentation": {"crop_padding": 2}}).dataset.name == name
 
 
+def test_a_dataset_with_test_images_only_cannot_be_trained_on() -> None:
+    message = "dataset 'cifar10.1-v4' is for testing only; name it in evaluation.extra"
+    assert refusal(dataset="cifar10.1-v4") == message
+
+
 def test_clients_with_local_tests_share_all_images() -> None:
     """1,438 images for training and 359 for testing."""
     assert "cannot share 1438 training images" in refusal(partition={"name": "iid", "clients": 1439})

@@ -168,8 +168,15 @@ POINTS = {"kind": "points", "measure": "final_accuracy", "along": "method", "lab
 def test_tables_and_figures_show_stale_missing_and_damaged_runs(filled: Fill, tmp_path: Path) -> None:
     """In all formats, and never their old or edited numbers."""
     cells = filled(
-        **{"done": [0.5, 0.6], "stale": [WHY, WHY], "missing": [None, None], "both": [WHY, None]},
-        **{"part": [0.5, WHY], "lost": [0.5, None], "edited": [0.5], "emptied": [0.5], "half": [0.5, 0.6]},
+        done=[0.5, 0.6],
+        stale=[WHY, WHY],
+        missing=[None, None],
+        both=[WHY, None],
+        part=[0.5, WHY],
+        lost=[0.5, None],
+        edited=[0.5],
+        emptied=[0.5],
+        half=[0.5, 0.6],
     )
     run = cells.results.run
     summary = run("edited-0") / "summary.json"
@@ -195,9 +202,8 @@ def test_tables_and_figures_show_stale_missing_and_damaged_runs(filled: Fill, tm
         assert f"{row} & {text.replace('±', '$' + chr(92) + 'pm$')} " in texts["tex"]
         assert f">{text}</a>" in texts["html"].partition(f">{row}</th>")[2].partition("</tr>")[0]
     frame = pd.read_csv(outputs["csv"]).set_index("row")[["stale", "missing"]]
-    assert frame.loc[["stale", "missing", "both", "part", "lost"]].to_numpy().tolist() == [
-        *([2, 0], [0, 2], [1, 1], [1, 0], [0, 1])
-    ]
+    counts = {row: tuple(frame.loc[row]) for row in ("stale", "missing", "both", "part", "lost")}
+    assert counts == {"stale": (2, 0), "missing": (0, 2), "both": (1, 1), "part": (1, 0), "lost": (0, 1)}
     assert f">stale: {WHY.replace('>', '&gt;')}</td>" in texts["html"]
     for form, text in texts.items():
         assert "99.99" not in text

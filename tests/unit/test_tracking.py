@@ -638,7 +638,7 @@ def test_exports_to_a_server_need_its_token_and_equal_exports_to_a_database(
     assert first == {"created": 3, "tables and figures written": 1, "cells written": 2}
     assert second == {"unchanged": 3}
     client = MlflowClient(server)
-    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     on_server = {run.info.run_name: run.to_dictionary() for run in runs}
     expected = {run["info"]["run_name"]: run for run in store.search("")}
     assert len(expected) == 6 and on_server.keys() == expected.keys()
