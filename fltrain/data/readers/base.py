@@ -100,7 +100,9 @@ class Reader(Component):
             side: target height and width. Readers of photographs resize to it; others return the native size.
         """
         if self.needs_files and not (source.is_file() or source.is_dir()):
-            raise FltrainError(f"{source}: no such file or folder")
+            # Reading a pipe would wait for ever.
+            what = "not an ordinary file or folder" if source.exists() else "no such file or folder"
+            raise FltrainError(f"{source}: {what}")
         splits = self.load(source, facts, side)
         _check_splits(splits, facts, source)
         warnings = _warnings(splits)
