@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
 
-from fltrain.experiments.layers import Layer
+from fltrain.experiments.layers import SettingsLayer
 from fltrain.experiments.layout import (
     Bubbles,
     Cell,
@@ -42,7 +42,7 @@ class Entry:
     reported: dict[str, str]
     number: int
     spec: RunSpec
-    layers: Sequence[Layer]
+    layers: Sequence[SettingsLayer]
 
     @property
     def seed(self) -> int:

@@ -18,7 +18,7 @@ from fltrain.experiments.layout import Labels
 from fltrain.experiments.schema import Axis, Item, Paper, Patch, Point, Reduction, Scale, Special, tree_of
 
 
-class Layer(NamedTuple):
+class SettingsLayer(NamedTuple):
     """A patch of a cell's settings.
 
     Attributes:
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
     source: Point | Special | None = None
 
 
-class Layers:
+class SettingsLayers:
     """Patches of an item at a scale; ``cell`` selects the patches of one cell.
 
     Attributes:
@@ -52,22 +52,22 @@ class Layers:
             ("scale", "scale", (), scale),
             ("scale", "scale", in_scale, own),
         ]
-        self.axes: dict[str, dict[str, Layer]] = {axis: {} for axis in item.axes}
-        self._common: list[Layer] = []
-        self._exceptions: list[tuple[Special, Layer]] = []
+        self.axes: dict[str, dict[str, SettingsLayer]] = {axis: {} for axis in item.axes}
+        self._common: list[SettingsLayer] = []
+        self._exceptions: list[tuple[Special, SettingsLayer]] = []
         for layer, what, keys, source in sources:
-            self._common.append(Layer(layer, what, (*keys, "settings"), source.settings))
+            self._common.append(SettingsLayer(layer, what, (*keys, "settings"), source.settings))
             for number, special in enumerate(source.exceptions):
                 place = (*keys, "exceptions", str(number), "set")
-                self._exceptions.append((special, Layer("cell", what, place, special.set, special)))
+                self._exceptions.append((special, SettingsLayer("cell", what, place, special.set, special)))
             axes: dict[str, Axis] = {} if isinstance(source, Paper) else source.axes
             for axis in axes.keys() & self.axes.keys():
                 self.axes[axis] = {
-                    label: Layer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
+                    label: SettingsLayer("cell", what, (*keys, "axes", axis, label, "set"), point.set, point)
                     for label, point in axes[axis].items()
                 }
 
-    def cell(self, labels: Labels) -> list[Layer]:
+    def cell(self, labels: Labels) -> list[SettingsLayer]:
         """Return the patches of a cell, with those of the exceptions that match it; later ones win."""
         layers = self._common + [self.axes[axis][label] for axis, label in labels.items()]
         settings = merged(layers)
@@ -94,15 +94,15 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> Patch:
     return merged
 
 
-def merged(layers: Iterable[Layer]) -> Patch:
+def merged(layers: Iterable[SettingsLayer]) -> Patch:
     """Return the settings of patches; later ones win."""
     return reduce(merge, (layer.patch for layer in layers), {})
 
 
-def origins(layers: Iterable[Layer]) -> dict[tuple[str, ...], Layer]:
+def origins(layers: Iterable[SettingsLayer]) -> dict[tuple[str, ...], SettingsLayer]:
     """Return the patch that each setting comes from, by its path of keys, without a last ``name``."""
     settings: Patch = {}
-    found: dict[tuple[str, ...], Layer] = {}
+    found: dict[tuple[str, ...], SettingsLayer] = {}
     for layer in layers:
         settings = merge(settings, layer.patch)
         own = {path for path, _ in leaves(layer.patch)}
@@ -121,7 +121,7 @@ def leaves(settings: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator
 
 
 def place_in(
-    config: Path, paper: Paper, scale: Scale, layers: Sequence[Layer], keys: Sequence[str]
+    config: Path, paper: Paper, scale: Scale, layers: Sequence[SettingsLayer], keys: Sequence[str]
 ) -> FileLine:
     """Return file and line of the patch that a setting comes from; of the first patch if none has it."""
     found = origins(layers)

@@ -19,7 +19,7 @@ from fltrain.core.errors import FltrainError, Problems, count
 from fltrain.core.strict_yaml import place_of, validated
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
-from fltrain.experiments.layers import Layer, Layers, merged, place_in
+from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merged, place_in
 from fltrain.experiments.layout import Bubbles, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
@@ -229,7 +229,7 @@ def _expand(
     """Return an item with the runs of its cells, in the order of the axes and seeds."""
     item_id = f"{paper.paper}/{name}"
     item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {item_id}")
-    layers = Layers(paper, name, scale, own)
+    layers = SettingsLayers(paper, name, scale, own)
     seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]
     if isinstance(item.figure, Bubbles):
@@ -258,7 +258,7 @@ def _expand(
             runs, drawn = _checked(specs, of_cell, where, place), Patch()
             for source in sources:
                 drawn |= tuning.patch(source, runs[-1], labels) if isinstance(source, Point) else {}
-            of_cell.append(Layer("trial", tuning.file, (), drawn))
+            of_cell.append(SettingsLayer("trial", tuning.file, (), drawn))
             if drawn:
                 runs = _checked(specs, of_cell, where)
         except FltrainError as error:
@@ -297,7 +297,7 @@ def _expand(
 
 def _checked(
     specs: Specs,
-    layers: Iterable[Layer],
+    layers: Iterable[SettingsLayer],
     where: str,
     place: Callable[[Sequence[str]], FileLine] | None = None,
 ) -> dict[int, RunSpec]:
