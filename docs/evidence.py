@@ -180,10 +180,10 @@ class Evidence:
             runs = {run for cell in part["runs"] for run in cell.split()}
             verdicts = (part.loc[part["column"] == name, "gain_verdict"] for name in ("tuned", "default"))
             rows.append([str(skew), "`items=fair/accuracy`", *self._cost(runs), *map(counted, verdicts)])
-        further = self.folder / "fair" / "further_seeds.csv"
-        runs = {run for cell in pd.read_csv(further)["runs"] for run in cell.split()}
-        verdict = counted(pd.read_csv(further)["gain_verdict"])
-        rows.append(["Dirichlet 0.1, further seeds", "`items=fair/further_seeds`", *self._cost(runs), verdict, ""])
+        further = pd.read_csv(self.folder / "fair" / "further_seeds.csv")
+        runs = {run for cell in further["runs"] for run in cell.split()}
+        cost, verdict = self._cost(runs), counted(further["gain_verdict"])
+        rows.append(["Dirichlet 0.1, further seeds", "`items=fair/further_seeds`", *cost, verdict, ""])
         return rows
 
     def controls(self) -> list[list[str]]:
