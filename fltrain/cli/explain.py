@@ -68,7 +68,6 @@ def _labels(entry: Entry) -> set[str]:
 
 
 def _names(entry: Entry) -> set[str]:
-    """Return the names of a cell's components."""
     names = (*short_names(entry.spec).values(), *(plugin.name for plugin in entry.spec.plugins))
     return {name.casefold() for name in names}
 

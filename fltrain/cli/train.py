@@ -34,9 +34,6 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
         path: file with a run, or a record's spec; None is standard input. Its settings may be incomplete
             without the changes.
         changes: ``training.lr=0.05``, or alternatives with commas between them.
-
-    Raises:
-        FltrainError: if a change or a changed run is not valid.
     """
     if not changes:
         yield read_settings(path, RunSpec, ignored=("revisions",))

@@ -23,11 +23,7 @@ class Augmented:
     """
 
     def __init__(self, split: ImageSet, augmentation: Augmentation) -> None:
-        """Prepare for the images of ``split``.
-
-        Raises:
-            FltrainError: if they are too small.
-        """
+        """Prepare for the images of ``split``; refuse images that are too small."""
         self.split = split
         self.augmentation = augmentation
         self.side = split.images.shape[-1]
@@ -63,7 +59,7 @@ class Augmented:
         return self.split.laid_out(images), self.split.labels.index_select(0, indices)
 
     def _moved(self, images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-        """Crop the padded images at ``top`` and ``left``, then mirror those with ``flip``."""
+        """Crop the padded images at ``top`` and ``left``, then mirror images with ``flip``."""
         rows = self.sources.index_select(0, top)
         columns = self.sources.index_select(0, left + flip * (len(self.sources) // 2))
         pixels = torch.add(columns[:, None, :], rows[:, :, None], alpha=self.side).flatten(1)

@@ -119,7 +119,7 @@ class Checkpoints:
 
 
 def _state(simulation: Simulation, progress: Progress) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return all tensors that the next round depends on, by path, and all other facts."""
+    """Return the tensors that the next round depends on, by path, and all other facts."""
     server, clients, costs = simulation.server, simulation.clients, simulation.costs
     tree = {
         **{"weights": server.weights, "buffers": server.buffers, "counters": server.counters},

@@ -24,7 +24,7 @@ from fltrain.runtime.determinism import tf32_products
 from fltrain.runtime.devices import to_device
 
 OWN, SECOND, TRAINED = "own model", "second model", "trained model"
-"""Names of the entries of a client's model in its client state, next to those of the methods."""
+"""Entries of a client's model in its client state, next to the methods' entries."""
 
 ClientState = Mapping[str, State]
 """Client state between rounds, by method."""
@@ -67,7 +67,7 @@ class Ownership:
     name: str = OWN
 
     def sent(self, update: Update, layout: Layout) -> Update:
-        """Return the update without private parts: their weights are those at the start."""
+        """Return the update without private parts: their weights are the start weights."""
         if self.private is None:
             return update
         if self.private == "all":

@@ -54,11 +54,7 @@ class Session:
         self.hooks.step_states = tree_map(Tensor.copy_, self.states, hooks.step_states)
 
     def settle(self) -> None:
-        """Copy the step states after a step to the fixed tensors.
-
-        Raises:
-            FltrainError: if a method has other tensors than before.
-        """
+        """Copy the step states after a step to the fixed tensors; refuse changed names or shapes."""
         states = self.hooks.step_states
         if _forms(states) != _forms(self.states):
             raise FltrainError(
@@ -118,11 +114,7 @@ class CapturedTraining(LocalTraining):
         return result
 
     def capture(self, work: Callable[[], LossAndGradient]) -> Captured:
-        """Capture a step that has run before.
-
-        Raises:
-            FltrainError: if CUDA refuses an operation of the step.
-        """
+        """Capture a step that has run before."""
         gc.collect()  # the graphs of an earlier run must not be freed during a capture
         try:
             self.pool = self.pool or torch.cuda.graph_pool_handle()

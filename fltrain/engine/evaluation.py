@@ -121,7 +121,6 @@ def _tested(network: Network, images: ImageSet, indices: Tensor, predict: Predic
 
 
 def _joined(results: Sequence[Outcome]) -> Outcome:
-    """Concatenate test results."""
     features = [result.features for result in results if result.features is not None]
     return Outcome(
         torch.cat([result.correct for result in results]),

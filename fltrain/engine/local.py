@@ -68,7 +68,7 @@ class LocalTraining:
     def train(
         self, round: Round, clients: Sequence[int], client_states: Mapping[int, ClientState]
     ) -> list[Trained]:
-        """Train clients, given the state of those that have taken part before; return them in their order."""
+        """Train clients, given the states of earlier participants; return the results in their order."""
         shape = " x ".join(map(str, self.clients.data.train.images.shape[1:]))
 
         def trained(client: int) -> Trained:

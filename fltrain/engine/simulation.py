@@ -299,7 +299,6 @@ class Simulation:
 
     # ---------------------------------------------------------------- tests
     def _tests(self, finished: int) -> list[Row]:
-        """Test after ``finished`` rounds."""
         data, workers, rows = self.data, self.trainer.workers, list[Row]()
 
         def tested(images: ImageSet, indices: Tensor | None = None, features: bool = False) -> Outcome:

@@ -33,8 +33,7 @@ def synthetic_run(
         trainer: local training.
 
     Raises:
-        FltrainError: if settings are wrong, the registry lacks the size of the images, or they do not fit the
-            run.
+        FltrainError: if the settings are wrong, or the registry lacks the size of the images.
     """
     spec = RunSpec.parse({"rounds": 10**6, "evaluation": {"every": 10**6}, **settings}, "synthetic run")
     entry, side = spec.dataset.entry, spec.dataset.side

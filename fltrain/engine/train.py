@@ -1,7 +1,7 @@
 """Training of a run: data, partition, simulation, checkpoints, record.
 
-A run that was stopped or killed resumes from its last checkpoint at the next start. Its record equals that of
-an uninterrupted run, byte for byte.
+A run that was stopped or killed resumes from its last checkpoint at the next start. Its record equals the
+record of an uninterrupted run, byte for byte.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Training:
         again = again and self.place != record.folder  # otherwise it was trained while this process waited
         folder = self.results.checkpoints(self.spec.run_id)
         left = checkpoint_files(folder)
-        # With `--again`, later checkpoints are those of a training that was interrupted.
+        # With `--again`, later checkpoints belong to a training that was interrupted.
         if not again or all(path.stat().st_mtime <= record.written for path in left):
             shutil.rmtree(folder, ignore_errors=True)
         if not again:
@@ -331,8 +331,9 @@ def _logging_to(path: Path, quiet: bool) -> Iterator[None]:
 def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
     """Return the models that the spec asks to keep in the record; None if it keeps none.
 
-    ``weights`` ``[P]``, ``buffers`` ``[B]`` and ``counters`` of the global model; for ``clients`` also those
-    of the last round's ``clients`` after local training, ``client_weights`` ``[m, P]``, ``client_buffers``.
+    ``weights`` ``[P]``, ``buffers`` ``[B]`` and ``counters`` of the global model. With ``keep: clients`` also
+    the last cohort, ``clients`` ``[m]``, and its models after local training: ``client_weights`` ``[m, P]``
+    and ``client_buffers``.
     """
     server = simulation.server
     if simulation.spec.evaluation.keep == "nothing":

@@ -160,7 +160,7 @@ class Method(Component):
         return gradient
 
     def post_step(self, weights: Tensor, local: Local, step_state: State) -> Tensor:
-        """Return the weights ``[P]`` after the step, given those after the optimiser."""
+        """Return the weights ``[P]`` after the step, given the weights after the optimiser."""
         return weights
 
     def next_state(
@@ -189,7 +189,7 @@ class Method(Component):
     def test_weights(self, weights: Tensor, local: Local) -> Tensor:
         """Return the weights ``[P]`` that a client is tested with.
 
-        ``weights`` are those of ``start_weights``, or the client's trained model if tests follow local
+        ``weights`` come from ``start_weights``, or from the client's trained model if tests follow local
         training; ``local`` is the client at the beginning of the next round.
         """
         return weights

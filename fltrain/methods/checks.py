@@ -48,12 +48,9 @@ def recorded(value: Any) -> Any:
 
 
 def guarded(method: Any, hook: str, *arguments: Any, tensors: Sequence[Tensor] | None = None) -> Any:
-    """Return the result of a hook, which must be of the right kind and must not write into its arguments.
+    """Return the result of a hook; refuse a wrong kind of result, and hooks that write into an argument.
 
-    ``tensors`` are those of the arguments, if the caller has them.
-
-    Raises:
-        FltrainError: otherwise; the message names method and hook.
+    ``tensors`` are the tensors in the arguments, if the caller has collected them.
     """
     tensors = list(tensors_in(arguments)) if tensors is None else tensors
     before = _versions(tensors)
@@ -152,11 +149,7 @@ def _described(value: Any) -> str:
 
 @contextmanager
 def watched(method: str, hook: str) -> Iterator[None]:
-    """Refuse reads on the host and random numbers in a hook of a local step.
-
-    Raises:
-        FltrainError: naming the operation.
-    """
+    """Refuse reads on the host and random numbers in a hook of a local step."""
     from fltrain.runtime.guard import Refused, no_host_sync  # it needs PyTorch
 
     try:

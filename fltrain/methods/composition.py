@@ -190,7 +190,7 @@ class Composition:
 
     # ---------------------------------------------------------------- tests
     def test_weights(self, views: Mapping[str, Local], weights: Tensor) -> Tensor:
-        """Return the weights that a client is tested with, given those of its model."""
+        """Return the weights ``[P]`` that a client is tested with, given its model's weights."""
         for method in self.defining("test_weights"):
             weights = guarded(method, "test_weights", weights, views[method.name])
         return weights

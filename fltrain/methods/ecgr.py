@@ -75,7 +75,7 @@ class Ecgr(Method):
         return Needs(recording=recording, uploads=True)
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
-        """Replace the uploaded weights by those of the re-aggregated displacement."""
+        """Upload the received weights minus the re-aggregated displacement."""
         assert update.trajectory is not None  # the engine records it
         steps, statistic_steps = update.trajectory.tensor_split([len(update.start)], dim=1)
         count = max(1, math.floor(self.kappa * local.steps + 1e-9))  # 0.29 of 100 steps are 29

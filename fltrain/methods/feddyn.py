@@ -26,8 +26,8 @@ class FedDyn(Method):
             the client's relative size, which targets the objective weighted by data.
         server_correction: the server adds the accumulated displacements.
         clip: limit for the norm of a local gradient, or null for none.
-        clipped: the gradient that is clipped: that of the whole local ``objective``; or all of it
-            ``except_decay``, alpha_k w, which the authors' code leaves to the optimiser's weight decay.
+        clipped: clip the gradient of the whole local ``objective``; or all of it ``except_decay``, alpha_k w,
+            which the authors' code leaves to the optimiser's weight decay.
     """
 
     name: Literal["feddyn"] = "feddyn"

@@ -47,7 +47,7 @@ class FedFcd(Method):
         alternate: extractor and classifier take turns after every ``epoch`` or every ``batch``.
         extractor_loss: loss of the extractor: of the ``fused`` logits, or of the ``local`` classifier's.
         averaging: mean of the class means; see ``fltrain.methods.ops.prototypes``.
-        cache: the server uses the last class means of all clients, not only those of this round.
+        cache: the server uses the last class means of all clients, not only the ones received in this round.
         without_fa, without_fd, without_ho: omit this part.
     """
 
@@ -139,7 +139,7 @@ class FedFcd(Method):
         return self._decide(network, network.features(images), self.client_init(local))
 
     def training_work(self, size: Workload) -> float:
-        """Return that of the global classifier, and of the features for the uploads."""
+        """Return the work of the global classifier, and of the features for the uploads."""
         visits = size.clients / (size.cohort * size.rounds)  # the initial uploads
         fused = (2 if self.extractor_loss == "fused" or self.without_ho else 0) + (not self.without_ho)
         steps = 0 if self.without_fd else fused * size.head * size.trained

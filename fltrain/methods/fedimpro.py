@@ -28,9 +28,9 @@ from fltrain.methods.workload import Workload
 from fltrain.runtime.devices import to_device
 
 ESTIMATES = ("mean", "spread", "seen", "spread_seen")
-"""Per class: ``mean`` and ``spread`` ``[C, *shape]``, and flags ``[C]`` for those that are known.
+"""Per class: ``mean`` and ``spread`` ``[C, *shape]``, and a flag ``[C]`` for each, 1 if it is known.
 
-The shape is that of the maps, or ``[channels, 1, 1]`` for estimates per channel.
+``shape`` is the shape of the maps, or ``[channels, 1, 1]`` for estimates per channel.
 """
 
 
@@ -44,8 +44,8 @@ class FedImpro(Method):
         split: the cut, as the number of the last convolution below it; null is the network's middle cut
             (after stage 2 of a ResNet).
         shape: Gaussians per feature map ``element`` or per ``channel``.
-        labels: labels of the samples: ``balanced`` over the classes with an estimate; those of the ``batch``;
-            or ``tiled``, C (B // C + 1) samples of all classes in turn (the authors' code).
+        labels: labels of the samples: ``balanced`` over the classes with an estimate; copied from the
+            ``batch``; or ``tiled``, C (B // C + 1) samples of all classes in turn (the authors' code).
         n_hat: samples per step; null is the number of images in the batch, 0 is the base method.
         source: samples come from the received ``global`` estimates, or from the client's ``running`` ones
             (the authors' code).
@@ -182,7 +182,7 @@ class FedImpro(Method):
         return real * loss + sampled * functional.cross_entropy(logits, labels)
 
     def training_work(self, size: Workload) -> float:
-        """Return that of the samples in the part above the cut, if all classes have an estimate."""
+        """Return the work of the samples in the part above the cut, if all classes have an estimate."""
         samples: float = size.trained
         if self.labels == "tiled":
             samples = size.passes * sum(size.classes * (images // size.classes + 1) for images in size.sizes)

@@ -170,5 +170,4 @@ class FedMA(Method):
 
 
 def _chain(task: Task) -> models.chain.Chain:
-    """Return the structure of the trained network."""
     return models.chain.Chain.of(task.network, task.layout)

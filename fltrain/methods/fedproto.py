@@ -31,8 +31,8 @@ class FedProto(Method):
     Attributes:
         weight: lambda, weight of the mean squared distance (over images and dimensions) from these means.
         averaging: mean of the clients' means; see ``fltrain.methods.ops.prototypes``.
-        source: features for a client's means: those of the trained model (``post``), or those of local
-            training (``running``) or of its last epoch (``last_epoch``).
+        source: features for a client's means: from the trained model (``post``), or collected during local
+            training (``running``) or its last epoch (``last_epoch``).
         inference: by the ``nearest`` global mean, or by the client's classifier (``head``).
     """
 

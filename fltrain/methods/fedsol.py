@@ -28,8 +28,8 @@ class FedSOL(Method):
             the squared distance ``l2`` of the weights.
         temperature: of the softened predictions.
         teacher: mode in which the received model predicts.
-        feedback: plug-ins that change how errors travel act in ``both`` gradients or only in that of the
-            local ``loss``.
+        feedback: plug-ins that reroute errors act in ``both`` gradients, or only in the gradient of the local
+            ``loss``.
     """
 
     name: Literal["fedsol"] = "fedsol"
@@ -47,7 +47,7 @@ class FedSOL(Method):
     feedback: Literal["both", "loss"] = "both"
 
     def training_work(self, size: Workload) -> float:
-        """Return that of the divergence from the received model."""
+        """Return the work of the divergence from the received model."""
         if self.proximal == "l2":
             return 0.0
         return size.trained * (size.forward + size.gradient(self.part))

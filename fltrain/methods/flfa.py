@@ -27,7 +27,7 @@ class Flfa(Method):
     received weight, rescaled after every local step to the norm of W.
 
     Attributes:
-        strategy: selection of layers: those with the least (``lowest``) or most (``highest``) similar client
+        strategy: selection of layers: with the least (``lowest``) or most (``highest``) similar client
             updates in the previous round; ``skew`` decides between the two once, by the skewness of the
             first round's similarities; ``random`` draws them in every round, a control; ``fixed`` takes
             ``layers`` in every round.
@@ -39,7 +39,8 @@ class Flfa(Method):
         scale: ``frobenius`` rescales B to the norm of W after every step, ``none`` keeps B.
         candidates: ``all`` layers, also those that read only images and send no error back; or ``effective``
             ones only.
-        target: the selected layer's ``own`` feedback, or that of the ``next`` layers, which read its output.
+        target: replace the selected layer's ``own`` feedback, or the feedback of the ``next`` layers, which
+            read its output.
         mean: similarity to the ``unweighted`` or data-``weighted`` mean update.
         skew_sign: +1 reads positive skewness as "most layers diverge" (``lowest``), -1 the other way round.
     """
@@ -87,7 +88,7 @@ class Flfa(Method):
         return {"selected": state["selected"]}
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        """Select the layers of the next round; report on those of this round."""
+        """Select the layers of the next round, and report the layers of this one."""
         return Aggregate(state=self._selection(task, state, updates), row=self._row(task, state, updates))
 
     def _selection(self, task: Task, state: State, updates: Sequence[Update]) -> State:
@@ -185,7 +186,7 @@ class Flfa(Method):
     def _row(self, task: Task, state: State, updates: Sequence[Update]) -> dict[str, Any]:
         """Return selected layers, their effect, and mean final scale and cosine of B against W.
 
-        ``skewness`` is that of the previous round's similarities, from which the layers were selected.
+        ``skewness`` describes the previous round's similarities, from which the layers were selected.
         """
         selected: list[int] = state["selected"].tolist()
         row: dict[str, Any] = {

@@ -26,8 +26,8 @@ class Gpfl(Method):
         weight: lambda of that distance, the Frobenius norm over the batch; the authors have 0.01 for small
             networks and 1e-4 for ResNet-18.
         decay: mu, weight decay of valve and embeddings alone; 0.1 and 0 likewise.
-        conditions: made from the received embeddings (``global``), or from those that the client trained
-            before (``trained``, the authors' code).
+        conditions: made from the received embeddings (``global``), or from the embeddings that the client
+            trained before (``trained``, the authors' code).
     """
 
     name: Literal["gpfl"] = "gpfl"
@@ -100,7 +100,7 @@ class Gpfl(Method):
         return logits
 
     def training_work(self, size: Workload) -> float:
-        """Return that of the valve's four linear maps of a condition in each step, and of the embeddings."""
+        """Return the work of the valve's four linear maps of a condition per step, and of the embeddings."""
         embeddings = size.classes * size.width
         steps = size.passes * len(size.sizes)
         return 8 * size.width**2 * steps + embeddings * (3 * size.trained + 1)

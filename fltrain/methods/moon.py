@@ -26,7 +26,7 @@ class Moon(Method):
             is constant when it is the received model), the run's ``initial`` model, or a ``random`` model
             per client from the second round on (the authors' code).
         head: ``mlp`` inserts a projection head before the classifier, as the authors do; the network then
-            differs from that of the other methods.
+            differs from the other methods'.
     """
 
     name: Literal["moon"] = "moon"
@@ -76,7 +76,7 @@ class Moon(Method):
         return update, {"weights": update.trained, "buffers": update.buffers} if self.mu else {}
 
     def training_work(self, size: Workload) -> float:
-        """Return that of the received and the previous model, of clients that have a previous one."""
+        """Return the work of the received and the previous model, for clients that have a previous one."""
         visits = size.cohort * size.rounds
         without = size.clients * (1 - (1 - size.cohort / size.clients) ** size.rounds)
         if self.first == "random":

@@ -20,7 +20,7 @@ class PerFedAvg(Method):
 
     Attributes:
         version: ``fo`` omits the Hessian, ``hf`` approximates H v by a difference of gradients.
-        inner_lr: a, the learning rate of the adaptation; that of local training if None.
+        inner_lr: a, the learning rate of the adaptation; if None, the rate of local training.
         delta: width of the difference (``hf``).
         passes: passes over the images per epoch; 2, as in PFLlib, gives the number of steps of FedAvg.
         eval_steps: steps of adaptation before a client is tested, each on a random batch of its images.
@@ -67,7 +67,7 @@ class PerFedAvg(Method):
         return weights
 
     def training_work(self, size: Workload) -> float:
-        """Return that of the two gradients for the Hessian, and of small batches, which are not divided."""
+        """Return the work of two gradients for the Hessian, and of small batches, which are not divided."""
         visited = 0
         for images in size.sizes:
             whole = images < 2 * self._batches
@@ -80,7 +80,7 @@ class PerFedAvg(Method):
         return size.passes * visited * size.gradient()
 
     def testing_work(self, size: Workload) -> float:
-        """Return that of the adaptation."""
+        """Return the work of the adaptation."""
         return self.eval_steps * min(size.batch_size, size.images) * size.gradient()
 
 

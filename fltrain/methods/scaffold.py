@@ -40,7 +40,7 @@ class Scaffold(Method):
             have changed it.
         weighting: weights of the clients. ``uniform``: equal, as published. ``weights`` (code of
             FedImpro): the server's weights are a mean by data size, controls as published. ``scaled`` (code
-            of FedDyn): controls are those of objectives scaled by the clients' relative sizes, which targets
+            of FedDyn): controls belong to objectives scaled by the clients' relative sizes, which targets
             the objective weighted by data. ``data`` (code of ECGR): weights and server control are means by
             data size over the cohort, so that c forgets clients that were not sampled.
         server_lr: factor of the mean displacement.

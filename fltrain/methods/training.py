@@ -21,11 +21,7 @@ class LearningRate(Component):
         """Return the factor of the initial rate in the given round (counted from 0)."""
 
     def check(self, rounds: int) -> None:
-        """Refuse a number of rounds if the rate would be zero in some of them.
-
-        Raises:
-            ValueError: with a remedy.
-        """
+        """Refuse a number of rounds if the rate would be zero in some of them."""
         if self.factor(rounds - 1) <= 0:
             raise ValueError(
                 f"training.lr_schedule: {self.name!r} is zero in the last of {rounds} rounds; stretch it"

@@ -35,7 +35,7 @@ class Task:
         samples: training images of all clients together.
         training: settings of local training.
         initialise: returns weights ``[P]`` and buffers ``[B]`` of a newly drawn network: the run's initial
-            ones (without an argument), or those of a client's own stream.
+            network, or, given a client, a network from this client's own stream.
         class_counts: training images per client and class, float32 ``[clients, classes]``.
         constants: tensors that methods have drawn for the whole run; use ``constant``.
     """
@@ -68,8 +68,8 @@ class Aggregate:
     """Result of a method's aggregation.
 
     Attributes:
-        weights: new global weights ``[P]``; None for the clients' mean by data size, or for those of the
-            method that returns some.
+        weights: new global weights ``[P]``; None for the clients' mean by data size, or for the weights that
+            another method returns.
         state: the method's new state on the server; None keeps it.
         buffers: new BatchNorm statistics ``[B]``; None for the clients' mean by data size.
         row: the method's row in the record of the round: numbers, texts, lists and dictionaries of them.

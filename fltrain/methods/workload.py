@@ -14,8 +14,9 @@ class Workload:
 
     Attributes:
         features, head: multiply-adds of a forward pass on one image, below the classifier and in it.
-        first: those of layers that read the images; no error travels back through them.
-        above: returns those above a cut of the network (None: the middle one), with the classifier.
+        first: multiply-adds in the layers that read the images; no error travels back through them.
+        above: returns the multiply-adds above a cut of the network (None: the middle one), with the
+            classifier.
         width: number of features d.
         classes: number of classes C.
         images: training images of a client.
@@ -23,7 +24,7 @@ class Workload:
         passes: passes in a round.
         batch_size: images of a full batch.
         tests: test images of a client.
-        clients, cohort: number of all clients, and of those in a round.
+        clients, cohort: number of all clients, and of the clients in a round.
         rounds: number of rounds.
     """
 

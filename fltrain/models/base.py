@@ -13,7 +13,7 @@ from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, seeded_torch
 
 Part = Literal["all", "head", "body"]
-"""Which parameters: all, those of the classifier, or those before it."""
+"""Parameters of a network: all, the classifier's (``head``), or the ones before it (``body``)."""
 
 Private = Literal[Part, "batchnorm"]
 """Parameters that can stay with their client: a part, or the scales and shifts of BatchNorm."""

@@ -60,11 +60,7 @@ class Chain:
 
     @classmethod
     def of(cls, network: Network, layout: Layout) -> Chain:
-        """Return the chain of a network.
-
-        Raises:
-            FltrainError: if the network is not a chain.
-        """
+        """Return the chain of a network; refuse other networks."""
         names = [(f"{name}.weight", f"{name}.bias") for name in chained(network)]
         return cls(tuple(tuple(slot for slot in layout.parameters if slot.name in own) for own in names))
 
@@ -154,10 +150,7 @@ def widened(network: Network, growth: float) -> Network:
     """Return the network with room for at least one more neuron in each hidden layer.
 
     All weights and biases of the new neurons are zero, so the function is the same and they get no
-    gradient.
-
-    Raises:
-        FltrainError: if the network is not a chain.
+    gradient. Networks that are not a chain are refused.
     """
     network = copy.deepcopy(network)
     layers = list(chained(network).values())

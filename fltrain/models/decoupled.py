@@ -163,11 +163,7 @@ def _form(module: nn.Conv2d) -> dict[str, Any]:
 
 
 def _chain(network: Network, count: Count) -> list[_Layer]:
-    """Return the layers in order.
-
-    Raises:
-        FltrainError: if the network is not a chain of layers with a linear classifier at its end.
-    """
+    """Return the layers in order; refuse a network that is not a chain that ends in a linear classifier."""
     layers: list[_Layer] = []
     flatten, before = None, None
     for path, module, parent in chain(network):
@@ -326,15 +322,10 @@ class _Surgery:
         return PerGroup([nn.Conv2d(*pair, **form) for pair in zip(read, made, strict=True)], read)
 
     def _shares(self, width: int) -> list[int]:
-        """Return the widths of the groups of a layer's channels."""
         return nearly_equal(width, self.groups)
 
     def _widths(self) -> list[int]:
-        """Return the channels that each layer reads; the classes come last.
-
-        Raises:
-            FltrainError: if a width does not fit the groups, or the width of a shortcut.
-        """
+        """Return the channels that each layer reads, then the classes; refuse widths that do not fit."""
         layers, first = self.layers, self.first
         if not self.dense and first < len(layers):
             # The last shared layer; the first decoupled layer divides its channels among the groups.

@@ -162,7 +162,7 @@ class FlatModel:
         self.counters.copy_(counters)
 
     def differentiate(self, value: Tensor, part: Part) -> None:
-        """Set ``gradient`` to that of a scalar in some of the parameters, and to zero in all others."""
+        """Set ``gradient`` to the gradient of a scalar in one part, and to zero in all other parameters."""
         if part != "all":
             self.gradient.zero_()
         parameters, gradients = self._parts[part]

@@ -24,8 +24,8 @@ class Network(nn.Module):
     classifier are the feature extractor.
 
     Attributes:
-        products: type of the products in the feature extractor's layers (PyTorch's autocast); None for that
-            of their weights, which the representation and the classifier always have.
+        products: type of the products in the feature extractor's layers (PyTorch's autocast); None for the
+            type of the weights, which the representation and the classifier always have.
         tf32: True if these layers may multiply in TF32 (CUDA).
     """
 
@@ -59,8 +59,8 @@ class Network(nn.Module):
     def splits(self) -> dict[int, str]:
         """Cuts of the network: number of the last convolution below the cut -> last block.
 
-        Convolutions of the main path are counted from 1, those of shortcuts are not. Blocks without weights
-        (pooling, flatten) belong to the convolutions before them. No cut lies behind a Linear module.
+        Convolutions of the main path count from 1; convolutions of shortcuts do not count. Blocks without
+        weights (pooling, flatten) belong to the convolutions before them. No cut lies behind a Linear module.
         """
         last_blocks: dict[int, str] = {}
         count = 0

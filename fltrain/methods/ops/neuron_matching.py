@@ -33,7 +33,7 @@ def row_weights(counts: Tensor, shares: Sequence[float]) -> Tensor:
 
 # ------------------------------------------------------------------------------------ same width
 def match(clients: Sequence[Tensor], reference: Tensor, shares: Sequence[float], sweeps: int) -> list[Tensor]:
-    """Return the order that brings each client's neurons ``[L, D]`` in line with those of the reference.
+    """Return, for each client, the order of its neurons ``[L, D]`` that matches the reference.
 
     Assignments of least squared distance to the reference, and the mean of the neurons assigned as the new
     reference, take turns. Neither can increase the clients' distance from the mean.
@@ -123,7 +123,7 @@ class Pool:
     def gains(self, neurons: Tensor) -> Tensor:
         """Return the gain of log probability for each place of each of a client's neurons.
 
-        Places are those of the global neurons, then the possible new ones.
+        The places are first the global neurons, then the possible new ones.
         """
         precision, before = 1 / self.sigma, 1 / self.sigma0
         room = min(len(neurons), self.capacity - len(self.counts))

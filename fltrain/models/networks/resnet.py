@@ -52,7 +52,7 @@ class ResNet(NormedModel):
 
         The first has the stride, and a 1x1 shortcut if it changes the shape.
         """
-        # In the function, because this import takes almost as long as that of PyTorch.
+        # In the function, because this import takes almost as long as PyTorch's.
         from torchvision.models.resnet import BasicBlock, Bottleneck
 
         norm, block = self.norm_layer, Bottleneck if self.bottleneck else BasicBlock
