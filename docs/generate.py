@@ -57,20 +57,20 @@ averaging.
 
 The pages of the methods use these conventions:
 
-* $w^t$ are the global weights in round $t$, $r$ the received ones (usually $w^t$), $w_k$ those of client
-  $k$ after training. $S_t$ are the $m$ sampled of all $N$ clients, $p_k = n_k / \\sum_{{j \\in S_t}} n_j$
-  their shares of the images, $F_k$ or $f_k$ the client's mean cross entropy, $\\eta$ the learning rate of
-  the round.
-* Corrections are added to the gradient before weight decay and momentum. The recorded training loss is the
+* $w^t$ are the global weights in round $t$, $r$ the received weights (usually $w^t$), $w_k$ the weights of
+  client $k$ after training. $S_t$ are the $m$ sampled of all $N$ clients,
+  $p_k = n_k / \\sum_{{j \\in S_t}} n_j$ their shares of the images, $F_k$ or $f_k$ the client's mean cross
+  entropy, $\\eta$ the learning rate of the round.
+* Methods add corrections to the gradient before weight decay and momentum. The recorded training loss is the
   cross entropy without the terms that a method adds.
-* BatchNorm statistics are averaged by data size, unless the page or `batchnorm: local` states otherwise.
-  Clients that keep their model keep its statistics.
-* Personalised methods need `local_test`: each client is tested on images of its own, sampled or not.
+* The server averages BatchNorm statistics by data size, unless the page or `batchnorm: local` states
+  otherwise. Clients that keep their model keep its statistics.
+* Personalised methods need `local_test`: each client is tested on its own images, sampled or not.
 
 In the table:
 
 * **Work**: multiply-adds of local training relative to FedAvg, with MobileNet in miniature (FedMA: LeNet-5)
-  and ten clients that train in each of 100 rounds. `fltrain plan --gpu h100` counts those of your runs.
+  and ten clients that train in each of 100 rounds. `fltrain plan` counts the multiply-adds of your runs.
   Measured times: [benchmarks](../../benchmarks/README.md).
 * **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
   weights and buffers. *No model*: the model is not sent. *No head*: the classifier is not sent. *No
@@ -90,10 +90,10 @@ A run names each method once. FLFA acts in the backward passes, FedImpro in the 
 ECGR on the upload. Hooks run base method first, then plug-ins as configured; only `client_final` runs
 plug-ins first, so that the base method sees the final upload.
 
-These settings leave the base method as it is, bit for bit (tested): FLFA with `n_fa: 0`, on the first layer
-alone, or with `feedback: local`; FedImpro with `n_hat: 0`; ECGR with `beta: 1` or `kappa: 1`; FLFA and ECGR
-with one local step. Per-FedAvg is an exception for `feedback: local` and one local step, because it takes
-several passes in a step.
+With these settings, the result equals the base method, bit for bit (tested): FLFA with `n_fa: 0`, on the
+first layer alone, or with `feedback: local`; FedImpro with `n_hat: 0`; ECGR with `beta: 1` or `kappa: 1`;
+FLFA and ECGR with one local step. Per-FedAvg is an exception for `feedback: local` and one local step,
+because it takes several passes in a step.
 """
 
 METHOD_MARK = "<!-- docs/generate.py writes the rest of this page from fltrain/methods. -->"
@@ -128,8 +128,8 @@ settings of our items, times that number. {count}
 
 ## Items
 
-*Runs* are those of `scale=paper`. Items share runs with equal settings. We added the items that the table
-above does not name.
+*Runs* counts the runs at `scale=paper`. Items share runs with equal settings. We added the items that the
+table above does not name.
 
 {items}
 
@@ -647,7 +647,7 @@ def described(kind: type[Settings]) -> tuple[str, dict[str, str]]:
 
 
 def default_of(schema: Mapping[str, Any]) -> str:
-    """The default of a key; that of a mapping follows from its own section."""
+    """The default of a key; a mapping's default follows from its own section."""
     value = schema.get("default")
     return "see there" if isinstance(value, dict) and value else f"`{json.dumps(value)}`"
 

@@ -22,7 +22,7 @@ def checked(function, *arguments):
         sys.exit(error.exit_code)
 
 
-# A storage provider transfers declared outputs only, and a record has more files than the summary that stands for it.
+# A storage provider transfers declared outputs only; a record has more files than its summary, the declared one.
 # Without a provider, Snakemake itself refuses executors that share no file system.
 if workflow.storage_settings.default_storage_provider:
     raise WorkflowError(
@@ -58,7 +58,7 @@ onstart:
 
 
 onsuccess:
-    # The front page and those of papers lead to all others.
+    # The front page and the papers' pages lead to all others.
     pages = [
         page
         for page in Path(OUT).rglob("*.html")
