@@ -24,7 +24,7 @@ from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.networks.mobilenetv1 import MobileNetV1
-from fltrain.models.networks.vgg import Vgg9
+from fltrain.models.networks.vgg import Vgg9, VggTiny
 
 from .helpers import Tracing, digits, drawn, local_of, simulation
 
@@ -72,6 +72,19 @@ def test_shared_layers_have_the_original_initial_weights() -> None:
             assert torch.equal(parameter, federation.network.get_parameter(name)), name
     dense = simulation(Fed2(entry="dense"), model=Vgg9(), data=digits(8)).network
     assert torch.equal(plain.get_parameter("conv3.0.weight"), dense.get_parameter("conv3.0.weight"))
+
+
+def test_ten_groups_keep_the_widths_of_vgg_tiny() -> None:
+    """So the replications' Fed2 and FedAvg start from the same shared layers."""
+    model = VggTiny(norm="none")
+    plain, grouped = (
+        adapted(model, 16, channels=3, groups=1, norm="keep"),
+        adapted(model, 16, channels=3, decoupled=4),
+    )
+    for name in ("conv1.0", "conv2.0", "conv3.0"):
+        assert torch.equal(plain.get_parameter(f"{name}.weight"), grouped.get_parameter(f"{name}.weight"))
+    outputs = {name: len(layer.weight) for name, layer in plain.named_modules() if hasattr(layer, "weight")}
+    assert [len(grouped.get_parameter(f"{name}.weight")) for name in outputs] == [*outputs.values()]
 
 
 @pytest.mark.parametrize("settings", [{"groups": 1}, {"decoupled": 0}], ids=["one group", "all shared"])
