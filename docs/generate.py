@@ -50,10 +50,10 @@ PLUGINS = [name for name, method in METHODS.items() if method.plugin]
 INDEX = """\
 # Methods
 
-Each method is one file in `fltrain/methods` that follows the [method interface](../method-interface.md).
-Name a base method in `method:` of a run and plug-ins in `plugins:`; see [combinations](#combinations).
-Tests in `tests/properties` compare each method with its formulas, and its neutral settings with federated
-averaging.
+This page lists all methods with their costs. Each is one file in `fltrain/methods` that follows the
+[method interface](../method-interface.md). Name a base method in `method:` of a run and plug-ins in
+`plugins:`; see [combinations](#combinations). Tests in `tests/properties` compare each method with its
+formulas, and its neutral settings with federated averaging.
 
 The pages of the methods use these conventions:
 
@@ -352,8 +352,8 @@ run yet.
 
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
-* **Numbers**: the main one, with its 90 % interval over seeds. A claim about several places or methods shows
-  their mean, but its verdict is as sure as the weakest of them.
+* **Numbers**: the main number, with its 90 % interval over seeds. A claim about several places or methods
+  shows their mean, but its verdict is as sure as the weakest of them.
 * **Details**, folded below each table: all numbers, the runs and seeds, and the part of the claim that they
   cover. The runs follow the paper's own protocol as far as its text states it (in the last three sections:
   ours).
@@ -565,9 +565,9 @@ KINDS: dict[str, type[Settings]] = {}
 CONFIGURATION = """\
 # Configuration
 
-`docs/generate.py` writes this page from the classes that read the files. An unknown key, a wrong type or a
-value out of range is refused with the path of the key. Editors check the files with the JSON schemas in
-`config/schemas`.
+This page lists all keys of the configuration files. `docs/generate.py` writes it from the classes that read
+the files. fltrain refuses an unknown key, a wrong type or a value out of range, with the path of the key.
+Editors check the files with the JSON schemas in `config/schemas`.
 
 * A [run](#runspec) is a file for `fltrain train`, for example `config/examples/scaffold-flfa.yaml`.
 * A [paper](#paper-1) in `config/papers` declares tables, figures and claims as grids of runs.
@@ -577,7 +577,7 @@ value out of range is refused with the path of the key. Editors check the files 
 * The [search spaces](#search-spaces) in `config/search.yaml` have the ranges from which trials are drawn.
 * The [workflow](#workflow) reads `config/config.yaml`.
 
-[Methods](methods/README.md) have pages of their own with their settings.
+The pages of [methods](methods/README.md) list their settings.
 
 {parts}
 
@@ -718,7 +718,9 @@ def commands() -> str:
     text = get_docs_for_click(obj=command, ctx=Context(command, info_name="fltrain"), name="fltrain")
     return (
         text.replace(
-            "# `fltrain`\n", "# Commands\n\n`docs/generate.py` writes this page from the help texts.\n", 1
+            "# `fltrain`\n",
+            "# Commands\n\nThis page lists all commands; `docs/generate.py` writes it from the help texts.\n",
+            1,
         ).rstrip()
         + "\n"
     )
