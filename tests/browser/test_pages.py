@@ -170,15 +170,23 @@ def test_tables_are_sorted_by_their_headings(page: Page, toy: Toy) -> None:
 
 
 def test_rows_are_filtered(page: Page, toy: Toy) -> None:
-    page.goto(toy.table.as_uri())
-    field = page.get_by_label("Filter rows")
-    field.fill("PROX")
-    assert page.locator("#values tbody tr:visible").count() == 1
-    assert page.locator(".tools[data-for=values] output").inner_text() == "1 of 5"
+    page.goto((toy.folder / "runs.html").as_uri())
+    field = page.get_by_label("Filter runs")
+    field.fill("PROX flfa")
+    assert page.locator("#runs tbody tr:visible").count() == 3
+    assert page.locator(".tools[data-for=runs] output").inner_text() == "3 of 30"
     field.fill("nothing of the kind")
-    assert page.locator("#values tbody tr:visible").count() == 0
+    assert page.locator("#runs tbody tr:visible").count() == 0
     field.fill("")
-    assert page.locator("#values tbody tr:visible").count() == 5
+    assert page.locator("#runs tbody tr:visible").count() == 30
+
+
+def test_a_wide_table_has_one_filter_for_its_parts(page: Page, toy: Toy) -> None:
+    page.goto(toy.table.as_uri())
+    rows = page.locator("[data-filter=values] tbody tr:visible")
+    assert rows.count() == 10
+    page.get_by_label("Filter rows").fill("prox")
+    assert rows.count() == 2
 
 
 def test_a_click_on_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:

@@ -20,7 +20,7 @@ from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.frame import targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.render import published_text, value_text
+from fltrain.reporting.tables.render import PAGE_COLUMNS, Grid, published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import latex, number_text
 from fltrain.runs.measures import MEASURES
@@ -425,6 +425,24 @@ def rich(runs: Runs) -> Callable[..., ItemJob]:
         return runs.table({**GAIN, "reported": "acc"}, time, **layout, **changes)
 
     return make
+
+
+def test_pages_show_a_wide_table_in_parts(runs: Runs, rich: Callable[..., ItemJob], published: Path) -> None:
+    """Next to one another, their last columns would be out of sight."""
+    sheet = rich(reduced=False)
+    shown = cells(sheet, runs.results.record, Published.read(published, None))
+    whole = Grid.of(sheet, [cell for cell in shown if (cell.panel, cell.row) != ("two", "fedprox")], {})
+    assert {panel: [*grid.rows] for panel, grid in whole.parts.items()} == {
+        "one": ["fedavg", "fedprox"],
+        "two": ["fedavg"],
+    }
+    for panel, grid in whole.parts.items():
+        assert [(panel, *column) for column in grid.columns] == [c for c in whole.columns if c[0] == panel]
+        for entries in grid.rows.values():
+            assert {entry.cell.panel for entry in entries if entry.text} == {panel}
+    assert re.findall("<caption>(.*)</caption>", written(runs, sheet, published)["html"]) == ["one", "two"]
+    narrow = Grid("method", whole.columns[:PAGE_COLUMNS], {"fedavg": whole.rows["fedavg"][:PAGE_COLUMNS]})
+    assert narrow.parts == {"": narrow}
 
 
 # ---------------------------------------------------------------- LaTeX

@@ -40,6 +40,8 @@ SIGNS = {
     "inconclusive": "?",
 }
 """Verdicts in LaTeX tables."""
+PAGE_COLUMNS = 8
+"""Most columns that stand next to one another on a page."""
 LONG_FORM = ("difference", "verdict", "published-gain")
 """Kinds of columns that LaTeX tables leave out."""
 
@@ -251,6 +253,22 @@ class Grid:
     def entries(self) -> list[GridEntry]:
         """All entries."""
         return list(itertools.chain.from_iterable(self.rows.values()))
+
+    @property
+    def parts(self) -> dict[str, Grid]:
+        """The grid, or a grid for each first heading if it is too wide; without rows that are empty there."""
+        if len(self.columns) <= PAGE_COLUMNS or len(self.columns[0]) == 1:
+            return {"": self}
+        grids: dict[str, Grid] = {}
+        for heading in dict.fromkeys(place[0] for place in self.columns):
+            own = [place[0] == heading for place in self.columns]
+            rows = {row: list(itertools.compress(entries, own)) for row, entries in self.rows.items()}
+            grids[heading] = Grid(
+                corner=self.corner,
+                columns=[place[1:] for place in itertools.compress(self.columns, own)],
+                rows={row: entries for row, entries in rows.items() if any(one.marked for one in entries)},
+            )
+        return grids
 
     @property
     def heading_rows(self) -> list[list[tuple[str, int]]]:

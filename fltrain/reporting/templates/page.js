@@ -1,5 +1,5 @@
 "use strict";
-// Tables of the class "sortable" can be sorted by their headings and filtered by their rows' texts.
+// Tables of the class "sortable" can be sorted by their headings.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const rows = [...body.rows];
@@ -33,8 +33,12 @@ for (const table of document.querySelectorAll("table.sortable")) {
       body.append(...order);
     });
   }
-  const tools = document.querySelector(`.tools[data-for="${table.id}"]`);
-  if (!tools || rows.length < 5) continue;
+}
+
+// Long tables can be filtered by the texts of their rows; the parts of a table have one filter.
+for (const tools of document.querySelectorAll(".tools[data-for]")) {
+  const rows = [...document.querySelectorAll(`table[data-filter="${tools.dataset.for}"] tbody tr`)];
+  if (rows.length < 10) continue;
   tools.hidden = false;
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
   const texts = rows.map((row) =>
