@@ -229,7 +229,7 @@ class Simulation:
             self._account(rounds[0], updates)
             rows: list[Row] = [{"kind": "train", "clients": cohort, "loss": loss}]
             with self.costs.phase("statistics"):
-                # The states of clients are still those at the beginning of the round.
+                # Client states are still from the beginning of the round.
                 gradients = partial(self.trainer.gradients, rounds[0], cohort, self.clients)
                 finished = FinishedRound(self.model.layout, updates, self.server, gradients)
                 rows += statistics_rows(self.spec.evaluation.statistics, finished)

@@ -21,7 +21,7 @@ STATES = frozenset({"server_init", "payload", "client_init", "next_state"})
 
 
 def tensors_in(arguments: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors among a hook's arguments, also those in states, clients, updates and servers."""
+    """Yield the tensors among a hook's arguments, and in their states, clients, updates and servers."""
     for item in arguments:
         if isinstance(item, torch.Tensor):
             yield item

@@ -33,7 +33,7 @@ class Ecgr(Method):
         beta: weight of the other steps; 1 is the base method.
         rule: selection of the steps. ``herd``: greedily, so that their running sum stays shortest (order of
             ties: earlier first). ``closest``: to the mean displacement in distance; ``aligned``: in cosine.
-            ``smallest``: those with the smallest norms. ``last``: the last ones. ``random``: drawn without
+            ``smallest``: with the smallest norms. ``last``: the last ones. ``random``: drawn without
             replacement.
         centred: whether herding subtracts the mean displacement first, as GraB and BHerd do.
         vector: representation of a step: its ``displacement``, with learning rate, momentum and corrections;

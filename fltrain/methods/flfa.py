@@ -37,7 +37,7 @@ class Flfa(Method):
             current weight itself (ordinary backpropagation, a check); or ``direct``: the input error is a
             random projection of the logits' error (direct feedback alignment).
         scale: ``frobenius`` rescales B to the norm of W after every step, ``none`` keeps B.
-        candidates: ``all`` layers, also those that read only images and send no error back; or ``effective``
+        candidates: ``all`` layers, even if they read only images and send no error back; or ``effective``
             ones only.
         target: replace the selected layer's ``own`` feedback, or the feedback of the ``next`` layers, which
             read its output.

@@ -55,7 +55,7 @@ class PerGroup(nn.ModuleList):
 
 
 class GroupedClassifier(nn.Module):
-    """A linear classifier in which the logit of a class reads the features of its own group only.
+    """A linear classifier whose logit of a class reads only the features of the class's group.
 
     ``weight`` is ``[classes, features of the widest group]``; the rows of narrower groups end in unused
     zeros.
