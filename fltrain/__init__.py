@@ -96,17 +96,17 @@ def compare(
     Args:
         results: folder that holds ``runs/``.
         where: conditions on the runs, as for ``load_runs``.
-        metric: a metric with one value, or a curve, whose last value counts.
+        metric: a measure without a target, such as ``best_accuracy``, or ``test_loss`` after the last round.
         over: settings to compare, by dotted names; default: method and plug-ins.
-        baseline: variant that differences are over; default: FedAvg, or the first one.
+        baseline: variant that gains are over; default: FedAvg, or the first one.
         config: folder with ``papers/`` and ``scales/``.
 
     Returns:
         A row per variant (column ``compared``) and setting in which the runs differ. ``seeds`` and
-        ``diverged`` count runs; ``mean`` and ``std`` are over ``n`` seeds, accuracies in percent.
-        ``difference_mean``, ``_std``, ``_n``, ``_low`` and ``_high`` are the paired difference to the
-        baseline with its 90 % interval, ``spread_cells`` the number of rows that moderate its spread, and
-        ``runs`` the run IDs.
+        ``diverged`` count runs. ``mean``, ``std`` and the 90 % interval from ``low`` to ``high`` are over
+        ``n`` seeds, accuracies in percent. ``gain``, ``gain_std``, ``gain_low`` and ``gain_high`` are those
+        of the paired difference to the baseline. ``runs`` has the run IDs. All but ``compared`` are named
+        as in the CSV files of tables.
 
     Raises:
         FltrainError: if a name is unknown, or no run is left.

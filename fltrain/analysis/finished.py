@@ -10,7 +10,7 @@ import pandas as pd
 
 from fltrain.core.config import check_known
 from fltrain.core.lazy import Tensor, torch
-from fltrain.runs.measures import curves_of
+from fltrain.runs.measures import recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
@@ -63,7 +63,7 @@ class FinishedRun:
         Columns are ``test_accuracy``, ``test_loss``, ``train_loss`` and measured statistics; NaN where a
         round has no value.
         """
-        curves = curves_of(self.record, self.spec)
+        curves = recorded_curves(self.record)
         frame = pd.DataFrame({name: pd.Series(dict(curve)) for name, curve in curves.items()})
         return frame.rename_axis("round")
 

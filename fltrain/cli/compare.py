@@ -17,7 +17,7 @@ def compare(
     items: ItemsArgument = None,
     where: WhereOption = None,
     metric: Annotated[
-        str, typer.Option(help="Metric of the table: final_accuracy, best_accuracy, test_loss, seconds ...")
+        str, typer.Option(help="Measure to compare: final_accuracy, best_accuracy, test_loss, seconds ...")
     ] = "final_accuracy",
     over: Annotated[
         str | None,
@@ -26,13 +26,15 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(help="Variant to compare with (default: fedavg, or the first one).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the table to this file (.csv, .md).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write all numbers (.csv) or the table (.md) to this file.")
+    ] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
     """Compare trained runs, paired by seed.
 
-    The table shows means over seeds, and differences to the baseline with their 90 % intervals.
+    The table shows means over seeds, and gains over the baseline with their 90 % intervals.
     """
     from fltrain.tracking import compare as comparing
     from fltrain.tracking.runs import find_runs

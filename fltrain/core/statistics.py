@@ -23,26 +23,15 @@ OverSeeds = Literal["mean", "median", "max"]
 Interval = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class SeedSummary:
-    """Mean (or median, or maximum) over ``n`` seeds; a mean of two or more has the sample's deviation."""
-
-    mean: float
-    std: float | None
-    n: int
-
-    @classmethod
-    def of(cls, values: Iterable[float], over_seeds: OverSeeds = "mean") -> SeedSummary | None:
-        """Summarise the present values; None if there are none."""
-        present = known(values)
-        if not present:
-            return None
-        if over_seeds != "mean":
-            value = max(present) if over_seeds == "max" else float(np.median(present))
-            return cls(value, None, len(present))
-        # Numbers of rounds can be infinite.
-        spread = len(present) > 1 and all(map(math.isfinite, present))
-        return cls(average(present), math.sqrt(variance(present)) if spread else None, len(present))
+def over_seeds(values: Sequence[float], summary: OverSeeds = "mean") -> tuple[float | None, float | None]:
+    """Return the mean (median, maximum) of values, and the sample's deviation for a mean of several."""
+    if not values:
+        return None, None
+    if summary != "mean":
+        return max(values) if summary == "max" else float(np.median(values)), None
+    # Numbers of rounds can be infinite.
+    spread = len(values) > 1 and all(map(math.isfinite, values))
+    return average(values), math.sqrt(variance(values)) if spread else None
 
 
 def variance(values: Sequence[float]) -> float:

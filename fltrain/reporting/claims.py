@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -98,40 +98,19 @@ class Finding:
         return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
 
 
-class JudgedClaim(NamedTuple):
-    """A claim with its verdict, as a row of the data frame and of the CSV file.
+COLUMNS = (
+    *("where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"),
+    *("estimate", "low", "high", "p", "evidence"),
+)
+"""Columns of judged claims, also in the CSV file.
 
-    Attributes:
-        where: place in the paper.
-        claim: text.
-        verdict: supported, contradicted, undecided ...
-        listed: False if the claim drops out of the list of contradicted claims.
-        exploratory: the rule or the test was decided after the runs had been seen.
-        reduced: the runs belong to a reduced scale.
-        item: names of the items that the test uses, with commas; empty without any.
-        test: kind of the test.
-        stated: number that the paper states, in words.
-        estimate: our mean.
-        low: lower end of its 90 % interval.
-        high: upper end.
-        p: p value of the test that decided.
-        evidence: numbers and decision in words.
-    """
-
-    where: str
-    claim: str
-    verdict: ClaimVerdict
-    listed: bool
-    exploratory: bool
-    reduced: bool
-    item: str
-    test: str
-    stated: str
-    estimate: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    evidence: str
+``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
+``listed`` is False if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
+the test was decided after the runs had been seen. ``reduced``: the runs belong to a reduced scale. ``item``
+has the items that the test uses, with commas, ``test`` its kind. ``estimate`` is our mean, ``low`` and
+``high`` are the ends of its 90 % interval, ``p`` is the p value of the test that decided. ``evidence`` has
+the numbers and the decision in words.
+"""
 
 
 def judge(
@@ -155,7 +134,7 @@ def judge(
         cells: judged cells of the tables by ID of the sheet.
 
     Returns:
-        A row for each claim, see ``JudgedClaim``.
+        A row for each claim, with ``COLUMNS``.
 
     Raises:
         FltrainError: if the test of a claim does not fit the item.
@@ -181,7 +160,7 @@ def judge(
             return replace(found, verdict="reduced scale", decision="", p=None, p_contradicted=None)
         return found
 
-    rows: list[JudgedClaim] = []
+    rows: list[dict[str, Any]] = []
     contradicting: list[float | None] = []
     for claim in claims:
         statement = stated[claim.where, claim.claim]
@@ -192,30 +171,21 @@ def judge(
         names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
         seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
         late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
-        low, high = found.interval or (None, None)
-        rows.append(
-            JudgedClaim(
-                where=claim.where,
-                claim=claim.claim,
-                verdict=found.verdict,
-                listed=True,
-                exploratory=late and found.verdict in JUDGED,
-                reduced=reduced,
-                item=", ".join(names),
-                test=claim.test.kind,
-                stated=statement.text,
-                estimate=found.estimate,
-                low=low,
-                high=high,
-                p=found.p,
-                evidence=found.evidence,
-            )
-        )
+        row = {
+            **{"where": claim.where, "claim": claim.claim, "verdict": found.verdict, "reduced": reduced},
+            **{"exploratory": late and found.verdict in JUDGED, "item": ", ".join(names)},
+            **{"test": claim.test.kind, "stated": statement.text, "estimate": found.estimate, "p": found.p},
+            **dict(zip(("low", "high"), found.interval or (None, None), strict=True)),
+            "evidence": found.evidence,
+        }
+        rows.append(row)
         contradicting.append(found.p_contradicted)
-    judged = pd.DataFrame(rows, columns=JudgedClaim._fields)
+    judged = pd.DataFrame(rows, columns=list(COLUMNS))
     judged["listed"] = [
-        row.verdict != "contradicted" or p is None or discovered
-        for row, p, discovered in zip(rows, contradicting, discoveries(contradicting), strict=True)
+        verdict != "contradicted" or p is None or discovered
+        for verdict, p, discovered in zip(
+            judged["verdict"], contradicting, discoveries(contradicting), strict=True
+        )
     ]
     return judged
 

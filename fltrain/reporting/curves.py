@@ -13,11 +13,10 @@ import pandas as pd
 from markupsafe import Markup
 
 from fltrain.core.files import write_text
-from fltrain.experiments.layout import Curves, ItemJob, curves_of
+from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.reporting.frame import Runs, curve, curve_place, finished
 from fltrain.reporting.pictures import TEMPLATES
-from fltrain.runs import measures
-from fltrain.runs.measures import factor
+from fltrain.runs.measures import CURVES, factor, recorded_curves
 from fltrain.runs.record import Record
 
 ROWS = 30_000
@@ -66,8 +65,8 @@ def points(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
     Accuracies are in per cent.
     """
     layout = sheet.table or sheet.figure
-    drawn = curves_of(layout) if isinstance(layout, Curves) else []
-    further = [name for name in drawn if tuple(name.split(".")) not in measures.CURVES.values()]
+    drawn = [panel.curve for panel in layout.panels] if isinstance(layout, Curves) else []
+    further = [name for name in drawn if name not in CURVES.values()]
     frames: dict[str, pd.DataFrame] = {}
     parts: list[pd.DataFrame] = []
     for cell, record in finished(sheet, runs):
@@ -78,7 +77,7 @@ def points(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=PLACE)
     metrics = [name for name in frame.columns if name not in PLACE]
     # The page opens with the metric that the figure draws.
-    metrics.sort(key=lambda name: name in measures.CURVES and ".".join(measures.CURVES[name]) not in drawn)
+    metrics.sort(key=lambda name: name in CURVES and CURVES[name] not in drawn)
     frame = frame[[*PLACE, *metrics]].reset_index(drop=True)
     frame[metrics] *= [factor(name) for name in metrics]
     return frame.rename(columns={name: heading(name) for name in metrics})
@@ -91,9 +90,7 @@ def heading(metric: str) -> str:
 
 def _curves(record: Record, further: list[str]) -> pd.DataFrame:
     """Return the curves of a run, a column each, with the column ``round``."""
-    spec = record.run_spec
-    named_curves = measures.curves_of(record, spec) if spec else {}
-    columns = {name: pd.Series(dict(values), dtype=float) for name, values in named_curves.items()}
+    columns = {name: pd.Series(dict(values), dtype=float) for name, values in recorded_curves(record).items()}
     for name in further:
         found = curve(record, name)
         # Vega-Lite would read dots and brackets in the name of a column as a path.

@@ -21,7 +21,7 @@ from fltrain.experiments.claims import OneOrSeveral, Quantity
 from fltrain.experiments.layout import COLUMNS, Cell, ItemJob, Labels, Measured, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
-from fltrain.runs.measures import best_accuracy, measure, training_seconds
+from fltrain.runs.measures import best_accuracy, measure, points, training_seconds
 from fltrain.runs.record import Record
 
 Runs = Callable[[str], Record]
@@ -60,24 +60,18 @@ def diverged(record: Record) -> bool:
 def curve(record: Record, name: str) -> pd.DataFrame:
     """Return ``kind.field`` of a record's rows over the rounds; rows without a value are left out.
 
-    There is one column, or one per layer or block if the field holds several numbers. Where a round has
-    several such rows (tests on further datasets), the first counts, the run's own test.
+    There is one column, or one per layer or block if the field holds several numbers.
 
     Raises:
         FltrainError: if the record has no such rows.
     """
-    kind, _, value = name.partition(".")
-    points: dict[int, dict[str, float]] = {}
-    for row in record.rows(kind):
-        found = row.get(value)
-        if found is not None:
-            points.setdefault(row["round"], found if isinstance(found, dict) else {"": found})
-    if not points and not diverged(record):
+    found = points(record, name)
+    if not found and not diverged(record):
         raise FltrainError(
             f"{record.run_id} has no {name!r}; add it to evaluation.statistics if it is a statistic "
             f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
         )
-    return pd.DataFrame.from_dict(points, orient="index", dtype=float)
+    return pd.DataFrame.from_dict(found, orient="index", dtype=float)
 
 
 def curve_place(sheet: ItemJob, cell: Cell) -> tuple[str, str]:
@@ -379,13 +373,13 @@ def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
     """Return the mean of a curve over a share of the rounds; None if there is no curve."""
     assert test.curve is not None
     try:
-        points = curve(record, test.curve)
+        found = curve(record, test.curve)
     except FltrainError:  # a scale can leave a statistic out
         return None
     parts = test.parts or ("",)
-    if not set(parts) <= set(points):  # at a reduced scale, the network can be another one
+    if not set(parts) <= set(found):  # at a reduced scale, the network can be another one
         return None
-    values = points[list(parts)].sum(axis=1, skipna=False)
+    values = found[list(parts)].sum(axis=1, skipna=False)
     first, last = (share * record.summary["rounds"] + 1e-9 for share in test.rounds)
     later = values[values.index > first]
     within = later[later.index <= last]

@@ -24,6 +24,7 @@ from fltrain.core.statistics import (
     contrast,
     discoveries,
     moderated,
+    over_seeds,
     t_above,
 )
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
@@ -118,12 +119,13 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     """Judge all cells of a table; they moderate their spreads and share the list of cells not reproduced.
 
     Args:
-        cells: our numbers, the published ones and margins. A diverged seed counts as chance accuracy (rounds
-            to a target: infinite). ``gain_margin`` is that of a comparison among our own runs.
+        cells: our values and gains, the published ones and margins. A diverged seed counts as chance accuracy
+            (rounds to a target: infinite). ``gain_margin`` is that of a comparison among our own runs.
 
     Returns:
         The cells with intervals, verdicts and the numbers behind them.
     """
+    cells = [(_summarised(cell), inputs) for cell, inputs in cells]
     # An average has another spread than its rows.
     values = moderated(
         [_values(cell, inputs) for cell, inputs in cells],
@@ -146,7 +148,7 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
         among_own.append(min(gain.p_outside, 1 - gain.p_outside) if gain and own else None)
     listed, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
     return [
-        cell.having(
+        cell.replace(
             listed=cell.verdict != "not reproduced" or cell.p is None or in_list,
             gain_verdict="inconclusive"
             if cell.gain_verdict in AMONG_OWN and not is_shown
@@ -154,6 +156,12 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
         )
         for cell, in_list, is_shown in zip(judged, listed, shown, strict=True)
     ]
+
+
+def _summarised(cell: TableCell) -> TableCell:
+    mean, std = over_seeds(cell.values, cell.over_seeds)
+    gain, gain_std = over_seeds(cell.gains)
+    return cell.replace(n=len(cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
 
 
 def _values(cell: TableCell, inputs: RuleInputs) -> Sample:
@@ -194,10 +202,10 @@ def _judge(cell: TableCell, inputs: RuleInputs, ours: Sample) -> TableCell:
     if mean is not None and cell.over_seeds == "mean":
         spread = ours.spread
         if spread.df:
-            cell = cell.having(spread=spread.std, spread_df=spread.df, spread_cells=spread.cells)
+            cell = cell.replace(spread=spread.std, spread_df=spread.df, spread_cells=spread.cells)
         if found := contrast(ours):
             low, high = found.interval
-            cell = cell.having(low=low, high=high)
+            cell = cell.replace(low=low, high=high)
     if not inputs.compared:
         return cell
     if cell.published_failed:
@@ -205,26 +213,26 @@ def _judge(cell: TableCell, inputs: RuleInputs, ours: Sample) -> TableCell:
     if published is None:
         return cell
     if mean is None:
-        return _inconclusive(cell, "diverged") if cell.diverged else cell.having(verdict="not run")
-    cell, margin = cell.having(difference=mean - published), cell.margin or 0.0
+        return _inconclusive(cell, "diverged") if cell.diverged else cell.replace(verdict="not run")
+    cell, margin = cell.replace(difference=mean - published), cell.margin or 0.0
     if cell.over_seeds != "mean":
         return _judge_by_bootstrap(cell, inputs)
     found = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, margin=margin)
     if found is None:
         return _inconclusive(cell, "target not reached" if math.isinf(mean) else _too_few(cell))
     inside, outside = found.chances()
-    judged = _labelled(cell, inputs, found.interval).having(
+    judged = _labelled(cell, inputs, found.interval).replace(
         p=found.p_outside,
         detectable=found.detectable,
         expected_reproduced=inside,
         expected_not_reproduced=outside,
     )
     undecided = judged.verdict == "inconclusive"
-    return judged.having(seeds_needed=found.seeds_needed) if undecided else judged
+    return judged.replace(seeds_needed=found.seeds_needed) if undecided else judged
 
 
 def _inconclusive(cell: TableCell, reason: str) -> TableCell:
-    return cell.having(verdict="inconclusive", reason=reason)
+    return cell.replace(verdict="inconclusive", reason=reason)
 
 
 def _too_few(cell: TableCell) -> str:
@@ -233,14 +241,14 @@ def _too_few(cell: TableCell) -> str:
 
 def _judge_failure(cell: TableCell, inputs: RuleInputs) -> TableCell:
     if not cell.complete:
-        return cell.having(verdict="not run")
+        return cell.replace(verdict="not run")
     if cell.complete < 2:
         return _inconclusive(cell, "one seed")
     if cell.failed:
-        return cell.having(verdict="reproduced")
+        return cell.replace(verdict="reproduced")
     if cell.diverged or any(map(math.isinf, cell.values)):
         return _inconclusive(cell, "some runs fail")
-    return cell.having(verdict="not reproduced", side=_side(inputs, inputs.accuracy))
+    return cell.replace(verdict="not reproduced", side=_side(inputs, inputs.accuracy))
 
 
 def _side(inputs: RuleInputs, larger: bool) -> Side:
@@ -260,7 +268,7 @@ LABELS: dict[str, Verdict] = {
 
 def _labelled(cell: TableCell, inputs: RuleInputs, interval: Interval) -> TableCell:
     place = against(interval, cell.margin or 0.0)
-    return cell.having(
+    return cell.replace(
         difference_low=interval[0],
         difference_high=interval[1],
         verdict=LABELS[place],
@@ -292,14 +300,14 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, valu
         return cell
     if ours:
         low, high = ours.interval
-        cell = cell.having(gain_low=low, gain_high=high)
+        cell = cell.replace(gain_low=low, gain_high=high)
     if cell.gain_margin:
         # True gains lie inside or outside the margin; ``compare`` controls false discoveries.
         inside = abs(mean) < cell.gain_margin
-        return cell.having(gain_verdict="equivalent" if inside else "better" if mean > 0 else "worse")
+        return cell.replace(gain_verdict="equivalent" if inside else "better" if mean > 0 else "worse")
     if published is None or not inputs.points or not inputs.compared:
         return cell
-    cell = cell.having(gain_margin=gain_margin(published), gain_verdict="inconclusive")
+    cell = cell.replace(gain_margin=gain_margin(published), gain_verdict="inconclusive")
     if ours is None:
         return cell
     found = replace(
@@ -317,7 +325,7 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, valu
         verdict = "opposite"
     # The probability of each verdict if the published gain were true.
     (size, _), shift, df = found.chances(), abs(published) / ours.error, ours.spread.df
-    return cell.having(
+    return cell.replace(
         gain_verdict=verdict,
         gain_difference_low=found.interval[0],
         gain_difference_high=found.interval[1],

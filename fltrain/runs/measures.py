@@ -1,4 +1,7 @@
-"""The numbers that tables and figures show: measures, each a function of one run's record, and curves."""
+"""All numbers of a run: curves, which are fields of its rows, and measures, functions of its record.
+
+Tables, figures, claims, MLflow, data frames and ``fltrain compare`` take them from here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from fltrain.core.config import check_known
 from fltrain.core.floats import average, total
@@ -19,6 +22,9 @@ from fltrain.runs.spec import RunSpec, StatisticName
 
 if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
     from fltrain.core.statistics import OverSeeds
+
+Curve = list[tuple[int, float]]
+"""Rounds (from 1) and values."""
 
 WARM_UP_ROUNDS = 3
 """Rounds omitted from timings, because the first rounds include one-off work."""
@@ -95,6 +101,84 @@ class Measure:
         return float(10.0**-self.decimals)
 
 
+# ------------------------------------------------------------------------------------------------- curves
+ROW_FIELDS: dict[str, dict[str, str]] = {
+    "train": {"loss": ""},
+    "evaluation": {"accuracy": "", "loss": "", "images": "", "macro": "local_test", "std": "local_test"},
+    "updates": {"drift": "drift", "similarity": "similarity", "skewness": "similarity"},
+    "divergence": dict.fromkeys(("weights", "layers", "blocks"), "divergence"),
+    "dissimilarity": dict.fromkeys(("blocks", "all"), "dissimilarity"),
+    "separability": dict.fromkeys(("intra", "intra_micro", "inter", "ratio"), "separability"),
+}
+"""By kind of rows in ``metrics.jsonl``: fields, each with the statistic (or ``local_test``) that it needs.
+
+Rows of a method have its name as their kind.
+"""
+
+
+CURVES = {
+    "test_accuracy": "evaluation.accuracy",
+    "test_loss": "evaluation.loss",
+    "train_loss": "train.loss",
+    "drift": "updates.drift",
+    "similarity_skewness": "updates.skewness",
+    "separability_ratio": "separability.ratio",
+}
+"""Curves that MLflow, data frames and pages show under a short name. Its last value is a measure, too."""
+
+
+def points(record: Record, curve: str) -> dict[int, dict[str, float]]:
+    """Return the numbers of a curve by round (from 1), in the unit of the record.
+
+    Args:
+        record: the record.
+        curve: one of ``CURVES``, or ``kind.field``. Of tests, only those on the run's own images count.
+
+    Returns:
+        The numbers of each round that has any, by layer or block; a single number has an empty name.
+    """
+    kind, _, field = CURVES.get(curve, curve).partition(".")
+    rows = _tests(record) if kind == "evaluation" else record.rows(kind)
+    found = ((row["round"], row.get(field)) for row in rows)
+    return {
+        round: value if isinstance(value, dict) else {"": value}
+        for round, value in found
+        if value is not None
+    }
+
+
+def recorded_curves(record: Record) -> dict[str, Curve]:
+    """Return each of ``CURVES`` that a record has, in the unit of the record."""
+    curves = {name: [(round, value[""]) for round, value in points(record, name).items()] for name in CURVES}
+    return {name: curve for name, curve in curves.items() if curve}
+
+
+def factor(name: str) -> int:
+    """Return 100 for accuracies (``macro``: mean over clients), which pages show in per cent, else 1."""
+    return 100 if "accuracy" in name or "macro" in name else 1
+
+
+def _tests(record: Record) -> list[Row]:
+    """Return the rows of the run's own tests."""
+    split = "local_test" if record.spec["local_test"] else "test"
+    return [row for row in record.rows("evaluation") if row["split"] == split]
+
+
+def _last(name: str) -> Measure:
+    """Return the last value of one of ``CURVES`` as a measure."""
+    kind, _, field = CURVES[name].partition(".")
+    percent, label = factor(name) == 100, name.replace("_", " ")
+
+    def read(record: Record) -> float | None:
+        values = [*points(record, name).values()]
+        return factor(name) * values[-1][""] if values else None
+
+    if percent:
+        return Measure(f"{label}, %", 2, read, POINT, diverged="chance")
+    return Measure(label, 4, read, QUARTER, needs=ROW_FIELDS[kind][field])
+
+
+# ----------------------------------------------------------------------------------------------- measures
 def _percent(name: str, split: str = "accuracy") -> Callable[[Record], float | None]:
     def read(record: Record) -> float | None:
         value = record.summary.get(split, {}).get(name)
@@ -112,12 +196,6 @@ def _round_seconds(record: Record) -> float | None:
 def best_accuracy(record: Record) -> float:
     """Return the highest accuracy of any round, 0 without any."""
     return float(record.summary["accuracy"]["best"] or 0.0)
-
-
-def _tests(record: Record) -> list[Row]:
-    """Return the rows of the run's own tests."""
-    split = "local_test" if record.spec["local_test"] else "test"
-    return [row for row in record.rows("evaluation") if row["split"] == split]
 
 
 def _rounds_to_target(record: Record, target: float) -> float:
@@ -200,13 +278,25 @@ def _selection_share(record: Record) -> Mapping[str, float]:
 
 def _extra_accuracy(record: Record) -> Mapping[str, float]:
     """Return the final accuracy on each further test set; NaN for a diverged run."""
-    extra: Mapping[str, float | None] = record.summary["extra"]
+    extra: Mapping[str, float | None] = record.summary.get("extra", {})
     return {name: math.nan if value is None else 100 * value for name, value in extra.items()}
 
 
 def training_seconds(record: Record) -> float:
     """Return the seconds of local training and of the server, over all rounds."""
     return total(record.costs["round_seconds"])
+
+
+def _seconds(record: Record) -> float:
+    """Return the wall time of training with its tests."""
+    return float(record.costs["seconds"]["total"])
+
+
+def _peak_memory(record: Record) -> float | None:
+    """Return the peak memory of the GPU, or of the process on a CPU, in MB."""
+    costs = record.costs
+    peak = costs.get("peak_device_memory_bytes") or costs.get("peak_memory_bytes")
+    return peak / 1e6 if peak else None
 
 
 def _traffic(record: Record) -> float:
@@ -262,32 +352,28 @@ MEASURES = {
     "rounds_to_settle": Measure("rounds to a point below the best", 0, _rounds_to_settle, FIFTH),
     "fall": Measure("fall from best to last, points", 2, _fall, POINT),
     "round_seconds": Measure("seconds per round", 3, _round_seconds, QUARTER),
+    "seconds": Measure("seconds", 2, _seconds, QUARTER),
+    "peak_memory": Measure("peak memory, MB", 0, _peak_memory, QUARTER),
     "parameters": Measure("trained parameters, millions", 2, _parameters, TWENTIETH),
     "traffic": Measure("traffic up and down, MB", 1, _traffic, TWENTIETH),
     "selection_share": Measure(
         "share of selections, %", 2, _selection_share, Margin(2.0), dimension="block", needs="flfa"
     ),
+    **{name: _last(name) for name in CURVES},
 }
+
+
+METRICS = (
+    *("final_accuracy", "best_accuracy", "validation_final_accuracy", "extra_accuracy"),
+    *("seconds", "traffic", "peak_memory"),
+)
+"""Measures of every run in MLflow and data frames, in addition to the curves."""
 
 
 def measure(name: str) -> Measure:
     """Return a measure by name."""
     check_known("unknown measure", [name], MEASURES)
     return MEASURES[name]
-
-
-ROW_FIELDS: dict[str, dict[str, str]] = {
-    "train": {"loss": ""},
-    "evaluation": {"accuracy": "", "loss": "", "images": "", "macro": "local_test", "std": "local_test"},
-    "updates": {"drift": "drift", "similarity": "similarity", "skewness": "similarity"},
-    "divergence": dict.fromkeys(("weights", "layers", "blocks"), "divergence"),
-    "dissimilarity": dict.fromkeys(("blocks", "all"), "dissimilarity"),
-    "separability": dict.fromkeys(("intra", "intra_micro", "inter", "ratio"), "separability"),
-}
-"""By kind of rows in ``metrics.jsonl``: fields, each with the statistic (or ``local_test``) that it needs.
-
-Rows of a method have its name as their kind.
-"""
 
 
 def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
@@ -307,44 +393,3 @@ def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
     if needed in get_args(StatisticName):
         return "" if needed in spec.evaluation.statistics else f"evaluation.statistics: [{needed}]"
     return needed if needed and not attrgetter(needed)(spec) else ""
-
-
-# --------------------------------------------------------------------------------------------------- curves
-CURVES = {
-    "test_accuracy": ("evaluation", "accuracy"),
-    "test_loss": ("evaluation", "loss"),
-    "train_loss": ("train", "loss"),
-    "drift": ("updates", "drift"),
-    "similarity_skewness": ("updates", "skewness"),
-    "separability_ratio": ("separability", "ratio"),
-}
-"""Metrics with a value per round: kind of row and name of its value."""
-
-Curve = list[tuple[int, float]]
-"""Rounds (from 1) and values."""
-
-
-def factor(metric: str) -> int:
-    """Return 100 for accuracies (``macro``: mean over clients), which pages show in per cent, else 1."""
-    return 100 if "accuracy" in metric or "macro" in metric else 1
-
-
-def curves_of(record: Record, spec: RunSpec) -> dict[str, Curve]:
-    """Return the finite values of each of ``CURVES`` that a record has.
-
-    Only tests that count are included: none on further datasets or with another model.
-    """
-    counts = {"split": spec.test_split, "view": spec.view}.items()
-    curves: dict[str, Curve] = {name: [] for name in CURVES}
-    for row in record.metrics:
-        if row["kind"] == "evaluation" and not counts <= row.items():
-            continue
-        for name, (kind, value) in CURVES.items():
-            if kind == row["kind"] and is_number(row.get(value)):
-                curves[name].append((row["round"], float(row[value])))
-    return {name: curve for name, curve in curves.items() if curve}
-
-
-def is_number(value: Any) -> bool:
-    """Return True for a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)

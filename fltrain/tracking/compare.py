@@ -1,8 +1,8 @@
-"""Comparison of runs: means over seeds, differences paired by seed.
+"""Comparison of runs: a table of ``fltrain.reporting`` whose layout follows from the chosen runs.
 
-Runs that agree in everything except the seed are one line of the table. The compared settings (``over``, by
-default method and plug-ins) name the variant of a line. All other settings in which the chosen runs differ
-are conditions: nothing is compared across, for example, two datasets.
+Runs that agree in everything except the seed are one line. The compared settings (``over``, by default method
+and plug-ins) name the variant of a line. All other settings in which the chosen runs differ are conditions:
+nothing is compared across, for example, two datasets.
 """
 
 from __future__ import annotations
@@ -10,34 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fltrain.core.config import check_known, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
-from fltrain.core.statistics import Sample, SeedSummary, contrast, known, moderated
-from fltrain.data.datasets import registry
-from fltrain.reporting.frame import DIVERGED, DONE, at_labels
-from fltrain.reporting.text import interval_text, markdown_table, number_text
-from fltrain.runs.measures import CURVES, factor
+from fltrain.experiments.layout import Cell, ItemJob, Measured, Table
+from fltrain.experiments.published import Published
+from fltrain.reporting.frame import diverged
+from fltrain.reporting.tables.cells import cells
+from fltrain.reporting.tables.render import gain_text, value_text
+from fltrain.reporting.tables.table_cell import TableCell, to_csv
+from fltrain.reporting.text import markdown_table
+from fltrain.runs.measures import MEASURES, lacking, measure
 from fltrain.runs.where import NONE, begins
-from fltrain.tracking.runs import FINALS, STALE, RecordedRun
+from fltrain.tracking.runs import RecordedRun
 
 NUMBERS = (
-    *("seeds", "diverged", "mean", "std", "n"),
-    *("difference_mean", "difference_std", "difference_n", "difference_low", "difference_high"),
-    *("spread_cells", "runs"),
+    *("seeds", "diverged", "n", "mean", "std", "low", "high"),
+    *("gain", "gain_std", "gain_low", "gain_high"),
 )
-"""Columns of a comparison after its conditions and ``compared``, the variant.
-
-``seeds`` and ``diverged`` count runs; diverged ones count as chance accuracy. ``mean`` and ``std`` are over
-``n`` seeds, accuracies in percent; ``difference_...`` is the paired difference to the baseline with its
-interval, and ``spread_cells`` the number of lines that moderate its spread. ``runs`` has the run IDs.
-"""
+"""Columns of the data frame with numbers, named as in the CSV files of tables (``TableCell``)."""
 
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
@@ -46,101 +41,97 @@ _NEUTRAL = (
     "revisions",
     *(f"evaluation.{name}" for name in ("statistics", "targets", "extra", "keep")),
 )
-_DECIMALS = {"seconds": 2, "traffic_bytes": 0, "peak_memory_bytes": 0}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Lines of a metric, by condition, with differences to the variant ``baseline``.
+    """Cells of a metric, by condition and variant, with gains over the variant ``baseline``.
 
     Attributes:
-        metric: name of the metric.
-        baseline: variant that the differences are over.
-        conditions: settings within which lines are compared, by dotted name.
-        frame: a row per line: the conditions, ``compared`` and ``NUMBERS``.
+        metric: name of the measure.
+        baseline: variant that the gains are over, in the same condition and paired by seed.
+        conditions: settings that distinguish the columns of the cells; by column, their values.
+        dependent: further settings in which the columns differ.
+        cells: a cell per condition and variant; ``row`` is the variant, ``panel`` the dataset or block if the
+            metric has several values.
     """
 
     metric: str
     baseline: str
-    conditions: tuple[str, ...]
-    frame: pd.DataFrame
+    conditions: Mapping[str, Mapping[str, str]]
+    dependent: Sequence[str]
+    cells: Sequence[TableCell]
 
-    @cached_property
+    @property
     def shown(self) -> list[str]:
-        """Conditions that suffice to distinguish all lines; the other conditions depend on them."""
-        shown: list[str] = []
-        distinct = 1
-        for key in self.conditions:
-            if (places := len(self.frame[[*shown, key]].drop_duplicates())) > distinct:
-                shown, distinct = [*shown, key], places
-        return shown
+        """Names of the conditions."""
+        return list(next(iter(self.conditions.values())))
 
     @property
     def remarks(self) -> list[str]:
-        """Notes below the table: conditions, and why there are no differences."""
-        hidden = [key for key in self.conditions if key not in self.shown]
-        remarks = [f"lines also differ in {', '.join(hidden)}"] if hidden else []
-        if len(self.frame) > 1 and self.frame["difference_mean"].isna().all():
+        """Notes below the table: conditions, intervals, and why there are no gains."""
+        remarks = [f"lines also differ in {', '.join(self.dependent)}"] if self.dependent else []
+        several = len({cell.row for cell in self.cells}) > 1 or len(self.conditions) > 1
+        if several and not any(cell.gains for cell in self.cells):
             remarks.append(
-                f"no differences: no two runs with a value agree with {self.baseline!r} in seed and "
-                f"{', '.join(self.conditions) or 'all settings'}; restrict these settings with --where, or "
-                "compare them with --over"
+                f"no gains: no two runs with a value agree with {self.baseline!r} in seed and "
+                f"{', '.join([*self.shown, *self.dependent]) or 'all settings'}; restrict these settings "
+                "with --where, or compare them with --over"
             )
         elif self.shown:
             remarks.append(
                 f"only lines with the same {', '.join(self.shown)} are compared; to compare across one of "
                 f"these settings, name it in --over, for example --over method,plugins,{self.shown[-1]}"
             )
-        if self.frame["diverged"].any():
-            counted = "count as chance accuracy" if factor(self.metric) == 100 else "have no value"
+        if any(cell.diverged for cell in self.cells):
+            counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
             remarks.append(f"diverged runs {counted}")
-        if (self.frame["spread_cells"] > 1).any():
-            remarks.append(
-                "intervals use spreads over seeds that lines with the same dataset and plug-ins moderate"
-            )
+        if any(cell.gain_interval for cell in self.cells):
+            remarks.append("gains have 90 % intervals, as in tables")
         return remarks
 
+    def _places(self, cell: TableCell) -> dict[str, str]:
+        """Return conditions and variant of a cell, by column."""
+        dimension = measure(self.metric).dimension
+        part = {dimension: cell.panel} if dimension else {}
+        return {**self.conditions[cell.column], **part, "compared": cell.row}
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per cell: conditions, ``compared`` (the variant), ``NUMBERS`` and ``runs``, its run IDs."""
+        rows = [{**self._places(cell), **cell.model_dump(include={*NUMBERS, "runs"})} for cell in self.cells]
+        names = [*self._places(self.cells[0]), *NUMBERS, "runs"]
+        return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(NUMBERS[3:], float))
+
     def rows(self) -> list[dict[str, str]]:
-        """Return the table as text, by heading."""
-        percent = ", %" if factor(self.metric) == 100 else ""
-        decimals = _DECIMALS.get(self.metric, 2 if percent else 4)
-
-        def number(line: Mapping[Any, Any], prefix: str = "", sign: str = "") -> str:
-            values = (line[prefix + name] for name in ("mean", "std"))
-            mean, std = (None if math.isnan(value) else value for value in values)
-            return number_text(mean, decimals, sign, std)
-
+        """Return the table as text, by heading: mean and deviation, gain and its 90 % interval."""
         rows = []
-        for line in self.frame.to_dict("records"):
-            interval, pairs = (line["difference_low"], line["difference_high"]), line["difference_n"]
-            few = f" ({pairs} pair{'s' if pairs != 1 else ''})" if 0 < pairs != line["n"] else ""
+        for cell in self.cells:
+            pairs = len(cell.gains)
+            few = f" ({pairs} pair{'s' if pairs != 1 else ''})" if 0 < pairs != cell.n else ""
             row = {
-                **{key: line[key] for key in self.shown},
-                "compared": line["compared"],
-                "seeds": f"{line['seeds']}" + (f" ({n} diverged)" if (n := line["diverged"]) else ""),
-                self.metric + percent: number(line) or "none",
-                f"difference to {self.baseline}": number(line, "difference_", "+") + few,
-                "90 % interval": "" if math.isnan(interval[0]) else interval_text(interval, decimals, "+"),
+                **self._places(cell),
+                "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),
+                cell.label: value_text(cell),
+                f"gain over {self.baseline}": gain_text(cell, as_interval=True) + few,
             }
             rows.append(row)
         return rows
 
     def write(self, path: Path) -> None:
-        """Write ``frame`` to a .csv file, or ``rows`` as Markdown to another file.
+        """Write the cells to a .csv file, as those of tables, or ``rows`` as Markdown to another file.
 
         Raises:
             FltrainError: if the file cannot be written.
         """
         if path.suffix == ".csv":
-            named = self.frame.assign(metric=self.metric, baseline=self.baseline)
-            write_text(path, named.to_csv(index=False))
+            write_text(path, to_csv(self.cells))
             return
         rows = self.rows()
         lines = [list(rows[0]), *(list(row.values()) for row in rows)]
         write_text(path, f"{markdown_table(lines, numbers=False)}\n")
 
 
-# ------------------------------------------------------------------------------------------------- comparing
 def compare(
     runs: Sequence[RecordedRun],
     metric: str = "final_accuracy",
@@ -151,17 +142,17 @@ def compare(
 
     Args:
         runs: the chosen runs.
-        metric: one of ``FINALS``, or the last value of one of ``CURVES``.
+        metric: a measure of single runs without a target.
         over: settings to compare, by dotted name or its beginning; default: method and plug-ins, or all
             settings in which the runs differ if they all have the same method.
-        baseline: variant, or the beginning of its name, for the differences; default: FedAvg, or the first
-            variant.
+        baseline: variant, or the beginning of its name, for the gains; default: FedAvg, or the first variant.
 
     Raises:
         FltrainError: if metric, setting or baseline is unknown, or runs with the same settings and seed have
             different values.
     """
-    _check_metric(metric, runs)
+    possible = [name for name, one in MEASURES.items() if not one.targeted and one.over_seeds == "mean"]
+    check_known("unknown metric", [metric], possible)
     settings = _differing(runs)
     differing = list(map(str, settings))
     for name in over:
@@ -174,89 +165,91 @@ def compare(
     compared = [key for key in differing if begins(key, wanted)]
     conditions = [key for key in differing if key not in compared]
     variants = _variants(runs, settings[compared])
-    order = list(dict.fromkeys(variants.values()))
-    base = _baseline(order, baseline)
-    values = _values(runs, metric, settings[conditions], variants, base)
-    lines = _lines(values, [*conditions, "compared"], base)
-
-    def rank(line: Mapping[Any, Any]) -> list[Any]:
-        place = [_sortable(line[key]) for key in conditions]
-        return [*place, line["compared"] != base, order.index(line["compared"])]
-
-    ranked = sorted(lines.to_dict("records"), key=rank)
-    return Comparison(metric, base, tuple(conditions), pd.DataFrame(ranked, columns=lines.columns))
-
-
-def _values(
-    runs: Sequence[RecordedRun], metric: str, conditions: pd.DataFrame, variants: dict[str, str], base: str
-) -> pd.DataFrame:
-    """Return the values and gains of the runs: a row per condition, variant and seed, as in tables."""
-    frame = conditions.assign(
-        compared=[variants[run.run_id] for run in runs],
-        seed=[run.spec.seed for run in runs],
-        run=pd.Series(runs, dtype=object),
+    base = _baseline(list(dict.fromkeys(variants.values())), baseline)
+    order = list(dict.fromkeys([base, *variants.values()]))
+    shown = _distinguishing(settings[conditions])
+    columns: dict[str, dict[str, str]] = {}
+    lines: dict[tuple[str, str, int], list[RecordedRun]] = {}
+    for run, values in zip(runs, settings[shown].to_numpy().tolist(), strict=True):
+        column = ", ".join(f"{key}={text}" for key, text in zip(shown, values, strict=True))
+        columns[column] = dict(zip(shown, values, strict=True))
+        lines.setdefault((column, variants[run.run_id], run.spec.seed), []).append(run)
+    columns = dict(sorted(columns.items(), key=lambda pair: [*map(_sortable, pair[1].values())]))
+    found = cells(
+        _job(metric, {"condition": list(columns), "compared": order}, lines),
+        {run.run_id: run.record for run in runs}.__getitem__,
+        Published(),
     )
-    frame = frame.groupby([*conditions, "compared", "seed"], sort=False)["run"].agg(list).reset_index()
-    frame = frame.sort_values("seed", kind="stable", ignore_index=True)
-    frame["value"] = [_value(same, metric) for same in frame["run"]]
-    frame["gain"] = frame["value"] - at_labels(frame, {"compared": base})
-    frame["state"] = [
-        DIVERGED if any(run.fields["status"] == DIVERGED for run in same) else DONE for same in frame["run"]
-    ]
-    lost = at_labels(frame, {"compared": base}, "state") == DIVERGED
-    images = [run.record.test_images for same in frame["run"] for run in same[:1]]
-    return frame.assign(
-        lost=lost | (frame["state"] == DIVERGED),
-        floor=[factor(metric) == 100 and 100 / number if number else 0.0 for number in images],
-    )
+    if not any(cell.n for cell in found) and any(cell.seeds > cell.diverged for cell in found):
+        lack = lacking(runs[0].spec, metric, "metric")
+        why = f"; their specs lack {lack}" if lack else ""
+        raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
+    dependent = [key for key in conditions if key not in shown]
+    return Comparison(metric, base, columns, dependent, found)
 
 
-def _lines(values: pd.DataFrame, place_of: list[str], base: str) -> pd.DataFrame:
-    """Return the lines of a comparison: statistics over seeds and contrasts with the baseline."""
-    groups = {place: seeds for place, seeds in values.groupby(place_of)}
-    samples: dict[Any, Sample] = {
-        place: Sample(known(seeds["gain"]), float(seeds["floor"].max()), bool(seeds["lost"].any()))
-        for place, seeds in groups.items()
-        if place[-1] != base
+def _job(
+    metric: str,
+    axes: Mapping[str, Sequence[str]],
+    lines: Mapping[tuple[str, str, int], Sequence[RecordedRun]],
+) -> ItemJob:
+    """Return the table of a comparison with the first variant as base.
+
+    Args:
+        metric: name of the measure.
+        axes: conditions and variants.
+        lines: runs by condition, variant and seed.
+    """
+    columns, rows = axes.values()
+    measured = Measured(measure=metric, gain_over={"compared": rows[0]})
+    chosen = sorted(lines, key=lambda line: (columns.index(line[0]), rows.index(line[1]), line[2]))
+    data = {
+        "id": "compare",
+        **dict.fromkeys(("paper", "title", "caption", "scale"), ""),
+        "reduced": True,
+        "axes": axes,
+        "table": Table(
+            rows="compared", columns="condition", panels=measure(metric).dimension, measures=(measured,)
+        ),
+        **dict.fromkeys(("figure", "reported")),
     }
-    first: list[RecordedRun] = [groups[place]["run"].iloc[0][0] for place in samples]
-    families = [(run.fields["dataset"], run.fields["plugins"]) for run in first]
-    gains = moderated([*samples.values()], families, [place[:-1] for place in samples])
-    contrasts = dict(zip(samples, map(contrast, gains), strict=True))
-    lines = []
-    for place, seeds in groups.items():
-        value = SeedSummary.of(seeds["value"])
-        gain = SeedSummary.of(seeds["gain"]) if place in samples else None
-        found = contrasts.get(place)
-        low, high = found.interval if found else (math.nan, math.nan)
-        numbers = [
-            len(seeds),
-            int((seeds["state"] == DIVERGED).sum()),
-            *_three(value),
-            *_three(gain),
-            low,
-            high,
-        ]
-        ids = " ".join(run.run_id for same in seeds["run"] for run in same)
-        lines.append([*place, *numbers, found.spread.cells if found else 0, ids])
-    return pd.DataFrame(lines, columns=[*place_of, *NUMBERS])
-
-
-def _three(statistic: SeedSummary | None) -> tuple[float, float, int]:
-    """Return mean, deviation and number of seeds; NaN if there is none."""
-    if statistic is None:
-        return math.nan, math.nan, 0
-    return statistic.mean, math.nan if statistic.std is None else statistic.std, statistic.n
-
-
-def _check_metric(metric: str, runs: Sequence[RecordedRun]) -> None:
-    possible = {*FINALS, *CURVES, *(name for run in runs for name in run.finals)}
-    check_known("unknown metric", [metric], sorted(possible))
-    whole = [run for run in runs if run.fields["status"] not in (DIVERGED, STALE)]
-    if whole and all(run.value(metric) is None for run in whole):
-        raise FltrainError(
-            f"none of the chosen runs has {metric!r}; add it to evaluation.statistics of their specs"
+    made = []
+    for column, variant, seed in chosen:
+        run = _one_of(lines[column, variant, seed], metric)
+        made.append(
+            Cell(
+                labels={"condition": column, "compared": variant},
+                reported={},
+                seed=seed,
+                run=run.run_id,
+                partition=run.spec.partition_id,
+                methods=tuple(method.name for method in run.spec.composition.methods),
+            )
         )
+    return ItemJob.model_validate({**data, "cells": tuple(made)})
+
+
+def _one_of(runs: Sequence[RecordedRun], metric: str) -> RecordedRun:
+    """Return a run with a value of several with the same settings and seed, which must have the same one."""
+    found = [(run, diverged(run.record), measure(metric).of(run.record)) for run in runs]
+    known = [(run, str((lost, value))) for run, lost, value in found if lost or value]
+    if len({value for _, value in known}) > 1:
+        raise FltrainError(
+            f"{' and '.join(run.run_id for run in runs)} have the same settings and seed, but not the same "
+            "value: they differ in revisions, or in time; choose with --where status=..., items=... or "
+            "revisions.methods=..."
+        )
+    return known[0][0] if known else runs[0]
+
+
+def _distinguishing(conditions: pd.DataFrame) -> list[str]:
+    """Return the conditions that suffice to distinguish all lines; the others depend on them."""
+    shown: list[str] = []
+    distinct = 1
+    for key in map(str, conditions):
+        if (places := len(conditions[[*shown, key]].drop_duplicates())) > distinct:
+            shown, distinct = [*shown, key], places
+    return shown
 
 
 def _differing(runs: Sequence[RecordedRun]) -> pd.DataFrame:
@@ -313,23 +306,3 @@ def _baseline(variants: Sequence[str], wanted: str | None) -> str:
         problem = "several begin with it" if candidates else f"there is none{suggest(wanted, variants)}"
         raise FltrainError(f"baseline {wanted!r}: {problem} (there are: {'; '.join(candidates or variants)})")
     return candidates[0]
-
-
-def _value(runs: Sequence[RecordedRun], metric: str) -> float:
-    """Return the value of runs with the same settings and seed; NaN if they have none.
-
-    A diverged run has chance accuracy.
-    """
-    values: dict[str, float | None] = {}
-    for run in runs:
-        values[run.run_id] = run.value(metric)
-        if run.fields["status"] == DIVERGED:
-            entry = registry().get(run.fields["dataset"]) if factor(metric) == 100 else None
-            values[run.run_id] = 1 / entry.classes if entry and entry.classes else None
-    different = {value for value in values.values() if value is not None}
-    if len(different) > 1:
-        raise FltrainError(
-            f"{' and '.join(values)} have the same settings and seed, but not the same value: they differ in "
-            "revisions, or in time; choose with --where status=..., items=... or revisions.methods=..."
-        )
-    return factor(metric) * different.pop() if different else math.nan

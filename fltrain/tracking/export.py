@@ -38,7 +38,7 @@ from fltrain.tracking.store import KEY, NOTE, UNCHANGED, Store, writing
 if TYPE_CHECKING:
     from mlflow import entities
 
-REVISION = 8
+REVISION = 9
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
@@ -171,8 +171,7 @@ class Export:
         ended = max(int(1000 * record.written), seconds + 1)
 
         def write(new: entities.Run) -> None:
-            curves = {**run.curves, **{key: [(run.spec.rounds, last)] for key, last in run.finals.items()}}
-            points = [(key, step, _shown(key, y)) for key, curve in curves.items() for step, y in curve]
+            points = [(key, step, _shown(key, y)) for key, curve in run.metrics.items() for step, y in curve]
             store.log(new, run.settings, points)
             store.save(new, [record.folder / name for name in RECORD_FILES], "record")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.plan import plan
-from fltrain.runs.measures import Curve, curves_of, is_number
+from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_code, revised
@@ -31,11 +32,8 @@ FIELDS = (*_NAMES, "revisions", "commit", "folder")
 ``folder`` is that of the record, relative to the results folder.
 """
 
-FINALS = ("final_accuracy", "best_accuracy", "seconds", "traffic_bytes", "peak_memory_bytes")
-"""Metrics with one value, in addition to ``final_accuracy.<dataset>`` of further datasets."""
-
 EXTRA = 2
-"""Number of further datasets whose final accuracy is a metric: many slow MLflow's interface down."""
+"""Number of further datasets whose accuracy is a metric: many slow MLflow's interface down."""
 
 Memberships = Mapping[str, Mapping[str, Sequence[str]]]
 """Items, such as ``flfa/table1``, by scale and run ID."""
@@ -100,30 +98,19 @@ class RecordedRun:
 
     @cached_property
     def finals(self) -> dict[str, float]:
-        """Finite metrics with one value; accuracies from 0 to 1."""
-        summary, costs, extra = self.record.summary, self.record.costs, self.record.summary.get("extra", {})
-        values = {
-            "final_accuracy": summary["accuracy"]["final"],
-            "best_accuracy": summary["accuracy"]["best"],
-            "validation_accuracy": summary.get("validation", {}).get("final"),
-            "seconds": costs["seconds"]["total"],
-            "traffic_bytes": sum(summary["bytes"].values()),
-            "peak_memory_bytes": costs.get("peak_device_memory_bytes") or costs.get("peak_memory_bytes"),
-            **{f"final_accuracy.{name}": extra[name] for name in sorted(extra)[:EXTRA]},
+        """Finite values of ``METRICS``, with the name of a test set at the end; accuracies from 0 to 1."""
+        return {
+            f"{name}.{label}" if label else name: value / factor(name)
+            for name in METRICS
+            for label, value in sorted((MEASURES[name].of(self.record) or {}).items())[:EXTRA]
+            if math.isfinite(value)
         }
-        return {name: float(value) for name, value in values.items() if is_number(value)}
 
-    @cached_property
-    def curves(self) -> dict[str, Curve]:
-        """Metrics over rounds."""
-        return curves_of(self.record, self.spec)
-
-    def value(self, metric: str) -> float | None:
-        """Return the single value of a metric, or the last one of a curve; None without one."""
-        if metric in self.finals:
-            return self.finals[metric]
-        curve = self.curves.get(metric)
-        return curve[-1][1] if curve else None
+    @property
+    def metrics(self) -> dict[str, Curve]:
+        """All metrics over rounds, those with one value at the last round; accuracies from 0 to 1."""
+        finals = {name: [(self.spec.rounds, value)] for name, value in self.finals.items()}
+        return recorded_curves(self.record) | finals
 
 
 def membership(items: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -201,8 +188,7 @@ def load_runs(
     rows: list[tuple[Any, ...]] = []
     for run in find_runs(results, where, config):
         names = (run.run_id, *(run.fields[name] for name in _NAMES))
-        finals = {metric: [(run.spec.rounds, value)] for metric, value in run.finals.items()}
-        for metric, curve in {**run.curves, **finals}.items():
+        for metric, curve in run.metrics.items():
             rows += ((*names, metric, round, value) for round, value in curve)
     categories = dict.fromkeys(("run", *(name for name in _NAMES if name != "seed"), "metric"), "category")
     frame = pd.DataFrame(rows, columns=["run", *_NAMES, "metric", "round", "value"])

@@ -1,6 +1,5 @@
 """Comparing runs: choosing, pairing by seed, conditions, curves."""
 
-import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
 from fltrain.experiments.published import Published
 from fltrain.reporting.tables.cells import cells
+from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.compare import Comparison, compare
+from fltrain.tracking.compare import NUMBERS, Comparison, compare
 from fltrain.tracking.runs import RecordedRun, find_runs
 
 from .helpers import tiny, write_config
@@ -37,6 +37,7 @@ def record(results: Results, spec: RunSpec, final: float, diverged: bool = False
         rows.append({"round": round, "kind": "train", "loss": 1 / round})
         test = {"split": spec.test_split, "view": "global", "accuracy": accuracy, "loss": 2 / round}
         rows.append({"round": round, "kind": "evaluation", **test, "images": 10_000})
+        rows += [{**rows[-1], "split": data.name, "accuracy": accuracy / 2} for data in spec.evaluation.extra]
     ended = {"round": 2, "what": "loss"} if diverged else None
     facts = {"bytes": {"up": 10, "down": 20}, "digests": {"data": "ab" * 32, "partition": "cd" * 32}}
     costs = {"seconds": {"total": 2.0}}
@@ -75,13 +76,13 @@ def test_means_and_differences_are_paired_by_seed(root: Path) -> None:
     (first, base), (second, other) = by_name(compared).items()
     assert (first, second, compared.baseline) == ("fedavg", "fedprox", "fedavg")
     values = {name: [100 * final for final in finals] for name, finals in FINAL.items()}
-    assert np.isnan(base["difference_mean"]) and base["difference_n"] == 0
+    assert np.isnan(base["gain"])
     assert base["mean"] == pytest.approx(60)
     assert base["std"] == pytest.approx(np.std(values["fedavg"], ddof=1))
-    assert other["difference_n"] == 3
-    assert other["difference_mean"] == pytest.approx((2 + 1 + 5) / 3)
+    assert len(compared.cells[1].gains) == 3
+    assert other["gain"] == pytest.approx((2 + 1 + 5) / 3)
     expected = stats.ttest_rel(values["fedprox"], values["fedavg"]).confidence_interval(0.9)
-    assert (other["difference_low"], other["difference_high"]) == pytest.approx(tuple(expected))
+    assert (other["gain_low"], other["gain_high"]) == pytest.approx(tuple(expected))
 
 
 def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
@@ -90,19 +91,27 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     lines = by_name(compared)
     assert compared.shown == ["training.lr"]
     assert list(lines) == ["fedavg 0.1", "fedprox 0.1", "fedavg 0.5", "fedprox 0.5"]
-    assert lines["fedprox 0.5"]["difference_mean"] == pytest.approx(-10)
-    assert lines["fedprox 0.1"]["difference_n"] == 3
-    (remark,) = compared.remarks
+    assert lines["fedprox 0.5"]["gain"] == pytest.approx(-10)
+    assert lines["fedprox 0.1"]["gain"] == pytest.approx(8 / 3)
+    remark, intervals = compared.remarks
     assert "only lines with the same training.lr are compared" in remark
     assert "--over method,plugins,training.lr" in remark
-    assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).remarks == []
+    assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).remarks == [intervals]
+
+
+def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    for method, final in {"fedavg": 0.5, "fedprox": 0.6}.items():
+        record(results, tiny(method=method, evaluation={"extra": ["digits"]}), final)
+    frame = compare(chosen(tmp_path), "extra_accuracy").frame
+    assert frame[["test_set", "compared"]].values.tolist() == [["digits", "fedavg"], ["digits", "fedprox"]]
+    assert frame["gain"][1] == pytest.approx(5)
 
 
 def test_any_setting_can_be_compared(root: Path) -> None:
     lines = by_name(compare(chosen(root, "method=fedavg,fedprox"), over=["training"]))
     assert list(lines) == [f"training.lr={lr} {name}" for name in FINAL for lr in (0.1, 0.5)]
-    assert lines["training.lr=0.5 fedavg"]["difference_mean"] == pytest.approx(40)
-    assert lines["training.lr=0.5 fedavg"]["difference_n"] == 1
+    assert lines["training.lr=0.5 fedavg"]["gain"] == pytest.approx(40)
     only = compare(
         chosen(root, "method=fedavg")
     )  # if methods are equal, the setting that differs is compared
@@ -113,7 +122,7 @@ def test_the_baseline_can_be_chosen(root: Path) -> None:
     runs = chosen(root, "training.lr=0.1 method=fedavg,fedprox")
     compared = compare(runs, baseline="fedprox")
     assert list(compared.frame["compared"]) == ["fedprox", "fedavg"]
-    assert by_name(compared)["fedavg"]["difference_mean"] == pytest.approx(-8 / 3)
+    assert by_name(compared)["fedavg"]["gain"] == pytest.approx(-8 / 3)
     for wanted, reason in {"fed": "several begin with it", "fedprx": "did you mean 'fedprox'"}.items():
         with pytest.raises(FltrainError, match=reason):
             compare(runs, baseline=wanted)
@@ -126,10 +135,11 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     assert (line["seeds"], line["diverged"], line["mean"]) == (2, 1, pytest.approx((40 + 10) / 2))
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
-    assert row["seeds"] == "2 (1 diverged)" and row["difference to fedavg"].startswith("-30.00 ± 28.28")
-    assert compared.remarks == ["diverged runs count as chance accuracy"]
+    assert row["accuracy, %"].startswith("1 of 2 diverged; 25.00")
+    assert row["gain over fedavg"] == "-30.00 ± 28.28"
+    assert "diverged runs count as chance accuracy" in compared.remarks
     seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
-    assert by_name(seconds)["moon"]["n"] == 1
+    assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
 
 
 def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
@@ -138,8 +148,8 @@ def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     measured = record(results, tiny(evaluation={"statistics": ["drift"]}), 0.5)
     record(results, tiny(method="fedprox", evaluation={"statistics": ["drift"]}), 0.6)
     base, other = by_name(compare(chosen(tmp_path))).values()
-    assert set(base["runs"].split()) == {plain, measured} and other["difference_n"] == 1
-    assert base["seeds"] == 1
+    assert base["runs"] in (plain, measured) and base["seeds"] == 1
+    assert other["gain"] == pytest.approx(10)
     record(results, tiny(evaluation={"targets": [0.5]}), 0.7)
     with pytest.raises(FltrainError, match="have the same settings and seed, but not the same value"):
         compare(chosen(tmp_path))
@@ -155,8 +165,8 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     compared = compare(runs, over=["plugins"])
     lines = by_name(compared)
     assert compared.baseline == "none"
-    assert lines["flfa fedavg"]["difference_mean"] == pytest.approx(10)
-    assert lines["flfa fedprox"]["difference_mean"] == pytest.approx(-5)
+    assert lines["flfa fedavg"]["gain"] == pytest.approx(10)
+    assert lines["flfa fedprox"]["gain"] == pytest.approx(-5)
     with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
         compare(runs, over=["model"])
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
@@ -184,18 +194,20 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path) -> None:
     shown = cells(planned.sheet, results.record, Published.read(None))
     gains = {cell.row: cell for cell in shown if cell.column == "+ ECGR"}
     frame = fltrain.compare(tmp_path / "results", over=["plugins"], config=config)
-    lines = frame[frame["compared"] == "ecgr"].set_index("method").to_dict("index")
-    assert gains.keys() == lines.keys() == set(methods)
+    lines = frame[frame["compared"] == "ecgr"].set_index("method")
+    assert gains.keys() == set(lines.index) == set(methods)
     for method, cell in gains.items():
-        line = lines[method]
-        assert (line["mean"], line["std"], line["diverged"]) == (cell.mean, cell.std, cell.diverged)
-        assert (line["difference_mean"], line["difference_std"]) == (cell.gain, cell.gain_std)
-        assert (line["difference_low"], line["difference_high"]) == cell.gain_interval
-        assert (line["spread_cells"] == 5) == (method != "moon")
+        line = lines.loc[method]
+        assert [line[name] for name in NUMBERS] == [getattr(cell, name) for name in NUMBERS]
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
-    refusals = {"drift": r"has 'drift'; add it to evaluation\.statistics", "x": "unknown metric 'x'"}
+    refusals = {
+        "drift": r"has 'drift'; their specs lack evaluation\.statistics: \[drift\]",
+        "x": "unknown metric 'x'",
+        "rounds_to_target": "unknown metric",
+        "best_of_all_seeds": "unknown metric",
+    }
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
@@ -265,13 +277,13 @@ def test_the_command_prints_a_table_and_writes_files(root: Path, tmp_path: Path)
     assert isinstance(error, FltrainError) and "ends in .csv or .md" in str(error)
     result = run_compare(root, *choice, "--out", str(table))
     assert result.exit_code == 0, result.output
-    assert "60.00 ± 10.00" in result.output and "+2.67 ± 2.08" in result.output
-    (base, other) = csv.DictReader(table.read_text().splitlines())
-    assert (base["compared"], other["compared"], other["difference_n"]) == ("fedavg", "fedprox", "3")
+    assert "60.00 ± 10.00" in result.output and "+2.67 [-0.84, +6.18]" in result.output
+    base, other = read_csv(table)
+    assert (base.row, other.row, other.value_seeds) == ("fedavg", "fedprox", (0, 1, 2))
     assert run_compare(root, *choice, "--out", str(markdown)).exit_code == 0
     heading, _, first, second = markdown.read_text().splitlines()
-    assert heading.startswith("| compared | seeds | final_accuracy, % | difference to fedavg |")
-    assert first.startswith("| fedavg | 3 | 60.00 ± 10.00 |") and "+2.67 ± 2.08" in second
+    assert heading == "| compared | seeds | accuracy, % | gain over fedavg |"
+    assert first.startswith("| fedavg | 3 | 60.00 ± 10.00 |") and "+2.67 [-0.84, +6.18]" in second
 
 
 def test_the_example_of_the_guide_works(

@@ -17,7 +17,6 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import (
     Prior,
     Sample,
-    SeedSummary,
     Spread,
     contrast,
     discoveries,
@@ -203,9 +202,7 @@ def numbers(values: Sequence[float], published: float | None = 60.0, **changes: 
     """A cell as the rule gets it, with these fields of the cell or of the inputs changed."""
     of_basis = {name: changes.pop(name) for name in RuleInputs.__dataclass_fields__ if name in changes}
     fields = {"over_seeds": "mean", "seeds": len(values), "published_seeds": 3, "margin": 1.0, **changes}
-    summary, gain = SeedSummary.of(values, fields["over_seeds"]), SeedSummary.of(fields.get("gains", ()))
-    means = {"mean": summary and summary.mean, "gain": gain and gain.mean}
-    cell = TableCell(values=values, n=len(values), published=published, **means, **fields)
+    cell = TableCell(values=values, published=published, **fields)
     return cell, RuleInputs(**{"floor": 0.01, **of_basis})
 
 
@@ -548,14 +545,16 @@ def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
         table_cell([60.0] * 3, 60.0, item="table1", row=str(place), plugin="flfa", gains=of_cell)
         for place, of_cell in enumerate(gains)
     ]
-    later = [cell.having(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
+    later = [cell.replace(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
     half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
     assert main_gain([*cells, *later], titles) == (
         f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
         f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds)."
     )
-    assert main_gain([cell.having(plugin="") for cell in cells], {}) == "", "rival methods are never combined"
-    assert main_gain([cells[0], cells[1].having(gains=(1.0, 2.0))], titles) == "", "a seed is missing"
+    assert main_gain([cell.replace(plugin="") for cell in cells], {}) == "", (
+        "rival methods are never combined"
+    )
+    assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles) == "", "a seed is missing"
     assert main_gain([], {}) == ""
 
 

@@ -188,7 +188,7 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     assert (float(center) - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
     assert float(width) == pytest.approx(FOREST_WIDTH / LIMIT, abs=0.2)
     assert re.findall(r'text-anchor="end">([^<]+)', picture) == ["one"]
-    named = forest([cell, cell.having(row="two"), cell.having(item="b")], {"a": "Table of <a>", "b": "B"})
+    named = forest([cell, cell.replace(row="two"), cell.replace(item="b")], {"a": "Table of <a>", "b": "B"})
     assert re.findall(r'(?:"end"|"600")>([^<]+)', named) == ["Table of &lt;a&gt;", "one", "two", "B", "one"]
     assert forest([without], {"b": "b"}) == "" == forest([cell] * 41, {"a": "a"})
 

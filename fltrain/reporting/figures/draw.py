@@ -28,25 +28,27 @@ from fltrain.experiments.layout import (
     Inversion,
     ItemJob,
     Labels,
+    Measured,
     Panel,
     Points,
     Preference,
     Ranking,
     SelectedSteps,
+    Table,
     Variance,
     named,
 )
+from fltrain.experiments.published import Published
 from fltrain.reporting.figures import distributions, style
 from fltrain.reporting.figures.style import Look
 from fltrain.reporting.frame import (
     NothingToShow,
     Runs,
-    at_labels,
     curve,
     diverged,
     finished,
-    values_of,
 )
+from fltrain.reporting.tables.cells import cells
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 
@@ -421,19 +423,18 @@ def _draw_points(sheet: ItemJob, figure: Points, results: Results) -> tuple[Canv
 def ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> pd.DataFrame:
     """Return mean, ``low`` and ``high`` end of the differences by row (best first) and series.
 
-    The row from which the others differ is left out. The ends are missing (NaN) if there is no interval.
+    They are the gains of a table of these runs, without the row from which the others differ. The ends are
+    missing (NaN) if there is no interval.
     """
-    what = measure(figure.measure)
-    frame = values_of(sheet, runs, lambda record, _: what.of(record), None, what.of_diverged)
-    frame["value"] -= at_labels(frame, {figure.rows: figure.difference_from})
-    frame = frame[frame[figure.rows] != figure.difference_from].dropna(subset="value")
-    floor = what.resolution(next((record.test_images for _, record in finished(sheet, runs)), None))
-    lines = []
-    for (row, series), group in frame.groupby([figure.rows, figure.series]):
-        found = contrast(Sample(list(group["value"]), floor))
-        low, high = found.interval if found else (math.nan, math.nan)
-        lines.append((row, series, group["value"].mean(), low, high, len(group)))
-    numbers = pd.DataFrame(lines, columns=[figure.rows, figure.series, "difference", "low", "high", "seeds"])
+    measured = Measured(measure=figure.measure, gain_over={figure.rows: figure.difference_from})
+    table = Table(rows=figure.rows, columns=figure.series, measures=(measured,))
+    lines = [
+        (cell.row, cell.column, cell.gain, *(cell.gain_interval or (math.nan, math.nan)), len(cell.gains))
+        for cell in cells(sheet.model_copy(update={"table": table}), runs, Published())
+        if cell.gains
+    ]
+    names = [figure.rows, figure.series, "difference", "low", "high", "seeds"]
+    numbers = pd.DataFrame(sorted(lines), columns=names)
     order = numbers.groupby(figure.rows)["difference"].mean()
     return numbers.sort_values(
         figure.rows, key=lambda rows: -rows.map(order), kind="stable", ignore_index=True

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import pandas as pd
 
 from fltrain.core.floats import average
-from fltrain.core.statistics import SeedSummary
 from fltrain.experiments.layout import Average, ItemJob, Measured, Table
 from fltrain.experiments.published import Published, PublishedValue
 from fltrain.reporting.frame import (
@@ -51,7 +50,9 @@ def cells(sheet: ItemJob, runs: Runs, published: Published) -> list[TableCell]:
             made += _cells(sheet, measured, runs, published, averages, average)
     early = sheet.seen is not None and sheet.seen <= FIRST_RULE
     judged = [
-        cell.having(exploratory=not sheet.reduced and cell.judged and (early or cell.place in sheet.rejudged))
+        cell.replace(
+            exploratory=not sheet.reduced and cell.judged and (early or cell.place in sheet.rejudged)
+        )
         for cell in compare(made)
     ]
     return _ordered(table, judged)
@@ -127,7 +128,6 @@ def _cell(
     valued = lines[lines["value"].notna()] if not of_gain else lines.iloc[:0]
     gained = lines[lines["gain"].notna()] if has_base or of_gain else lines.iloc[:0]
     values, gains = tuple(map(float, valued["value"])), tuple(map(float, gained["gain"]))
-    value, gain = SeedSummary.of(values, what.over_seeds), SeedSummary.of(gains)
     metric = average.reported if average else measured.reported
     printed, theirs = published.find(metric, names, sheet.reduced), None
     base_names = lines["base_names"].dropna()
@@ -155,21 +155,16 @@ def _cell(
         best_at_end=bool(first.get("best_at_end", False)),
         over_seeds=what.over_seeds,
         seeds=len(lines),
-        n=len(values),
         diverged=states[DIVERGED],
         stale=states[STALE],
         damaged=states[DAMAGED],
         missing=states[MISSING],
         value_seeds=tuple(valued["seed"]),
         values=values,
-        mean=value.mean if value else None,
-        std=value.std if value else None,
         base_values=tuple(lines["base"].dropna()) if has_base else (),
         plugin=_added(first) if has_base and not average else "",
         gain_seeds=tuple(gained["seed"]),
         gains=gains,
-        gain=gain.mean if gain else None,
-        gain_std=gain.std if gain else None,
         published=None if of_gain else number,
         published_std=printed.std if printed else None,
         published_seeds=sheet.reported_seeds if printed else None,

@@ -180,7 +180,7 @@ class TableCell(BaseModel):
         detail = self.side or self.reason
         return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
 
-    def having(self, **columns: Any) -> Self:
+    def replace(self, **columns: Any) -> Self:
         """Return the cell with other numbers in these columns."""
         return self.model_copy(update=columns)
 
