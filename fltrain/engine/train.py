@@ -120,6 +120,7 @@ class _Training:
             with leased(self.results.lease(run), self._wait):
                 if record.complete and not self._trains_again(record, again):
                     return record
+                self.place.mkdir(exist_ok=True)  # the process that held the lease may have renamed it
                 clear_leftovers(self.place)
                 if not self.results.saved_rounds(run):
                     (self.place / "train.log").write_text("")
@@ -147,7 +148,7 @@ class _Training:
             shutil.rmtree(folder, ignore_errors=True)
         if not again:
             if self.place != record.folder:
-                shutil.rmtree(self.place)
+                shutil.rmtree(self.place, ignore_errors=True)
             done = "has a record; its checkpoints are deleted" if left else "another process has trained it"
             LOG.info("%s: %s", self.spec.run_id, done)
         return again

@@ -250,14 +250,14 @@ class Verification:
         """Yield files of processes that were killed, without advice to delete the only copy of a record."""
         root, record = self.results.root, self.results.record
         only_copies = [
-            old
-            for old in self.results.exchanged()
-            if (old / "summary.json").exists() and not record(old.name.removeprefix(REPLACED)).complete
+            new
+            for new in root.glob(f"runs/{AGAIN}*")
+            if Record(new).complete and not record(new.name.removeprefix(AGAIN)).complete
         ]
-        for old in only_copies:
+        for new in only_copies:
             yield Problem(
-                f"{old}: the only copy of this record, moved by an interrupted process; `fltrain train` or "
-                "`fltrain records import` puts it back"
+                f"{new}: the only copy of this record, left by an interrupted process; `fltrain train` or "
+                "`fltrain records import` puts it into its place"
             )
         patterns = ("**/.*.part", "runs/.import-*", f"runs/{REPLACED}*", f"runs/{AGAIN}*")
         paths = {path for pattern in patterns for path in root.glob(pattern)}

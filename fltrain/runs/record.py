@@ -56,7 +56,7 @@ RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "pro
 """The files of a complete record."""
 
 AGAIN, REPLACED = ".again-", ".replaced-"
-"""Prefixes of folders next to the records: a run that is trained again, and a record that is exchanged."""
+"""Prefixes of folders next to the records: a run that is trained again, and a record to be deleted."""
 
 MODELS_FILE = "models.safetensors"
 """File of the final weights, in records whose spec requests them."""
@@ -162,16 +162,16 @@ class Results:
         """SQLite database of MLflow."""
         return self.root / "mlflow.db"
 
-    def exchanged(self) -> list[Path]:
-        """Return the folders of records that an interrupted exchange moved aside."""
-        return sorted(self.runs.glob(f"{REPLACED}*"))
-
     def recover(self) -> None:
-        """Complete exchanges of records that were interrupted, see ``put_back``."""
-        for aside in self.exchanged():
-            run_id = aside.name.removeprefix(REPLACED)
+        """Complete exchanges of records that were interrupted, see ``exchange``."""
+        for new in sorted(self.runs.glob(f"{AGAIN}*")):
+            run_id = new.name.removeprefix(AGAIN)
             with suppress(Timeout), leased(self.lease(run_id)):
-                put_back(self.run(run_id))
+                if Record(new).complete:
+                    exchange(new, self.run(run_id))
+        for old in self.runs.glob(f"{REPLACED}*"):
+            if self.record(old.name.removeprefix(REPLACED)).complete:
+                shutil.rmtree(old, ignore_errors=True)
 
     def records(self) -> Iterator[Record]:
         """Yield all complete records, by run ID."""
@@ -237,7 +237,7 @@ class Record:
     def run_spec(self) -> RunSpec | None:
         """Spec of the run; None if the current code lacks one of its settings.
 
-        Their run ID differs from that of the record if a component was revised since.
+        If a component was revised since, it has another run ID than the record.
         """
         recorded = self.spec
         try:
@@ -448,11 +448,7 @@ def _content(path: Path) -> bytes:
 
 
 def _checked(form: type[_Form], text: bytes, where: str) -> Row:
-    """Parse a JSON object of a form, or a row of the form of its kind.
-
-    Raises:
-        ValueError: with the fault; the message begins with ``where``.
-    """
+    """Parse a JSON object of a form, or a row of the form of its kind; messages begin with ``where``."""
     data = _parse(text, where)
     if form is _Row:
         form = _ROWS.get(str(data.get("kind")), _Row)
@@ -654,37 +650,20 @@ def leased(lease: Path, take: Callable[[FileLock], object] | None = None) -> Ite
 
 
 def exchange(new: Path, record: Path) -> None:
-    """Rename a complete record into its place; hold the lease of its run.
+    """Rename a complete record into its place, and delete an older one there; hold the lease of its run.
 
-    An old record is renamed first and deleted last, so that a kill loses neither: see ``put_back``.
+    After a kill, either the old record is in its place, or the new one is next to it: ``Results.recover``
+    looks for it there.
     """
     if new == record:
         return
-    try:
-        if record.exists():
-            record.rename(_aside(record))
-        new.rename(record)
-        if _aside(record).exists():
-            flush(record.parent)
-    except OSError:
-        if not new.exists():
-            record.rename(new)
-        raise
-    finally:
-        put_back(record)
-
-
-def put_back(record: Path) -> None:
-    """End an exchange, also an interrupted one: keep the new record if it is in its place, else the old one.
-
-    Hold the lease of its run.
-    """
-    aside = _aside(record)
-    if aside.exists() and not Record(record).complete:
-        shutil.rmtree(record, ignore_errors=True)
-        aside.rename(record)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _aside(record: Path) -> Path:
-    return record.with_name(f"{REPLACED}{record.name}")
+    waiting, old = (record.with_name(f"{prefix}{record.name}") for prefix in (AGAIN, REPLACED))
+    shutil.rmtree(old, ignore_errors=True)
+    if record.exists():
+        if new != waiting:
+            shutil.rmtree(waiting, ignore_errors=True)  # of a training that was stopped
+            new = new.rename(waiting)
+        flush(record.parent)
+        record.rename(old)  # deleting it may fail: on network file systems, if its log is open
+    new.rename(record)
+    shutil.rmtree(old, ignore_errors=True)
