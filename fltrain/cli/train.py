@@ -128,7 +128,7 @@ def train(
         # Training deletes the checkpoints that a complete run has left.
         if record.complete and not again and not where.saved_rounds(spec.run_id):
             record.check_settings(spec)
-            remark = record.damage or changed_code(record.provenance, spec)
+            remark = record.damage or changed_code(record, spec)
             typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
         else:
             due.append(spec)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +32,7 @@ CHECKED = ("data.fetch",)
 """A module among them that does not: checksums cover the files that it makes."""
 
 ENTRY = ("fltrain.engine.simulation", "fltrain.engine.cuda_graph", "fltrain.data.prepared")
-"""Modules whose imports are followed, in addition to those of the run's components."""
+"""Modules whose imports are followed, in addition to the run's components."""
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -42,7 +42,7 @@ def source_digests(spec: RunSpec) -> dict[str, str]:
 
     These are the modules of its components (``methods.fedprox``), the engine and the preparation of data, and
     their imports from fltrain or, for an external component, from its own package. A module with several
-    components counts only with those of the run: ``data.partition.dirichlet (dirichlet)``.
+    components counts only with the run's own: ``data.partition.dirichlet (dirichlet)``.
     """
     return dict(_digests(frozenset(map(type, components(spec)))))
 
@@ -167,25 +167,25 @@ def _add_texts(node: Any, add: Callable[[str], None]) -> None:
 
 
 # --------------------------------------------------------------------------------------------- changed code
-def changed_modules(provenance: Mapping[str, Any], spec: RunSpec) -> list[str]:
-    """Return the modules whose code differs from that of a record; none if it has no digests of sources."""
-    recorded, today = provenance.get("sources") or {}, source_digests(spec)
+def changed_modules(record: Record, spec: RunSpec) -> list[str]:
+    """Return the modules whose code changed since a run was trained; none if the record has no digests."""
+    recorded, today = record.provenance.get("sources") or {}, source_digests(spec)
     names = {*recorded, *today} if recorded else set()
     return sorted(name for name in names if recorded.get(name) != today.get(name))
 
 
-def changed_code(provenance: Mapping[str, Any], spec: RunSpec) -> str:
+def changed_code(record: Record, spec: RunSpec) -> str:
     """Return, for example, ``the code of methods.fedprox changed since this run``; empty if none changed."""
-    if not provenance.get("sources"):
+    if not record.provenance.get("sources"):
         return "code not recorded"
-    modules = changed_modules(provenance, spec)
+    modules = changed_modules(record, spec)
     return f"the code of {named(modules)} changed since this run" if modules else ""
 
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
     """Return the modules whose code changed since each of these runs (by ID) was trained."""
     records = [record for record in map(results.record, runs) if record.usable]
-    changed = {one.run_id: changed_modules(one.provenance, runs[one.run_id]) for one in records}
+    changed = {record.run_id: changed_modules(record, runs[record.run_id]) for record in records}
     return {run: modules for run, modules in changed.items() if modules}
 
 
@@ -201,7 +201,7 @@ def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
     Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
     """
-    # A normalisation is recorded if it is not that of this project's registry, a skew if there is one.
+    # A normalisation is recorded if it differs from this project's registry, a skew if there is one.
     absent = dict.fromkeys([*new["revisions"], "feature_skew"], 1) | {"normalisation": "as shipped"}
     recorded = old.get("revisions")
     before, after = (
@@ -294,7 +294,7 @@ class RunStatus(NamedTuple):
             try:
                 record.check_settings(spec)
                 summary, seconds = record.summary, record.costs["seconds"]["total"]
-                change = changed_code(record.provenance, spec)
+                change = changed_code(record, spec)
                 return cls(summary["status"], change, summary["accuracy"]["final"], seconds)
             except FltrainError as error:
                 return cls("damaged", str(error))
@@ -309,73 +309,62 @@ class RunStatus(NamedTuple):
 
 # ------------------------------------------------------------------------------- notes on the runs of a table
 def notes_on(records: Iterable[Record]) -> list[str]:
-    """Return a line each for damaged records and mixed conditions, as far as there are any.
+    """Return a line each for damaged records, different data, mixed conditions and different code, if any.
 
     Args:
         records: the records behind a table, complete or not, repeated or not.
     """
     complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
     damages = [damage for record in complete if (damage := record.damage)]
-    more = f" ({len(damages) - 1} more: `fltrain verify` lists them)" if len(damages) > 1 else ""
-    damaged = f"Damaged and left out: {damages[0]}{more}." if damages else ""
-    usable = [record for record in complete if not record.damage]
-    data: dict[str, list[str]] = {}
-    for record in usable:
-        if spec := record.run_spec:
-            names = {"data": f"dataset {spec.dataset.id}", "partition": f"partition {spec.partition_id}"}
-            for key, name in names.items():
-                data.setdefault(name, []).append(record.summary.get("digests", {}).get(key, "")[:8])
-    different = named(_mixed(data))
-    what = "These runs were trained on different data under one name, so they are not comparable"
-    unlike = f"{what}: {different}." if different else ""
-    provenances = [record.provenance for record in usable]
-    return [note for note in (damaged, unlike, mixed(provenances), mixed_code(provenances)) if note]
+    found = defaultdict[tuple[str, str], Counter[str]](Counter)
+    for record in complete:
+        for kind, what, value in () if record.damage else _facts(record):
+            if value:
+                found[kind, what][str(value)] += 1
+    different = {key: counts for key, counts in found.items() if len(counts) > 1}
 
-
-def mixed(provenances: Sequence[Mapping[str, Any]]) -> str:
-    """Name the machines, packages and levels of determinism that differ between runs; empty if none differs.
-
-    For example ``These runs mix processors (A: 2, B: 1), which may round differently.``
-    """
-
-    def instructions(one: Mapping[str, Any]) -> str:
-        limits = sorted((one.get("limits") or {}).items())
-        return " ".join([one.get("cpu_capability", ""), *(f"{name}={value}" for name, value in limits)])
-
-    different = _mixed(
-        {
-            "processors": [one.get("gpu") or one.get("processor") for one in provenances],
-            "instruction sets": map(instructions, provenances),
-            "PyTorch versions": [one.get("packages", {}).get("torch") for one in provenances],
-            "thread counts": [one.get("threads") for one in provenances],
-            "determinism levels": [one.get("determinism") for one in provenances],
+    def shown(kind: str) -> list[str]:
+        """Return, for example, ``processors (A: 2, B: 1)``."""
+        texts = {
+            what: ", ".join(f"{value}: {number}" for value, number in counts.most_common())
+            for (one, what), counts in different.items()
+            if one == kind
         }
-    )
-    return f"These runs mix {', '.join(different)}, which may round differently." if different else ""
+        return [f"{what} ({values})" for what, values in texts.items()]
+
+    notes = []
+    if damages:
+        more = f" ({len(damages) - 1} more: `fltrain verify` lists them)" if len(damages) > 1 else ""
+        notes.append(f"Damaged and left out: {damages[0]}{more}.")
+    if data := shown("data"):
+        what = "These runs were trained on different data under one name, so they are not comparable"
+        notes.append(f"{what}: {named(data)}.")
+    if conditions := shown("condition"):
+        notes.append(f"These runs mix {', '.join(conditions)}, which may round differently.")
+    modules = sorted(what for kind, what in different if kind == "code")
+    partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
+    if modules or partly:
+        parts = ["Different versions of the code trained these runs, with equal revisions."]
+        parts += [f"Modules that differ: {named(modules)}."] if modules else []
+        parts += ["Some records lack the versions of their modules."] if partly else []
+        notes.append(" ".join(parts))
+    return notes
 
 
-def _mixed(values: Mapping[str, Iterable[Any]]) -> list[str]:
-    """Return what has different values, with their numbers, for example ``processors (A: 2, B: 1)``."""
-    counts = {what: Counter(str(value) for value in found if value) for what, found in values.items()}
-    return [
-        f"{what} ({', '.join(f'{value}: {number}' for value, number in found.most_common())})"
-        for what, found in counts.items()
-        if len(found) > 1
-    ]
-
-
-def mixed_code(provenances: Sequence[Mapping[str, Any]]) -> str:
-    """Name the modules whose code differs between runs; empty if none differs."""
-    digests: dict[str, set[str]] = {}
-    for one in provenances:
-        # Records of older versions have no digests of sources.
-        for module, digest in (one.get("sources") or {"commit": str(one.get("commit"))[:10]}).items():
-            digests.setdefault(module, set()).add(digest)
-    modules = [module for module, values in sorted(digests.items()) if len(values) > 1]
-    partly = "commit" in digests and len(digests) > 1
-    if not modules and not partly:
-        return ""
-    parts = ["Different versions of the code trained these runs, with equal revisions."]
-    parts += [f"Modules that differ: {named(modules)}."] if modules else []
-    parts += ["Some records lack the versions of their modules."] if partly else []
-    return " ".join(parts)
+def _facts(record: Record) -> Iterator[tuple[str, str, Any]]:
+    """Yield kind, name and value of the facts that should not differ between the runs of a table."""
+    about = record.provenance
+    if spec := record.run_spec:
+        digests = record.summary["digests"]
+        names = {"data": f"dataset {spec.dataset.id}", "partition": f"partition {spec.partition_id}"}
+        for what, name in names.items():
+            yield "data", name, digests.get(what, "")[:8]
+    limits = (f"{name}={value}" for name, value in sorted((about.get("limits") or {}).items()))
+    yield "condition", "processors", about.get("gpu") or about.get("processor")
+    yield "condition", "instruction sets", " ".join([about.get("cpu_capability", ""), *limits])
+    yield "condition", "PyTorch versions", about.get("packages", {}).get("torch")
+    yield "condition", "thread counts", about.get("threads")
+    yield "condition", "determinism levels", about.get("determinism")
+    # Records of older versions have no digests of sources.
+    for module, digest in (about.get("sources") or {"commit": str(about.get("commit"))[:10]}).items():
+        yield "code", module, digest

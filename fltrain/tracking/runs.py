@@ -77,7 +77,7 @@ class RecordedRun:
         }
         if stale:
             fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
-        if change := changed_code(record.provenance, spec):
+        if change := changed_code(record, spec):
             fields["code"] = change
         return cls(record, spec, fields)
 

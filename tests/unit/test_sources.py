@@ -16,15 +16,13 @@ from typer.testing import CliRunner
 from fltrain.cli import app
 from fltrain.core.files import write_json
 from fltrain.runs import today
-from fltrain.runs.record import Record, Results, sealed
+from fltrain.runs.record import Record, Results, sealed, write_record
 from fltrain.runs.today import (
     RunStatus,
     changed_code,
     changed_modules,
     changed_runs,
     components,
-    mixed,
-    mixed_code,
     notes_on,
     source_digests,
 )
@@ -70,6 +68,15 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_sources()
 
 
+def made(folder: Path, *provenances: dict[str, Any]) -> list[Record]:
+    """Hand-made records with these provenances."""
+    records = [Record(folder / tiny(seed=seed).run_id) for seed in range(len(provenances))]
+    for seed, (record, about) in enumerate(zip(records, provenances, strict=True)):
+        summary = {"run_id": record.run_id, "digests": {}}
+        write_record(record.folder, tiny(seed=seed), [], summary, {}, about)
+    return records
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
@@ -83,10 +90,11 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_digest_changes_with_the_code_only(
     file: str, old: str, new: str, changed: list[str], outside: Path
 ) -> None:
-    before, path = source_digests(tiny()), outside / file
+    (record,) = made(outside.parent, {"sources": source_digests(tiny())})
+    path = outside / file
     path.write_text(path.read_text().replace(old, new))
     forget_sources()
-    assert changed_modules({"sources": before}, tiny()) == changed
+    assert changed_modules(record, tiny()) == changed
 
 
 def test_a_run_depends_on_its_own_components_only() -> None:
@@ -135,13 +143,13 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
     }.values():
         write_json(record.folder / "provenance.json", sealed({**original, "sources": sources}))
         changed = Record(record.folder)
-        assert changed.usable and changed_code(changed.provenance, spec) == expected
+        assert changed.usable and changed_code(changed, spec) == expected
         assert RunStatus.of(spec, results)[:2] == ("completed", expected)
         assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
         assert changed_runs({prox.run_id: spec}, results) == (
             {prox.run_id: ["methods.fedprox"]} if sources else {}
         )
-    assert changed_code(trained(spec, results.root).provenance, spec) == ""
+    assert changed_code(trained(spec, results.root), spec) == ""
 
 
 @pytest.fixture
@@ -243,9 +251,9 @@ def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> 
         ("determinism", "statistical", "determinism levels"),
     ],
 )
-def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, what: str) -> None:
-    assert mixed([FACTS, FACTS]) == ""
-    line = mixed([FACTS, FACTS, {**FACTS, key: other}])
+def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, what: str, tmp_path: Path) -> None:
+    assert notes_on(made(tmp_path, FACTS, FACTS)) == []
+    (line,) = notes_on(made(tmp_path, FACTS, FACTS, {**FACTS, key: other}))
     assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
     assert f"{FACTS[key]}: 2" in line and f"{other}: 1" in line
 
@@ -259,8 +267,11 @@ def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, what: s
         (None, "Some records lack the versions of their modules."),
     ],
 )
-def test_mixed_code_names_the_modules_without_reassurance(modules: int | None, words: str) -> None:
+def test_mixed_code_names_the_modules_without_reassurance(
+    modules: int | None, words: str, tmp_path: Path
+) -> None:
     one, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
-    line = mixed_code([{"sources": one}, {"sources": other if modules else None, "commit": "c"}])
-    assert line == f"Different versions of the code trained these runs, with equal revisions. {words}"
-    assert mixed_code([{"sources": one}] * 2) == ""
+    records = made(tmp_path, {"sources": one}, {"sources": other if modules else None, "commit": "c"})
+    assert notes_on(records) == [
+        f"Different versions of the code trained these runs, with equal revisions. {words}"
+    ]
