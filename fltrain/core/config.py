@@ -81,7 +81,7 @@ def added(default: Any, **constraints: Any) -> Any:
     """Field of a setting that was added after runs were recorded.
 
     Dumps omit the setting at its default, so the IDs of runs that do not use it do not change. Keyword
-    arguments are those of ``pydantic.Field``.
+    arguments are passed to ``pydantic.Field``.
     """
 
     def unused(value: Any) -> bool:

@@ -156,7 +156,7 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
         content = np.memmap(path, mode="c", offset=8 + length)
         arrays = {name: _mapped(content, **array) for name, array in header.items()}
         if checksum != _checksum(text) or digest(arrays) != (about := json.loads(text))["digest"]:
-            raise ValueError("it does not have its digest, or that of an older version")
+            raise ValueError("its digest is missing, wrong, or of an older version")
         return arrays, about
     except FileNotFoundError:
         raise FltrainError(f"{path}: no such {what}") from None

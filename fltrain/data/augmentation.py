@@ -1,6 +1,6 @@
 """Augmentation of training images: its settings and random numbers. Does not import torch.
 
-The order is that of the original codes: random padding and crop, random flip, normalisation, cutout. Padding
+The order follows the original codes: random padding and crop, random flip, normalisation, cutout. Padding
 with zeros is therefore black, as in torchvision's ``RandomCrop``. After normalisation, the zeros of the
 cutout are the mean colour of the dataset.
 """

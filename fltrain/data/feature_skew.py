@@ -46,7 +46,7 @@ class FeatureSkew(Settings):
         return self
 
     def changed(self, images: Images, clients: Sequence[Indices], seed: int) -> Images:
-        """Return a copy of the images uint8 ``[n, c, side, side]`` with those of the clients changed."""
+        """Return a copy of the images, uint8 ``[n, c, side, side]``; only the clients' images are changed."""
         images = np.array(images)
         for client, indices in enumerate(clients):
             turned = np.rot90(images[indices], client % self.rotations * 4 // self.rotations, axes=(2, 3))

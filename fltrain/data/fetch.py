@@ -89,7 +89,7 @@ def fetch(file: RemoteFile, folder: Path, files: Sequence[RemoteFile] = ()) -> N
 
     Args:
         file: name, addresses and checksum.
-        folder: created if necessary; its name is that of the dataset.
+        folder: named like the dataset; created if necessary.
         files: all files of the dataset, for the message.
     """
     path = folder / file.name

@@ -157,7 +157,6 @@ def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
 
 
 def _normalisations(entry: DatasetEntry) -> dict[str, Any]:
-    """Return all normalisations of the entry, by name."""
     return {name: one and one.model_dump(mode="json") for name, one in entry.all_normalisations.items()}
 
 

@@ -62,7 +62,7 @@ def run_table(
 
     Args:
         plan: the runs.
-        multiply_adds: those of each run whose dataset has a size in the registry.
+        multiply_adds: of each run whose dataset has a size in the registry.
         needed: hours of these runs, if a speed is known.
     """
     return [

@@ -35,7 +35,7 @@ class Entry:
         reported: names of the cell in the published table.
         number: position of the seed among the cell's seeds.
         spec: the run.
-        layers: patches of the cell's settings; the last one is that of its trial.
+        layers: patches of the cell's settings; the last one comes from its trial.
     """
 
     labels: Labels

@@ -298,9 +298,6 @@ def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
 
     It takes words in braces for wildcards, deletes finished runs with all other output (the option can be
     abbreviated), and runs on this machine if a workflow profile does not exist.
-
-    Raises:
-        FltrainError: with the remedy.
     """
     path = str(folder.absolute())
     if "{" in path or "}" in path:

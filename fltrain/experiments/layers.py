@@ -1,7 +1,7 @@
 """Layers of a cell's settings: paper, item, scale, cell; later ones win. Does not import torch.
 
-A scale has its own settings, then those of its entry for the item. A cell has the points of the axes, then
-the matching exceptions. Each patch has file and line, for messages and for ``fltrain explain``.
+A scale has its own settings, then the settings of its entry for the item. A cell has the points of the axes,
+then the matching exceptions. Each patch has file and line, for messages and for ``fltrain explain``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SettingsLayers:
                 }
 
     def cell(self, labels: Labels) -> list[SettingsLayer]:
-        """Return the patches of a cell, with those of the exceptions that match it; later ones win."""
+        """Return the patches of a cell and of the exceptions that match it; later ones win."""
         layers = self._common + [self.axes[axis][label] for axis, label in labels.items()]
         settings = merged(layers)
         return layers + [layer for special, layer in self._exceptions if special.matches(settings)]

@@ -139,9 +139,6 @@ def plan(config: Path, scale: str) -> Plan:
     Args:
         config: folder with ``papers/`` and ``scales/``.
         scale: stem of a file in ``scales/``.
-
-    Raises:
-        FltrainError: if a file or a run is not valid; the message names item and cell.
     """
     labels = read_added(config, "labels.yaml", DisplayLabels).labels
     register = read_added(config, "register.yaml", Register)

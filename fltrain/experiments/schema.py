@@ -64,7 +64,7 @@ class Point(Settings):
         set: settings to merge into the cell's settings.
         reported: names of the value in the published table.
         trial: number of a trial, whose settings are drawn from ``config/search.yaml``; 0 draws none.
-        selected: an item of the paper with an axis of trials. The settings are those of the trial that
+        selected: an item of the paper with an axis of trials. The settings come from the trial that
             ``fltrain select`` has chosen for the cell with the same labels.
     """
 
@@ -75,7 +75,7 @@ class Point(Settings):
 
 
 def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None) -> Patch:
-    """Return the points of an axis in their long form, by label; ``labels`` are those of values in lists."""
+    """Return the points of an axis in their long form, by label; ``labels`` label the values of lists."""
 
     def name(value: Any) -> str:
         return str(value.get("name", value) if isinstance(value, Mapping) else value)
@@ -294,7 +294,7 @@ class Paper(Settings):
             values are our own. Totals leave out controls.
         assumptions: entries of ``config/register.yaml`` that concern all items.
         settings: settings of a run that all items share.
-        exceptions: patches for the cells of all items whose settings match, before those of an item.
+        exceptions: patches for the cells of all items whose settings match, before the item's.
         seeds: seeds of each cell: a list, or their number N for 0 to N - 1.
         items: tables and figures, by name.
         untrained: tables and figures of the paper that need no training, each with the reason.
@@ -457,9 +457,6 @@ def tree_of(config: Path, what: str, name: str) -> yaml.Node:
         config: folder of the configuration.
         what: ``paper`` or ``scale``.
         name: name of the file or folder, also in the user's own folder.
-
-    Raises:
-        FltrainError: if it is missing or not YAML; for a missing file it names the others.
     """
     files, single = config / f"{what}s", f"{file_name(name, what)}.yaml"
     if not files.is_dir():
@@ -498,7 +495,7 @@ def place_having(config: Path, what: str, name: str) -> Path:
 
 
 def _naturally(path: Path) -> list[tuple[str, int]]:
-    """Return a sort key: the file of table 2 comes before that of table 10."""
+    """Return a sort key: ``table2`` comes before ``table10``."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path.stem)]
 
 

@@ -96,7 +96,7 @@ def _checked(spaces: Mapping[str, Mapping[str, Range]]) -> Mapping[str, Mapping[
 
 
 class Search(Settings):
-    """Search spaces. The space of a run is that of its training, its method and its plug-ins, in this order.
+    """Search spaces. The space of a run joins the spaces of its training, method and plug-ins, in this order.
 
     Attributes:
         spaces: ranges by method or plug-in (or ``training``) and setting.
@@ -107,7 +107,7 @@ class Search(Settings):
     spaces: Annotated[Mapping[str, Mapping[str, Range]], AfterValidator(_checked)] = {}
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
-        """Return the settings of a point's trial; none for trial 0, which has those of the spec.
+        """Return the settings of a point's trial; none for trial 0, which keeps the settings of the spec.
 
         A trial does not depend on the number of trials.
         """

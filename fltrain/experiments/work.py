@@ -4,7 +4,7 @@ The count has the products in convolutions and linear layers: of the forward and
 training, of tests, and of the further passes of methods and statistics. It leaves out element-wise operations
 (norms, activations, optimisers) and products of methods with features or updates.
 
-It is exact for clients of equal size. If sizes differ, it is that of clients of the mean size. If only some
+It is exact for clients of equal size. If sizes differ, all clients count with the mean size. If only some
 clients train in a round, passes that need the state of an earlier round count at their mean share. A run that
 ends early (``evaluation.until``) counts all rounds. FLFA's direct feedback counts like backpropagation.
 """
@@ -34,7 +34,7 @@ MEASURED = 0.5
 
 
 class Work:
-    """Counts multiply-adds of runs, those of seeds once.
+    """Counts multiply-adds of runs; runs that differ in their seed are counted once.
 
     Each network is built once, on the meta device, without numbers.
     """

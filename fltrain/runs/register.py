@@ -81,7 +81,7 @@ def _digest(component: type[Component]) -> int:
 def _sources(thing: Any) -> list[str]:
     """Return the source of a class or function.
 
-    Notebooks do not keep the source of classes, hence that of their functions; consoles keep none.
+    Notebooks keep no source of classes, so their functions are used; consoles keep no source at all.
     """
     try:
         return [textwrap.dedent(inspect.getsource(thing))]

@@ -130,7 +130,7 @@ class Evaluation(Settings):
         keep: the record also holds the final ``model``, and the models of the last round's ``clients``, for
             figures that analyse them.
         until: the run ends at the first test that reaches this accuracy (0 to 1). If this is before the last
-            tenth of the rounds, the final accuracy is that of the last test.
+            tenth of the rounds, the last test gives the final accuracy.
         validation: share of the training images that is set aside for choices, for example of a learning
             rate. It is stratified by class, drawn by the seed before the images are partitioned, and tested
             whenever the test images are. With ``local_test`` it is a share of each client's own images.
@@ -257,8 +257,8 @@ class RunSpec(Settings):
         for statistic in evaluation.statistics:
             if statistic in compared:
                 yield (
-                    f"evaluation.statistics: {statistic!r} compares models that clients share; those of "
-                    f"method {name!r} share none; leave it out"
+                    f"evaluation.statistics: {statistic!r} compares models that clients share; with method "
+                    f"{name!r} they share none; leave it out"
                 )
             if statistic == "separability" and self.local_test:
                 yield (

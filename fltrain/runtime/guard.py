@@ -57,9 +57,6 @@ def no_host_sync() -> Iterator[None]:
     values (``nonzero``, a mask as index ...), copies between devices or from Python data, and random numbers
     from PyTorch (for NumPy's and Python's, see ``fltrain.core.rng.own_streams``). This holds for forward and
     backward passes alike. Modules of a network may draw random numbers (dropout): the engine has seeded them.
-
-    Raises:
-        Refused: at the first such operation, naming it.
     """
     with ExitStack() as stack:
         for (owner, name), reason in _REFUSED.items():

@@ -54,7 +54,7 @@ def end_with_parent(parent: int) -> None:
 def peak_memory() -> int:
     """Return the maximum number of bytes that this process has held since ``forget_peaks``.
 
-    On Linux the number is that of this process; ``getrusage`` would include the parent's peak.
+    On Linux the number covers this process only; ``getrusage`` would include the parent's peak.
     """
     with suppress(OSError):
         found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)

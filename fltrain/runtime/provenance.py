@@ -65,7 +65,7 @@ def gather(device: torch.device, threads: int, plugins: Iterable[Path] = ()) -> 
 def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the provenance of a run from the facts of the processes that trained it, one after the other.
 
-    The facts are those of the last process. ``resumed`` has an entry for each earlier one: the facts that
+    The last process states the facts. ``resumed`` has an entry for each earlier one: the facts that
     differ, and the round after which the next process resumed. A run is ``bitwise`` only if all decisive
     facts are equal.
     """

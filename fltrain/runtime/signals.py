@@ -49,11 +49,7 @@ class Stopping:
             signal.signal(number, self._handle)
 
     def poll(self) -> None:
-        """Raise if a signal has come.
-
-        Raises:
-            Stopped: the kind that belongs to the first signal.
-        """
+        """Raise ``Stopped``, of the kind that belongs to the first signal, if one has come."""
         if self._asked:
             raise self._asked
 

@@ -80,7 +80,7 @@ class Cells:
         self.cells.append({"labels": labels, "seed": seed, "run": run, **cell})
 
     def sheet(self, **changes: Any) -> ItemJob:
-        """The sheet of all cells so far; its axes are those of their labels."""
+        """The sheet of all cells so far; their labels give its axes."""
         axes: dict[str, dict[str, None]] = {}
         for axis, label in itertools.chain.from_iterable(cell["labels"].items() for cell in self.cells):
             axes.setdefault(axis, {})[label] = None

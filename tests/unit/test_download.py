@@ -105,7 +105,7 @@ def wanted(*urls: str) -> RemoteFile:
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
-    """Fetch a file into a folder, whose name is that of the dataset; return its path."""
+    """Fetch a file into a folder with the dataset's name; return its path."""
     fetching.fetch(file, folder)
     return folder / file.name
 

@@ -154,7 +154,7 @@ def test_quantity_skew_has_dirichlet_sizes_and_iid_labels() -> None:
     variance = (1 - 1 / clients) / (clients * (alpha * clients + 1))
     assert shares.var() == pytest.approx(variance, rel=0.1)
     assert np.sort(shares, axis=1)[:, -1].mean() > 0.3  # equal shares would have 0.1
-    # A client with n images has n / 10 of a class; the hypergeometric variance is at most that of a binomial.
+    # A client with n images has n / 10 of a class; the hypergeometric variance is at most the binomial one.
     expected = drawn.sum(axis=2, keepdims=True) / 10
     chi = ((drawn - expected) ** 2 / np.maximum(expected, 1))[shares > 0.01]
     assert chi.mean() == pytest.approx(0.9 * 0.9, rel=0.1)
@@ -331,7 +331,7 @@ def test_min_p_is_a_floor_under_every_share(capped: bool) -> None:
     scheme = Dirichlet(clients=5, alpha=0.05, min_p=0.1, capped=capped)
     for seed in range(20):
         held = planned(scheme, 10, 5000, seed)
-        # Shares sum to 1 + 5 * 0.1, or to less without those of capped clients.
+        # Shares sum to 1 + 5 * 0.1, or to less without capped clients.
         assert held.min() >= math.floor(5000 * 0.1 / 1.5) - 1
     even = counts(Dirichlet(clients=5, alpha=1e-3, min_p=1.0, capped=capped), DIGITS)
     assert even.min() >= 100 / 6 - 1 and even.max() <= 2 * 100 / 6 + 1

@@ -332,7 +332,7 @@ def test_writers_are_stored(written: PreparedData) -> None:
 
 
 def test_writers_have_their_own_test_images(tmp_path: Path, written: PreparedData) -> None:
-    """A writer's training and test images are pooled, and divided like those of any client."""
+    """A writer's training and test images are pooled, and divided like any client's images."""
     made = partition(Division(ByWriter(clients=4), LocalTest()), written, tmp_path / "partition")
     authors = np.concatenate([written.writers, written.test_writers])
     for writer, (train, test) in enumerate(zip(made.clients, made.tests or (), strict=True)):

@@ -480,7 +480,7 @@ def test_another_workflow_imports_this_one_and_adds_a_rule(fresh: Checkout, tmp_
     """The rules have a prefix, declarations come from the imported workflow, results go to the new one."""
     other = replace(fresh, root=tmp_path / "other")
     other.root.mkdir()
-    # The installed package is that of the imported checkout.
+    # The installed package is the imported checkout's.
     (other.root / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, '{fresh.root}')")
     (other.root / "Snakefile").write_text(f"""
 module imported:

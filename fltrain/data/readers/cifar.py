@@ -78,8 +78,7 @@ class _Unpickler(pickle.Unpickler):
 def restricted_load(content: bytes) -> Any:
     """Return the content of a pickle of containers, numbers, texts and stand-ins for arrays.
 
-    Raises:
-        pickle.UnpicklingError: if the pickle names anything else; nothing of it is executed.
+    A pickle that names anything else is refused; nothing of it is executed.
     """
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()
 
