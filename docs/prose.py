@@ -34,7 +34,8 @@ PLAIN = {r"\b([Tt]hat|[Tt]hose) of\b": "name the thing again"}
 
 PLAIN_PLACES = (
     *("docs", "workflow", "Snakefile"),
-    *(f"fltrain/{part}" for part in ("cli", "engine", "methods", "metrics", "models")),
+    *(f"fltrain/{part}" for part in ("cli", "core", "data", "engine", "experiments", "methods")),
+    *(f"fltrain/{part}" for part in ("metrics", "models", "runs", "runtime")),
 )
 PUBLISHED = ("docs/artifact.md", "docs/configuration.md", "docs/results.md")
 """Generated pages with captions and claims from ``config``, which published tables also print."""

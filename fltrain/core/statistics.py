@@ -131,7 +131,7 @@ class Sample:
 
     @property
     def variance(self) -> float:
-        """Variance of the values divided by ``scale``, at least that of one test image; 0 without one."""
+        """Variance of the values divided by ``scale``; at least a test image's; 0 without one."""
         scaled = [value / self.scale for value in self.values]
         return max(variance(scaled), (self.floor / self.scale) ** 2) if self.df else 0.0
 
@@ -299,7 +299,7 @@ def contrast(
         ours: our values, or paired differences.
         other: the other mean.
         seeds: number of seeds behind it; infinite for an exact number.
-        std: their standard deviation; default: that of ours.
+        std: their standard deviation (default: ours).
         margin: largest difference that does not matter.
         tries: number of contrasts of which this one is the extreme.
 

@@ -125,8 +125,8 @@ class Table(ItemLayout):
         measures: numbers to show.
         order_by: measure by which rows are sorted, from the largest mean to the smallest.
         best_of: axis that the table does not show, for example of learning rates. Each cell has the label
-            with which its first seed is best. Its number is that of the other seeds with this label, so that
-            they have no part in the choice; with one seed it is that seed's.
+            with which its first seed is best. The other seeds with this label give its number, so that
+            they have no part in the choice; with one seed it gives the number.
         spread_by: axes along which spreads over seeds differ by design, for example the label skew. Cells
             moderate each other's spreads only if they have the same labels on these axes.
         mean_over: axes that the table does not show. A cell has the mean over their points, seed by seed.
@@ -249,7 +249,7 @@ class Curves(ItemLayout):
                 _check_labels(key, base, axes)
                 if base and set(base) != {self.series}:
                     names = ", ".join(map(repr, base))
-                    raise FltrainError(f"{key} names {names}, but the lines are those of {self.series!r}")
+                    raise FltrainError(f"{key} names {names}, but the lines show {self.series!r}")
 
 
 class Points(ItemLayout):
