@@ -58,9 +58,9 @@ formulas, and its neutral settings with federated averaging.
 The pages of the methods use these conventions:
 
 * $w^t$ are the global weights in round $t$, $r$ the received weights (usually $w^t$), $w_k$ the weights of
-  client $k$ after training. $S_t$ are the $m$ sampled of all $N$ clients,
-  $p_k = n_k / \\sum_{{j \\in S_t}} n_j$ their shares of the images, $F_k$ or $f_k$ the client's mean cross
-  entropy, $\\eta$ the learning rate of the round.
+  client $k$ after training. $\\eta$ is the learning rate of the round.
+* $S_t$ are the $m$ sampled of all $N$ clients, $p_k = n_k / \\sum_{{j \\in S_t}} n_j$ their shares of the
+  images. $F_k$ or $f_k$ is the client's mean cross entropy.
 * Methods add corrections to the gradient before weight decay and momentum. The recorded training loss is the
   cross entropy without the terms that a method adds.
 * The server averages BatchNorm statistics by data size, unless the page or `batchnorm: local` states
