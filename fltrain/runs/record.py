@@ -164,10 +164,10 @@ class Results:
 
     def recover(self) -> None:
         """Complete exchanges of records that were interrupted, see ``exchange``."""
-        for new in sorted(self.runs.glob(f"{AGAIN}*")):
+        for new in [path for path in sorted(self.runs.glob(f"{AGAIN}*")) if Record(path).complete]:
             run_id = new.name.removeprefix(AGAIN)
             with suppress(Timeout), leased(self.lease(run_id)):
-                if Record(new).complete:
+                if new.exists():  # otherwise another process was faster
                     exchange(new, self.run(run_id))
         for old in self.runs.glob(f"{REPLACED}*"):
             if self.record(old.name.removeprefix(REPLACED)).complete:

@@ -159,6 +159,8 @@ def test_an_older_record_is_replaced_by_a_rename(tmp_path: Path) -> None:
     assert results.record(run).provenance["by"] == "the second" and not list(results.runs.glob(".*"))
     results.run(run).rename(place)
     assert list(results.records()) == []
+    (results.runs / ".again-another").mkdir()
+    results.lease("another").mkdir(parents=True)  # no process can lock it, and none needs to
     results.recover()
     assert results.record(run).provenance["by"] == "the second"
 
