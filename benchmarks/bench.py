@@ -6,7 +6,7 @@
 
 The first way is the reference. ``bare`` is a hand-written loop of federated averaging, ``this`` the engine,
 ``cuda_graph`` its captured steps. ``other`` names a checkout of another version, ``workers`` divide the
-clients, ``precision`` is that of the layers.
+clients, ``precision`` applies to the layers.
 
 Clients have random images. Ways of the same precision must agree after the first round, otherwise the command
 stops. Times are CPU times: other work on the machine disturbs them less than wall time.

@@ -1,6 +1,6 @@
 """Costs of planning ten thousand runs: the plan, Snakemake's dry run and the status, with nothing trained.
 
-The runs are those of the papers, with enough seeds each.
+The plan has the runs of the papers, with enough seeds each.
 """
 
 from __future__ import annotations

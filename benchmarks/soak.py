@@ -2,9 +2,9 @@
 
 Every few seconds one of the processes that work on the scale is killed: Snakemake itself, a job or its shell,
 or an orphan of these. When Snakemake ends, it is unlocked and started again, as a user would do, until all
-results exist. Then all records, and the numbers of all tables and figures except measured times, must be
-equal, byte for byte, to those of an undisturbed run; ``fltrain verify`` must find no problem, and MLflow must
-have every run once.
+results exist. Then all records, and the numbers of all tables and figures except measured times, must equal
+an undisturbed run's, byte for byte; ``fltrain verify`` must find no problem, and MLflow must have every run
+once.
 """
 
 from __future__ import annotations

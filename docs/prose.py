@@ -33,7 +33,7 @@ PLAIN = {r"\b([Tt]hat|[Tt]hose) of\b": "name the thing again"}
 """The same for ``PLAIN_PLACES``."""
 
 PLAIN_PLACES = (
-    *("docs", "workflow", "Snakefile"),
+    *("docs", "workflow", "Snakefile", "benchmarks", "tests", "published/README.md"),
     *(f"fltrain/{part}" for part in ("cli", "core", "data", "engine", "experiments", "methods")),
     *(f"fltrain/{part}" for part in ("metrics", "models", "runs", "runtime")),
 )

@@ -156,7 +156,7 @@ def costs_of(task: Task, started: float, ends: Sequence[Sequence[float]], watch:
     Returns:
         ``images``: training images per run and round, epochs counted; ``seconds``: wall time of a round;
         ``cpu_seconds`` of all processes, per run and round; ``images_per_second`` of all runs together;
-        ``startup``: seconds from the start of the process until it is warm, without those of its rounds;
+        ``startup``: seconds from the start of the process until it is warm, without its rounds;
         ``memory``: peak of all processes in MiB.
     """
     counted, images = task.rounds - WARM_UP, task.arrays["orders"][0].size
@@ -176,7 +176,7 @@ def costs_of(task: Task, started: float, ends: Sequence[Sequence[float]], watch:
 def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turns: int) -> pd.DataFrame:
     """Run all entries on a dataset in turns, then test their final weights; return a row per entry and turn.
 
-    Columns are those of ``costs_of``, the entry, the accuracy on all test images, and the maximum
+    Columns are the keys of ``costs_of``, the entry, the accuracy on all test images, and the maximum
     ``difference`` of the weights from the bare loop's.
     """
     case = CASES[dataset]

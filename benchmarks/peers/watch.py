@@ -17,7 +17,7 @@ SAMPLE_SECONDS, MEMORY_SECONDS = 0.5, 1.0
 class Watch:
     """Samples running processes and their children: CPU time over wall time, and peak memory.
 
-    The CPU time of a process includes that of its ended children, as the system counts it.
+    The CPU time of a process includes the time of its ended children, as the system counts it.
     """
 
     def __init__(self, roots: Iterable[int]) -> None:

@@ -120,7 +120,7 @@ def check_steps(
 
 
 def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
-    """A federation after one round, so that running statistics differ from those of a new network."""
+    """A federation after one round, so that running statistics differ from a new network's."""
     return trained(*methods, model=model, rounds=1)
 
 

@@ -221,7 +221,7 @@ def test_estimates_of_clients(settings: dict[str, object], monkeypatch: pytest.M
             expected = naive_estimates(received, own, method, counts)
             for name in NUMBERS:
                 torch.testing.assert_close(sent(update)[name].double(), expected[name], rtol=1e-4, atol=1e-6)
-            # The classes that the client has are known now, those of others come back bit for bit.
+            # The client's classes are known now; estimates of the other classes come back bit for bit.
             assert torch.equal(sent(update)["seen"], received["seen"].maximum((counts > 0).float()))
             assert all(
                 torch.equal(sent(update)[name][counts == 0], received[name][counts == 0]) for name in NUMBERS
@@ -280,7 +280,7 @@ def test_the_server_averages_estimates(
 
 @pytest.mark.parametrize("moment", ["std", "var"])
 def test_the_pooled_spread_equals_that_of_the_pooled_data(moment: str) -> None:
-    """Clients of different sizes send their mean and variance: the server computes those of all data."""
+    """From means and variances of clients of different sizes, the server computes both for all data."""
     method = FedImpro(aggregation="label_size", moment=moment, sigma_cap=None)
     groups = [5 * drawn(size, 6, seed=size) + size for size in (3, 10, 40)]
     uploads = []
@@ -533,7 +533,7 @@ def test_the_part_below_the_cut_learns_from_images_only_and_the_part_above_from_
 
 
 def test_batchnorm_above_the_cut_sees_images_and_samples_together() -> None:
-    """Below the cut it sees images only; running statistics above are those of the joint batch."""
+    """Below the cut it sees images only; running statistics above come from the joint batch."""
     federation = simulation(FedImpro(split=4, n_hat=33, **AT_ONCE), fraction=0.1, batch_size=FULL_BATCH)
     inputs: dict[str, Tensor] = {}
     norms = {name: module for name, module in federation.network.named_modules() if name.endswith("_norm")}

@@ -99,7 +99,7 @@ CASES = [(MobileNetTiny(), settings) for settings in SETTINGS] + [(LeNet5(), {})
 def test_local_training_equals_a_loop_over_deep_copies_in_evaluation_mode(
     model: Model, settings: dict[str, object]
 ) -> None:
-    """Three rounds against an ordinary loop; the previous model is that of the last participation."""
+    """Three rounds against an ordinary loop; the previous model comes from the last participation."""
     method = Moon(**settings)
     federation = simulation(method, model=model, trainer=Tracing, fraction=2 / 3)
     federation.sample = [[0, 2, 4, 5], [1, 2, 5], [0, 2, 3]].__getitem__

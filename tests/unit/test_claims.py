@@ -185,7 +185,7 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     ],
 )
 def test_evidence_states_the_subtraction(runs: Runs, test: Yaml, mean: str) -> None:
-    """A reader knows the meaning of the sign: of "a is best", the mean is that of the others minus a."""
+    """A reader knows the meaning of the sign: of "a is best", the mean is the others' minus a."""
     runs.pairs({"a": CLEAR})
     runs.pairs({"b": CLEAR, "c": CLEAR}, base=40.0)
     assert f"{mean} over 3 seeds" in runs.judged(test).evidence
@@ -223,7 +223,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
-    """Method b alone loses; the averages over methods are positive, and the smallest is that of v."""
+    """Method b alone loses; the averages over methods are positive, and v has the smallest."""
     for name, a, b in (("u", 6.0, -2.0), ("v", 4.0, -2.0)):
         for method, gain in (("a", a), ("b", b)):
             runs.add({"set": name, "method": method, "plugin": "none"}, 50, 51, 52)

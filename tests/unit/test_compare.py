@@ -254,7 +254,7 @@ def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message:
 
 
 def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
-    """The demonstration's folder assigns its runs to items; those of another scale are unknown."""
+    """The demonstration's folder assigns its runs to items; runs of another scale are unknown."""
     for scale in ("demo", "small"):
         item = next(one for one in plan(CONFIG, scale).items if one.paper.paper == "flfa")
         record(Results(tmp_path), item.entries[0].spec, 0.5)

@@ -334,7 +334,7 @@ def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verd
     values = [60 + gain for gain in gains]
     found = judged(values, None, gains=gains, gain_margin=0.5)
     assert (found.gain_verdict, found.gain_margin) == (verdict, 0.5)
-    if found.gain_interval:  # alone, the verdict is that of the 90 % interval
+    if found.gain_interval:  # alone, the verdict follows from the 90 % interval
         low, high = found.gain_interval
         beyond, inside = low > 0.5 or high < -0.5, low > -0.5 and high < 0.5
         assert (beyond, inside) == (verdict in ("better", "worse"), verdict == "equivalent")
@@ -517,7 +517,7 @@ def test_the_sensitivity_table_of_the_fair_table_is_that_of_its_cells() -> None:
 
 @pytest.mark.parametrize("miss", [0.0, 2.0])
 def test_printed_chance_and_power_equal_simulated_ones(miss: float) -> None:
-    """The probabilities on the pages equal those of simulated tables."""
+    """The probabilities on the pages equal the rates of simulated tables."""
     draws = np.random.default_rng(3)
     cells, detectable = [], 0.0
     for _ in range(20):
@@ -539,7 +539,7 @@ def table_cell(values: Sequence[float], published: float, **changes: Any) -> Tab
 
 
 def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
-    """Its interval is that of the seeds' means: cells of one seed rise and fall together."""
+    """Its interval comes from the seeds' means: cells of one seed rise and fall together."""
     gains, titles = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)], {"table1": "Title"}
     cells = [
         table_cell([60.0] * 3, 60.0, item="table1", row=str(place), plugin="flfa", gains=of_cell)

@@ -35,7 +35,7 @@ def every(split: ImageSet) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def network(split: ImageSet) -> Network:
-    """A network whose running statistics differ from those of a new one."""
+    """A network whose running statistics differ from a new network's."""
     network = build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
     network.train()(split.batch(torch.arange(64))[0])
     return network
