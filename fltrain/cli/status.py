@@ -10,6 +10,7 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
+from fltrain.core.errors import listed
 from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Results
@@ -58,12 +59,10 @@ def status(
         same.setdefault((state.name, state.detail), []).append(run)
     for (name, detail), runs in same.items():
         if detail:
-            more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-            typer.echo(f"{runs[0]}{more}: {name}: {detail}")
+            typer.echo(f"{listed(runs, 1)}: {name}: {detail}")
     if outdated := outdated_pages(folder.root / scale):
-        more = f" and {len(outdated) - 1} more" if len(outdated) > 1 else ""
         typer.echo(
-            f"{outdated[0]}{more}: made by another version of the rule or of the reporting code; run "
+            f"{listed(outdated, 1)}: made by another version of the rule or of the reporting code; run "
             f"snakemake --config scale={scale} train=false"
         )
     counts = Counter(state.name for state in states.values())

@@ -22,6 +22,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def listed(names: Iterable[str], most: int) -> str:
+    """Return names with commas between them; after the first ``most`` ones, the number of the others."""
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 class FltrainError(ValueError):
     """A mistake in configuration, data or environment.
 

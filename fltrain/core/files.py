@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import sha256
 
 _METADATA = "fltrain"
 
@@ -117,7 +118,7 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps shape ()
     with replacing(path) as temporary:
         try:
-            save_file(contiguous, temporary, metadata={_METADATA: f"{_checksum(text)} {text}"})
+            save_file(contiguous, temporary, metadata={_METADATA: f"{sha256(text)} {text}"})
         except SafetensorError as error:  # not an OSError, even if the system raised one
             code = re.search(r"\(os error (\d+)\)", str(error))
             if code is None:
@@ -133,10 +134,6 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
         state.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         state.update(array.data)
     return state.hexdigest()
-
-
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -155,7 +152,7 @@ def read_arrays(path: Path, what: str) -> tuple[dict[str, NDArray[Any]], dict[st
         checksum, _, text = header.pop("__metadata__")[_METADATA].partition(" ")
         content = np.memmap(path, mode="c", offset=8 + length)
         arrays = {name: _mapped(content, **array) for name, array in header.items()}
-        if checksum != _checksum(text) or digest(arrays) != (about := json.loads(text))["digest"]:
+        if checksum != sha256(text) or digest(arrays) != (about := json.loads(text))["digest"]:
             raise ValueError("its digest is missing, wrong, or of an older version")
         return arrays, about
     except FileNotFoundError:

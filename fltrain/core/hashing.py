@@ -1,10 +1,15 @@
-"""Canonical JSON and the short hash that names runs, partitions and prepared data."""
+"""Digests, canonical JSON, and the short hash that names runs, partitions and prepared data."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from typing import Any
+
+
+def sha256(content: str | bytes) -> str:
+    """Return the SHA-256 of a text or a file's content, as hexadecimal digits."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def canonical_json(data: Any) -> str:
@@ -25,4 +30,4 @@ def short_hash(data: Any) -> str:
     text = canonical_json(data)
     if "-0.0" in text:  # rare, and replacing takes as long as the rest
         text = canonical_json(_positive(data))
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
+    return sha256(text)[:10]

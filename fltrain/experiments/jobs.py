@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from filelock import FileLock, Timeout
 
 from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError, count, problems
+from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import CURVES_FORM, scale_sentence
@@ -29,7 +29,7 @@ from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import changed_runs, named, stale_runs
+from fltrain.runs.today import changed_runs, stale_runs
 
 if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
@@ -121,7 +121,7 @@ class Jobs:
         if changed := changed_runs(complete, self.results):
             modules = sorted({module for found in changed.values() for module in found})
             lines.append(
-                f"the code of {named(modules)} changed since {count(len(changed), 'run')}; to train them "
+                f"the code of {listed(modules, 2)} changed since {count(len(changed), 'run')}; to train them "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
             )
         targets = {*rules, *(item.target for item in self.plan.items)}

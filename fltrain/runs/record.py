@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -40,7 +39,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest as digest_of
 from fltrain.core.files import flush, json_text, write_arrays, write_json, write_text
 from fltrain.core.floats import average
-from fltrain.core.hashing import canonical_json, short_hash
+from fltrain.core.hashing import canonical_json, sha256, short_hash
 from fltrain.data.datasets import Dataset
 from fltrain.runs.spec import RunSpec
 
@@ -486,11 +485,6 @@ def _is_plain(data: Any) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------- writing
-def sha256(content: bytes) -> str:
-    """Return the SHA-256 of a file's content, as hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file with the digest of everything else in it.
 
@@ -498,9 +492,9 @@ def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "digests" not in data:
         content = {key: value for key, value in data.items() if key != "digest"}
-        return {**content, "digest": sha256(canonical_json(content).encode())}
+        return {**content, "digest": sha256(canonical_json(content))}
     digests = {name: digest for name, digest in data["digests"].items() if name != "summary"}
-    own = sha256(canonical_json({**data, "digests": digests}).encode())
+    own = sha256(canonical_json({**data, "digests": digests}))
     return {**data, "digests": {**digests, "summary": own}}
 
 
@@ -596,7 +590,7 @@ def write_record(
     """
     metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     settings = json_text(spec.canonical)
-    digests = {"metrics": sha256(metrics.encode()), "spec": sha256(settings.encode())}
+    digests = {"metrics": sha256(metrics), "spec": sha256(settings)}
     if models is not None:
         write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
         digests["models"] = digest_of(models)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import textwrap
 from types import CodeType
@@ -12,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import sha256
 from fltrain.core.registry import Component
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
@@ -75,7 +75,7 @@ def _digest(component: type[Component]) -> int:
     """Return a number that changes with the source of a class and of its bases outside fltrain."""
     outside = (kind for kind in component.__mro__ if kind.__module__.split(".")[0] not in _OURS)
     texts = [text for kind in outside for text in _sources(kind)]
-    return int(hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8], 16)
+    return int(sha256("\0".join(texts))[:8], 16)
 
 
 def _sources(thing: Any) -> list[str]:

@@ -8,17 +8,17 @@ numbers, increase the revision of the component: then its runs get new IDs, and 
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, listed
+from fltrain.core.hashing import sha256
 from fltrain.core.registry import Component
 from fltrain.runs.record import Record, Results, held
 from fltrain.runs.spec import RunSpec
@@ -131,8 +131,7 @@ def _module(name: str, unused: frozenset[str]) -> tuple[str, list[str]] | None:
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     texts: list[str] = []
     _add_texts(tree, texts.append)
-    digest = hashlib.sha256("".join(f"{text}\0" for text in texts).encode()).hexdigest()
-    return digest, list(_imports(tree, package))
+    return sha256("".join(f"{text}\0" for text in texts)), list(_imports(tree, package))
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str]:
@@ -179,7 +178,7 @@ def changed_code(record: Record, spec: RunSpec) -> str:
     if not record.provenance.get("sources"):
         return "code not recorded"
     modules = changed_modules(record, spec)
-    return f"the code of {named(modules)} changed since this run" if modules else ""
+    return f"the code of {listed(modules, 2)} changed since this run" if modules else ""
 
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
@@ -187,12 +186,6 @@ def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, lis
     records = [record for record in map(results.record, runs) if record.usable]
     changed = {record.run_id: changed_modules(record, runs[record.run_id]) for record in records}
     return {run: modules for run, modules in changed.items() if modules}
-
-
-def named(names: Sequence[str]) -> str:
-    """List names, all or the first two."""
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
 
 
 # -------------------------------------------------------------------------------------------- stale records
@@ -338,14 +331,14 @@ def notes_on(records: Iterable[Record]) -> list[str]:
         notes.append(f"Damaged and left out: {damages[0]}{more}.")
     if data := shown("data"):
         what = "These runs were trained on different data under one name, so they are not comparable"
-        notes.append(f"{what}: {named(data)}.")
+        notes.append(f"{what}: {listed(data, 2)}.")
     if conditions := shown("condition"):
         notes.append(f"These runs mix {', '.join(conditions)}, which may round differently.")
     modules = sorted(what for kind, what in different if kind == "code")
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
         parts = ["Different versions of the code trained these runs, with equal revisions."]
-        parts += [f"Modules that differ: {named(modules)}."] if modules else []
+        parts += [f"Modules that differ: {listed(modules, 2)}."] if modules else []
         parts += ["Some records lack the versions of their modules."] if partly else []
         notes.append(" ".join(parts))
     return notes

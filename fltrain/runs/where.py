@@ -8,7 +8,7 @@ settings by dotted name (``training.lr``, ``plugins.flfa.n_fa``). No torch here.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from fltrain.core.config import plain, suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, listed
 from fltrain.core.hashing import canonical_json
 from fltrain.runs.spec import RunSpec
 
@@ -26,7 +26,6 @@ NONE = "none"
 Run = TypeVar("Run")
 
 _GROUP = "(settings)"  # value of a key that has settings below it
-_LISTED = 8
 _COMMA = re.compile(r",(?![^\[{]*[\]}])")  # not inside a list
 _CONDITION = re.compile(r"([^\s=!]+)(!?)=([^\s=]\S*)")
 
@@ -39,12 +38,6 @@ def begins(key: str, names: Iterable[str]) -> bool:
 def alternatives(text: str) -> list[str]:
     """Return the values in a text, which have commas between them; a list in brackets is one value."""
     return _COMMA.split(text)
-
-
-def listed(names: Collection[str]) -> str:
-    """Return the first names as text for a message."""
-    first = ", ".join(sorted(names)[:_LISTED])
-    return first + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 # ------------------------------------------------------------------------------------------ settings as text
@@ -154,7 +147,8 @@ def choose(
             raise FltrainError(f"where: unknown key {key!r}{suggest(key, keys)}")
         present = {value_of(settings, key) for _, settings in every}
         if _GROUP in present and not {*condition.values} <= {NONE, "null"}:
-            raise FltrainError(f"where: {key!r} stands for several settings; name one of {listed(below)}")
+            names = listed(sorted(below), 8)
+            raise FltrainError(f"where: {key!r} stands for several settings; name one of {names}")
         for wanted in () if condition.excluded else condition.values:
             if not any(Condition(key, (wanted,)).meets(settings) for _, settings in every):
                 raise _nothing_left(Condition(key, (wanted,)), present)
@@ -165,9 +159,9 @@ def choose(
 
 
 def _nothing_left(condition: Condition, values: Iterable[str]) -> FltrainError:
-    names = {name for value in values for name in value.split() or [""]}
+    names = sorted({name for value in values for name in value.split() or [""]})
     near = "" if condition.excluded else suggest(condition.values[0], names)
-    return FltrainError(f"no run is left with {condition}{near} (there are: {listed(names)})")
+    return FltrainError(f"no run is left with {condition}{near} (there are: {listed(names, 8)})")
 
 
 def value_of(settings: Mapping[str, str], key: str) -> str:

@@ -17,13 +17,14 @@ import yaml
 from numpy.typing import NDArray
 
 from fltrain.core.files import read_json, write_json
+from fltrain.core.hashing import sha256
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import ItemJob
 from fltrain.runs import today
-from fltrain.runs.record import Record, Results, sealed, sha256, write_record
+from fltrain.runs.record import Record, Results, sealed, write_record
 from fltrain.runs.spec import RunSpec
 
 CPU = torch.device("cpu")

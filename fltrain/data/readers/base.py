@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zipfile
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fltrain.core.config import Settings
-from fltrain.core.errors import FltrainError, count, refusing
+from fltrain.core.errors import FltrainError, count, listed, refusing
 from fltrain.core.registry import Component
 
 LOG = logging.getLogger("fltrain")
@@ -222,13 +222,6 @@ def _unpack_tar(archive: Path, folder: Path) -> None:
             pass
 
 
-def listing(names: Iterable[str]) -> str:
-    """Return the first three names and the number of the others."""
-    names = list(names)
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
 def locate(source: Path, *names: str) -> Path:
     """Return the file with one of these names in a folder or below it; earlier names are preferred."""
     for name in names:
@@ -312,7 +305,7 @@ def _warnings(splits: RawSplits) -> tuple[str, ...]:
         return tuple(single)
     absent = {split: np.setdiff1d(range(splits.classes), labels) for split, labels in both.items()}
     return tuple(
-        f"no {split} images of class {listing(map(str, classes))}"
+        f"no {split} images of class {listed(map(str, classes), 3)}"
         for split, classes in absent.items()
         if len(classes)
     )

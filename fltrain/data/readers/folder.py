@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field, Strict
 
 from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError, count
-from fltrain.data.readers.base import LOG, Facts, Images, LabelledImages, RawSplits, Reader, listing, readable
+from fltrain.core.errors import FltrainError, count, listed
+from fltrain.data.readers.base import LOG, Facts, Images, LabelledImages, RawSplits, Reader, readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +55,7 @@ class Folder(Reader):
         train, test, notes = self._splits(source)
         names = sorted(train, key=natural)
         if facts.classes not in (None, len(names)):
-            found = f"{count(len(names), 'folder')} with images ({listing(names)})"
+            found = f"{count(len(names), 'folder')} with images ({listed(names, 3)})"
             raise FltrainError(f"{source}: found {found}, expected {facts.classes} classes")
         with opened(train[names[0]][0]) as first:
             width, grey = first.width, first.mode in GREY_MODES
@@ -124,7 +124,7 @@ class Folder(Reader):
         unmatched = sorted(train.keys() ^ test.keys(), key=natural)
         if unmatched:
             raise FltrainError(
-                f"{source}: found {listing(unmatched)} in only one of {present[0]} and {present[1]}, "
+                f"{source}: found {listed(unmatched, 3)} in only one of {present[0]} and {present[1]}, "
                 "expected the same classes in both"
             )
         return train, test, tuple(f"the folder {name!r} is not used" for name in present[2:])
@@ -162,7 +162,7 @@ def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
         tree[path.name] = [path / file for file in sorted(images, key=natural)]
     if missing := sorted(set(only or ()) - tree.keys(), key=natural):
         hint = suggest(missing[0], others)
-        raise FltrainError(f"{root}: found no folder with images called {listing(missing)}{hint}")
+        raise FltrainError(f"{root}: found no folder with images called {listed(missing, 3)}{hint}")
     if not tree:
         raise FltrainError(f"{root}: found no images, expected one folder of them for each class")
     return tree
