@@ -34,7 +34,7 @@ PLAIN = {r"\b([Tt]hat|[Tt]hose) of\b": "name the thing again"}
 
 PLAIN_PLACES = (
     *("docs", "workflow", "Snakefile", "benchmarks", "tests", "published/README.md"),
-    *(f"fltrain/{part}" for part in ("cli", "core", "data", "engine", "experiments", "methods")),
+    *(f"fltrain/{part}" for part in ("analysis", "cli", "core", "data", "engine", "experiments", "methods")),
     *(f"fltrain/{part}" for part in ("metrics", "models", "runs", "runtime")),
 )
 PUBLISHED = ("docs/artifact.md", "docs/configuration.md", "docs/results.md")

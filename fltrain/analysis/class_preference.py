@@ -121,8 +121,8 @@ def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def top_classes(preferences: Tensor) -> Tensor:
     """Return the class that each neuron prefers ``[neurons]``: the first among equals, or -1.
 
-    -1 marks neurons whose largest preference is exactly 0: silent ones, and those of a group that only act
-    against its classes.
+    -1 marks neurons whose largest preference is exactly 0: silent neurons, and neurons of a group that only
+    act against its classes.
     """
     return preferences.argmax(1).where(preferences.amax(1) != 0, -1)
 

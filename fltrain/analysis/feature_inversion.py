@@ -1,8 +1,8 @@
 """Feature inversion: images recovered from shared features (FedImpro, appendix F.7).
 
 An attacker has the global model, and hence the map from an image to its features at a cut. The attack
-searches for an image with the given features: those of one private image, or only means over the images of a
-client, with or without noise.
+searches for an image with the given features: the features of one private image, or only means over the
+images of a client, with or without noise.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def ssim(images: Tensor, references: Tensor) -> Tensor:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Return the mean absolute difference of vertical plus that of horizontal neighbours ``[n]``."""
+    """Return the sum of the mean absolute differences of vertical and of horizontal neighbours ``[n]``."""
     down, across = (images.diff(dim=dim).abs().flatten(1).mean(1) for dim in (2, 3))
     return down + across
 
@@ -193,8 +193,8 @@ ATTACKERS: dict[str, type[_Prior | _Pixels]] = {"prior": _Prior, "pixels": _Pixe
 class Inverted(NamedTuple):
     """Images ``[n, channels, height, width]`` from 0 to 1 that an attack recovered.
 
-    ``loss`` is the mean square between their features and the targets ``[n]``, ``before`` that of the initial
-    images.
+    ``loss`` is the mean square between their features and the targets ``[n]``, ``before`` the same for the
+    initial images.
     """
 
     images: Tensor
@@ -254,7 +254,7 @@ class Private:
     """A private image and its client.
 
     ``image`` is its index in the training split; ``of_class`` are the indices of the client's images of its
-    class, ``of_client`` those of all its images.
+    class, ``of_client`` the indices of all its images.
     """
 
     label: int

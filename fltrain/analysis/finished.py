@@ -72,7 +72,7 @@ class FinishedRun:
 
         Args:
             metric: a column of ``metrics``.
-            ax: axes to draw on, for example those of another run; default: new ones.
+            ax: axes to draw on, for example another run's; default: new ones.
 
         Raises:
             FltrainError: if the run has no such metric.

@@ -22,7 +22,7 @@ from fltrain.runs.record import Record
 ROWS = 30_000
 """Maximum number of rows in a page (about 4 MB). If there are more, it keeps every 2nd, 3rd ... round."""
 PLACE = ["panel", "series", "seed", "run", "round"]
-"""Columns of the numbers before those of the metrics."""
+"""Columns of the numbers before the columns of metrics."""
 
 
 def library() -> str:

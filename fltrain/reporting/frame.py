@@ -186,9 +186,9 @@ def at_best(
 ) -> pd.DataFrame:
     """Return the lines with the best (or median) label of an axis, which becomes the column ``best``.
 
-    The best label of a place is that of its largest (or ``least``) number with the first seed; without any,
-    its first one. Lines of the first seed are left out if a place has others. Trials have no order, so that
-    none is at the end of a grid.
+    The best label of a place has the largest (or ``least``) number with the first seed. Without any number,
+    it is the first label. Lines of the first seed are left out if a place has others. Trials have no order,
+    so that none is at the end of a grid.
     """
     kept: list[pd.DataFrame] = []
     others = [name for name in places(frame) if name != axis]
@@ -270,8 +270,8 @@ def _targets(sheet: ItemJob, runs: Runs, measured: Measured, published: Publishe
     """Target by the labels of the cell that sets it, from its runs without diverged ones.
 
     A target in seconds is the median of their training times. A target accuracy (FedImpro, tables 2 and 9) is
-    the lowest of their best accuracies. At full scale it is the published one: that of the paper's text, else
-    that of the file (metric ``target_acc``, printed for a row, not for a method).
+    the lowest of their best accuracies. At full scale it is the published target: from the paper's text, else
+    from the file (metric ``target_acc``, printed for a row, not for a method).
     """
     timed = measure(measured.measure).targeted == "seconds"
     printed: dict[CellKey, float] = {}

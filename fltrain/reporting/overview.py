@@ -19,7 +19,7 @@ from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
 OPEN = ("not judged", "reduced scale", "not run")
-"""Verdicts that say nothing about results: the front page counts those of claims at its end."""
+"""Verdicts that say nothing about results; the front page counts claims with them at its end."""
 
 VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""

@@ -106,11 +106,11 @@ class Export:
     def to(self, uri: str) -> Counter[str]:
         """Update an MLflow store to match records, tables and figures; do not change anything else in it.
 
-        Damaged records and those of another version are left out with a warning; an earlier export of them
+        Damaged records and records of another version are left out with a warning; an earlier export of them
         stays.
 
         Args:
-            uri: address of the store, ``sqlite:///path`` or that of a tracking server.
+            uri: address of the store, ``sqlite:///path`` or a tracking server's.
 
         Returns:
             Numbers of runs that were created, unchanged and so on.
@@ -193,7 +193,7 @@ class Export:
         return counts
 
     def _run_tags(self, store: Store, run: RecordedRun, before: Mapping[str, str]) -> dict[str, str]:
-        """Return all tags of a run, given those of its earlier export: items of other scales stay."""
+        """Return all tags of a run, given the tags of its earlier export: items of other scales stay."""
         items: dict[str, list[str]] = json.loads(before.get(_ITEMS, "{}"))
         items[self.scale] = list(self.memberships.get(run.spec.run_id, ()))
         items = {scale: names for scale, names in items.items() if names}
@@ -290,7 +290,7 @@ class Export:
     def _cell_tags(self, cell: TableCell, names: dict[str, Mapping[str, str]]) -> dict[str, str]:
         """Return the tags of a cell; dataset, method and so on if all of its runs have the same.
 
-        ``names`` are those of runs that are known; others are read from their records.
+        ``names`` holds the short names of known runs; this adds the others from their records.
         """
         for run in set(cell.runs) - names.keys():
             record = self.results.record(run)

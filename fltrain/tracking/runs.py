@@ -29,7 +29,7 @@ FIELDS = (*_NAMES, "revisions", "commit", "folder")
 """Text fields of every run; several papers, items or scales are separated by spaces.
 
 ``status`` is ``completed``, ``diverged`` or ``stale``; ``plugins`` are joined by ``+`` in their order;
-``folder`` is that of the record, relative to the results folder.
+``folder`` is the record's folder, relative to the results folder.
 """
 
 EXTRA = 2
@@ -201,7 +201,7 @@ def load_settings(
     """Load fields, settings and final metrics of runs: a row per run, indexed by its ID.
 
     Columns are all fields, all settings by dotted name (as text, empty if a run does not have one) and
-    metrics with one value. The arguments are those of ``load_runs``.
+    metrics with one value. The arguments are the same as in ``load_runs``.
 
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.

@@ -38,9 +38,9 @@ def attack(sheet: ItemJob, figure: Inversion, results: Results, device: str = "a
 def measurements(recovered: Recovered) -> pd.DataFrame:
     """One row per recovered image: its target, its similarity, and the loss.
 
-    ``psnr`` and ``ssim`` are those to the nearest private image; ``mean_image_psnr`` and ``mean_image_ssim``
-    those of the mean image, which a successful attack has to beat by far. ``loss`` is the mean square between
-    features and target, ``loss_before`` that of the image from which the attack started.
+    ``psnr`` and ``ssim`` compare with the nearest private image; ``mean_image_psnr`` and ``mean_image_ssim``
+    are the mean image's, which a successful attack has to beat by far. ``loss`` is the mean square between
+    features and target, ``loss_before`` the same for the image from which the attack started.
     """
     rows = []
     for recovery in recovered.recoveries:
