@@ -312,8 +312,7 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     found = defaultdict[tuple[str, str], Counter[str]](Counter)
     for record in complete:
         for kind, what, value in () if record.damage else _facts(record):
-            if value:
-                found[kind, what][str(value)] += 1
+            found[kind, what] += Counter([str(value)] if value else [])  # in the order of the facts
     different = {key: counts for key, counts in found.items() if len(counts) > 1}
 
     def shown(kind: str) -> list[str]:

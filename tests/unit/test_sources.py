@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -256,6 +257,13 @@ def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, what: s
     (line,) = notes_on(made(tmp_path, FACTS, FACTS, {**FACTS, key: other}))
     assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
     assert f"{FACTS[key]}: 2" in line and f"{other}: 1" in line
+
+
+def test_mixed_conditions_have_a_fixed_order(tmp_path: Path) -> None:
+    """Also if the first record lacks one, as older records do."""
+    older, other = {**FACTS, "cpu_capability": ""}, {**FACTS, "cpu_capability": "Other", "threads": 4}
+    (line,) = notes_on(made(tmp_path, older, FACTS, other))
+    assert re.findall(r"(?:mix|\),) ([a-z ]+) \(", line) == ["instruction sets", "thread counts"]
 
 
 @pytest.mark.parametrize(
