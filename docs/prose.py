@@ -35,7 +35,7 @@ PLAIN = {r"\b([Tt]hat|[Tt]hose) of\b": "name the thing again"}
 PLAIN_PLACES = (
     *("docs", "workflow", "Snakefile", "benchmarks", "tests", "published/README.md"),
     *(f"fltrain/{part}" for part in ("analysis", "cli", "core", "data", "engine", "experiments", "methods")),
-    *(f"fltrain/{part}" for part in ("metrics", "models", "runs", "runtime")),
+    *(f"fltrain/{part}" for part in ("metrics", "models", "runs", "runtime", "tracking")),
 )
 PUBLISHED = ("docs/artifact.md", "docs/configuration.md", "docs/results.md")
 """Generated pages with captions and claims from ``config``, which published tables also print."""

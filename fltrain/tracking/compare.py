@@ -119,7 +119,7 @@ class Comparison:
         return rows
 
     def write(self, path: Path) -> None:
-        """Write the cells to a .csv file, as those of tables, or ``rows`` as Markdown to another file.
+        """Write the cells to a .csv file, with the columns of tables, or ``rows`` as Markdown to another.
 
         Raises:
             FltrainError: if the file cannot be written.
