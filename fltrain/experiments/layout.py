@@ -517,7 +517,7 @@ class Cell(Settings):
     """
 
     labels: Labels
-    reported: dict[str, str]
+    reported: dict[str, str] = {}
     seed: int
     run: str
     partition: str
@@ -560,16 +560,16 @@ class ItemJob(Settings):
     """
 
     id: str
-    paper: str
-    title: str
-    caption: str
-    scale: str
+    paper: str = ""
+    title: str = ""
+    caption: str = ""
+    scale: str = ""
     reduced: bool
     control: bool = False
     axes: dict[str, Annotated[tuple[str, ...], Strict(False)]]
-    table: Table | None
-    figure: Figure | None
-    reported: str | None
+    table: Table | None = None
+    figure: Figure | None = None
+    reported: str | None = None
     reported_seeds: int | None = None
     restricted: Annotated[tuple[Restriction, ...], Strict(False)] = ()
     assumptions: Annotated[tuple[str, ...], Strict(False)] = ()

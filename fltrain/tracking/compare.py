@@ -202,31 +202,28 @@ def _job(
     """
     columns, rows = axes.values()
     measured = Measured(measure=metric, gain_over={"compared": rows[0]})
-    chosen = sorted(lines, key=lambda line: (columns.index(line[0]), rows.index(line[1]), line[2]))
-    data = {
-        "id": "compare",
-        **dict.fromkeys(("paper", "title", "caption", "scale"), ""),
-        "reduced": True,
-        "axes": axes,
-        "table": Table(
-            rows="compared", columns="condition", panels=measure(metric).dimension, measures=(measured,)
-        ),
-        **dict.fromkeys(("figure", "reported")),
-    }
     made = []
-    for column, variant, seed in chosen:
-        run = _one_of(lines[column, variant, seed], metric)
+    for place in sorted(lines, key=lambda line: (columns.index(line[0]), rows.index(line[1]), line[2])):
+        column, variant, seed = place
+        run = _one_of(lines[place], metric)
         made.append(
             Cell(
                 labels={"condition": column, "compared": variant},
-                reported={},
                 seed=seed,
                 run=run.run_id,
                 partition=run.spec.partition_id,
                 methods=tuple(method.name for method in run.spec.composition.methods),
             )
         )
-    return ItemJob.model_validate({**data, "cells": tuple(made)})
+    return ItemJob(
+        id="compare",
+        reduced=True,
+        axes={axis: tuple(labels) for axis, labels in axes.items()},
+        table=Table(
+            rows="compared", columns="condition", panels=measure(metric).dimension, measures=(measured,)
+        ),
+        cells=tuple(made),
+    )
 
 
 def _one_of(runs: Sequence[RecordedRun], metric: str) -> RecordedRun:
