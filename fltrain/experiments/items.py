@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
 
+from fltrain.core.errors import count
 from fltrain.experiments.layers import SettingsLayer
 from fltrain.experiments.layout import (
     Bubbles,
@@ -78,6 +79,9 @@ class PlannedItem:
     restricted: tuple[Restriction, ...] = ()
     stale: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.id}: {count(len(self.run_ids), 'run')}>"
 
     @property
     def id(self) -> str:

@@ -61,6 +61,11 @@ class Plan:
     items: list[PlannedItem] = field(default_factory=list)
     restrictions: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        return (
+            f"<scale {self.scale.scale}: {count(len(self.runs), 'run')} for {count(len(self.items), 'item')}>"
+        )
+
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
         """Distinct runs to be trained, by id."""

@@ -1,7 +1,13 @@
 """Texts about jobs on the terminal."""
 
+import logging
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from snakemake_logger_plugin_fltrain import difference, last_words
+import snakemake_logger_plugin_fltrain as plugin
+from snakemake_interface_logger_plugins.common import LogEvent
+from snakemake_logger_plugin_fltrain import LogHandler, difference, last_words
 
 
 @pytest.mark.parametrize(
@@ -24,3 +30,28 @@ def test_of_long_parameters_only_the_difference_is_printed() -> None:
     assert "many classes" in text and "few classes" in text and len(text) < 700
     short = "reason: Params have changed: before: 1 now: 2"
     assert difference(short) == short
+
+
+def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten runs of two minutes each, two at a time, after data that take a minute."""
+    now = 0.0
+    monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: now))
+    handler = object.__new__(LogHandler)
+    handler.__post_init__()
+    handler.total = 10
+
+    def line(event: LogEvent, number: int) -> str:
+        record: Any = logging.makeLogRecord(
+            {"event": event, "rule_name": "train", "rule_msg": f"training {number}"}
+        )
+        record.jobid = record.job_id = number
+        return handler.line(record)
+
+    now = 60.0
+    for number in (0, 1):
+        line(LogEvent.JOB_INFO, number)
+    now += 120
+    left = [line(LogEvent.JOB_FINISHED, number).rpartition("; ")[2] for number in (0, 1)]
+    assert left == ["about 9 min left", "about 8 min left"]

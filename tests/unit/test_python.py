@@ -146,6 +146,9 @@ def test_a_class_that_cannot_be_registered_is_refused(wrong: type, message: str)
 def test_a_plan_is_made_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = fltrain.plan("demo", config=ROOT / "config").runs
     monkeypatch.chdir(tmp_path)
-    assert fltrain.plan("demo", config=ROOT / "config").runs.keys() == here.keys()
+    planned = fltrain.plan("demo", config=ROOT / "config")
+    assert planned.runs.keys() == here.keys()
+    assert str(planned) == f"<scale demo: {len(here)} runs for {len(planned.items)} items>"
+    assert repr(planned.items[0]) == "<controls/flower: 5 runs>"
     with pytest.raises(FltrainError, match="there is no such folder"):
         fltrain.plan("demo")

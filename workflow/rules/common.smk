@@ -69,6 +69,13 @@ onsuccess:
         print("Pages:", *shown, sep="\n  ", file=sys.stderr)
 
 
+onerror:
+    print(
+        "Finished runs are kept: run the same command again to go on.",
+        file=sys.stderr,
+    )
+
+
 wildcard_constraints:
     paper="[^/]+",
     run="[^/]+",

@@ -31,7 +31,7 @@ class LogHandler(LogHandlerBase):
 
     def __post_init__(self) -> None:
         self.jobs: dict[int, str] = {}
-        self.total = self.done = 0
+        self.total = self.done = self.parallel = 0
         self.start = time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -51,6 +51,9 @@ class LogHandler(LogHandlerBase):
                 return f"{count(self.total, 'run')} to train, {others} other jobs"
             case LogEvent.JOB_INFO:
                 self.jobs[record.jobid] = record.rule_msg
+                if not self.done and (record.rule_msg or "").startswith("training "):
+                    self.start = self.start if self.parallel else time.monotonic()
+                    self.parallel += 1
                 return record.rule_msg if record.rule_name in ANNOUNCED or not self.total else ""
             case LogEvent.JOB_FINISHED if (self.jobs[record.job_id] or "").startswith("training "):
                 self.done += 1
@@ -71,7 +74,8 @@ class LogHandler(LogHandlerBase):
             outcome = f"{'diverged' if accuracy is None else f'{100 * accuracy:.2f} %'}, {taken:,.1f} s"
         except (FltrainError, KeyError):
             outcome = "finished"
-        each = (time.monotonic() - self.start) / self.done
+        # The runs that started together end at about the same time.
+        each = (time.monotonic() - self.start) / max(self.done, self.parallel)
         rest = duration(each * (self.total - self.done))
         left = f"about {rest} left" if self.done < self.total else "all runs are trained"
         return f"[{self.done:{len(str(self.total))}}/{self.total}] {run}: {outcome}; {left}"
