@@ -300,8 +300,8 @@ class Evidence:
 
 INTERVAL = r"\[[-+.\de]+, [-+.\de]+\]"
 MAIN_NUMBER = re.compile(
-    rf"mean (?P<mean>[-+.\de]+(?: %)? {INTERVAL})"
-    r"|(?:^|: )(?P<value>[-+.\de]+) over \d+ seeds.*?; stated (?P<stated>[-+.\de]+)"
+    rf"mean (?P<mean>[-+.\de]+(?: [%\w]+)? {INTERVAL})"
+    r"|(?:^|: )(?P<value>[-+.\de]+(?: [%\w]+)?) over \d+ seeds.*?; stated (?P<stated>[-+.\de]+)"
     r"|failed: (?P<failed>\d+ of \d+) runs"
 )
 
@@ -312,7 +312,7 @@ def main_numbers(evidence: str) -> str:
     for found in MAIN_NUMBER.finditer(evidence):
         mean, value, stated, failed = found.group("mean", "value", "stated", "failed")
         parts.append(mean or (f"{failed} failed" if failed else f"{value} (stated {stated})"))
-    return "; ".join(parts)
+    return "; ".join(dict.fromkeys(parts))
 
 
 def counted(verdicts: pd.Series[str]) -> str:

@@ -26,6 +26,9 @@ STATED = "where", "claim", "value", "unit"
 FAILURES = "failed to converge", "not reached"
 """Beginnings of the note on a value whose run failed in the paper."""
 
+FALSIFIED = "three points added"
+"""Note on a value that a control has made false."""
+
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 

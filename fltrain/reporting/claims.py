@@ -70,6 +70,15 @@ ClaimVerdict = Literal[
 JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
 
+CLAIM_VERDICTS: dict[ClaimVerdict, str] = {
+    "supported": "its tests are significant at 5 %, or the interval of its number lies inside the margin",
+    "contradicted": "the opposite is significant at 5 %, or the interval lies wholly outside the margin",
+    "undecided": "neither is shown, or the runs cover a part of the claim only",
+    "tested": "it follows from the definition, which a unit test checks",
+    "not judged": "runs cannot decide it",
+}
+"""Meaning of each verdict on a claim."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -341,15 +350,24 @@ def _floor(test: Quantity, records: Sequence[Record]) -> float:
     return 1 / images if images and test.curve == "evaluation.accuracy" else 0.0
 
 
+def _unit(test: Quantity) -> str:
+    """Return the unit of a number after a space; curves have none."""
+    if test.relative or not test.measure:
+        return " %" if test.relative else ""
+    unit = measure(test.measure).unit
+    unit = "points" if unit == "%" and (test.minus or test.over) else unit
+    return f" {unit}" if unit else ""
+
+
 def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quantity) -> list[str]:
     """Return the mean with its interval and the subtraction behind it, and the extreme places."""
     parts, found = ["no seed has a number in all places"], contrast(mean)
     if mean.values:
-        unit, compared = " %" if test.relative else "", _compared(sheet, test)
+        compared = _compared(sheet, test)
         around = " [{:+.4g}, {:+.4g}]".format(*found.interval) if found else ""
         around += f" ({compared})" if compared else ""
         seeds = count(len(mean.values), "seed")
-        parts = [f"mean {average(mean.values):+.4g}{unit}{around} over {seeds}"]
+        parts = [f"mean {average(mean.values):+.4g}{_unit(test)}{around} over {seeds}"]
     means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
     if len(means) > 1:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -445,7 +463,7 @@ def _value(
         if test.over:
             text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
             mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, None
-        shown = f"{text} over {count(n, 'seed')}"
+        shown = f"{text}{_unit(test)} over {count(n, 'seed')}"
         words += f", as the cell {cell.place} of “{sheet.title}”, which is {said}"
     else:
         where, ours = "", numbers.mean
@@ -459,7 +477,9 @@ def _value(
         if margin is None and test.measure:  # a curve has a margin
             margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
         mean, at = average(ours.values), f" ({where})" if where else ""
-        shown = ", ".join([f"{mean:z.2f} over {count(len(ours.values), 'seed')}{at}", *numbers.losses])
+        shown = ", ".join(
+            [f"{mean:z.2f}{_unit(test)} over {count(len(ours.values), 'seed')}{at}", *numbers.losses]
+        )
         tries = len(numbers.at) if test.extreme else 1
         tried, whole = f"Bonferroni over {tries} places" if tries > 1 else "", not numbers.empty
         found = contrast(ours, stated, seeds=sheet.reported_seeds or 1, margin=margin or 0.0, tries=tries)

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
-from fltrain.reporting.claims import claim_notes
+from fltrain.reporting.claims import CLAIM_VERDICTS, claim_notes
 from fltrain.reporting.pictures import TEMPLATES
 from fltrain.reporting.tables.html import anchors
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import GAIN_VERDICTS, VERDICTS
+from fltrain.reporting.verdict import GAIN_VERDICTS, INTENDED, VERDICTS
 
-FORMS = {"seeds, verdicts, runs": ".html", "interactive curves": CURVES_FORM}
+FORMS = {"seeds and runs": ".html", "interactive curves": CURVES_FORM}
 FORMS |= {ending: f".{ending}" for ending in ("pdf", "svg", "png", "csv", "md", "tex")}
 """Endings of the files of an item, by their names on the page."""
 
@@ -53,12 +53,8 @@ def page(
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
     dropped = any(not cell.listed for shown in cells.values() for cell in shown)
-    given = {
-        verdict
-        for what, (verdicts, _) in summary["counts"].items()
-        if what != "claims"
-        for verdict in verdicts
-    }
+    given = {verdict for verdicts, _ in summary["counts"].values() for verdict in verdicts}
+    every: list[Mapping[Any, str]] = [VERDICTS, INTENDED, GAIN_VERDICTS, CLAIM_VERDICTS]
     scale_notes = {sheet.scale_note for sheet in sheets}
     return TEMPLATES.get_template("paper.html").render(
         summary=summary,
@@ -66,7 +62,7 @@ def page(
         items=items,
         dropped=DROPPED_CELLS * dropped,
         claim_notes=" ".join(claim_notes(bool(claim["listed"]) for claim in summary["claims"])),
-        meanings={name: text for name, text in [*VERDICTS.items(), *GAIN_VERDICTS.items()] if name in given},
+        meanings={name: text for one in every for name, text in one.items() if name in given},
         scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
         assumptions=assumptions,
     )

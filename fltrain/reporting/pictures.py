@@ -48,6 +48,8 @@ TONES = {
 
 def tone(verdict: str) -> str:
     """Return the class of colour of a verdict, which a side or a note can follow."""
+    if "as intended" in verdict:
+        return "good"
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
@@ -100,7 +102,7 @@ def pictures(cell: TableCell) -> list[Markup]:
     drawn: list[Markup] = []
     if cell.difference is not None and difference and cell.margin and all(map(math.isfinite, difference)):
         name, margin = f"ours minus published{unit}; shaded: margin", (-cell.margin, cell.margin)
-        drawn.append(interval_picture(name, cell.difference, difference, margin, None, cell.verdict or ""))
+        drawn.append(interval_picture(name, cell.difference, difference, margin, None, cell.full_verdict))
     if cell.gain is not None and gain:
         half, published = cell.gain_margin, cell.published_gain
         around = None if half is None else ((published or 0.0) - half, (published or 0.0) + half)
@@ -131,7 +133,7 @@ def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
         interval = cell.difference_interval
         if interval and cell.margin and cell.difference is not None and all(map(math.isfinite, interval)):
             numbers = [number / cell.margin for number in (*interval, cell.difference)]
-            bar = cell.place, [max(-LIMIT, min(LIMIT, number)) for number in numbers], cell.verdict or ""
+            bar = cell.place, [max(-LIMIT, min(LIMIT, number)) for number in numbers], cell.full_verdict
             groups.setdefault((cell.item, cell.label), []).append(bar)
     items = {item for item, _ in groups}
     lines: list[tuple[str, list[float], str]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -22,6 +22,8 @@ from fltrain.reporting.verdict import (
     EXPECTED,
     EXPECTED_GAINS,
     GAIN_VERDICTS,
+    INTENDED,
+    VERDICTS,
     count_verdicts,
     expected_counts,
 )
@@ -44,6 +46,12 @@ def paper_summary(
         judged: its claims, see ``fltrain.reporting.claims``.
         cells: cells of each table by ID of its sheet.
     """
+    confirmed = {
+        name
+        for claim in judged.itertuples()
+        if claim.verdict in JUDGED and not claim.exploratory
+        for name in str(claim.item).split(", ")
+    }
     every = [cell for shown in cells.values() for cell in shown]
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
@@ -55,7 +63,7 @@ def paper_summary(
     ]
     return {
         **paper,
-        "finding": finding(paper["kind"], every, titles),
+        "finding": finding(paper["kind"], every, titles, confirmed),
         "picture": next(iter(figures), ""),  # the first figure of results
         "forest": forest(every, titles),
         "counts": verdict_counts(paper["kind"], every, claims),
@@ -70,7 +78,7 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     for cell in cells:
         if cell.gain_verdict:
             gains[cell.published_gain is not None].append(cell.gain_verdict)
-    values = count_verdicts(cell.verdict for cell in cells if cell.verdict)
+    values = count_verdicts((cell.counted_verdict for cell in cells if cell.verdict), [*VERDICTS, *INTENDED])
     found: Counts = {
         "published values": (values, expected_counts(cells, EXPECTED)),
         "published gains": (
@@ -97,13 +105,18 @@ def _exploratory(cells: Iterable[TableCell], claims: Sequence[Mapping[str, Any]]
 
 
 # ---------------------------------------------------------------- the main finding
-def finding(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> str:
-    """Return one sentence with the main number of a paper and its interval; empty without any number.
+def finding(
+    kind: str, cells: Sequence[TableCell], titles: Mapping[str, str], confirmed: Collection[str] = ()
+) -> str:
+    """Return a few words with the main number of a paper and its interval; empty without any number.
 
-    It is the gain of the paper's plug-in in its first item; else the range of the differences to published
-    values, of the gains over a base, or of our values, with intervals if there are any.
+    It is the gain of the paper's plug-in in its first item, or in the first of the ``confirmed`` ones, which
+    have a claim that was decided before their runs had been seen. Without such a gain, it is the range of the
+    differences to published values, of the gains over a base, or of our values, with intervals if there are
+    any.
     """
-    if kind == "paper" and (gain := main_gain(cells, titles)):
+    first = sorted(cells, key=lambda cell: cell.item not in confirmed)
+    if kind == "paper" and (gain := main_gain(first, titles, confirmed)):
         return gain
     whose = "published" if kind == "paper" else "reference"
     for what, column, ends in (
@@ -117,7 +130,7 @@ def finding(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) ->
     return ""
 
 
-def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
+def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str], confirmed: Collection[str]) -> str:
     """Return a sentence on the gain of a plug-in over its base in the first item that has one.
 
     It is the mean over the cells, which share seeds, so the interval is that of the seeds' means. Averages
@@ -136,10 +149,12 @@ def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
     if (found := contrast(Sample(of_seeds))) is None:
         return ""
     low, high = found.interval
+    averaged = f"mean over {len(gained)} cells of " if len(gained) > 1 else ""
+    when = ", test decided before the runs" if gained[0].item in confirmed else ""
     return (
         f"Gain over the base method, {gained[0].label.removesuffix(', %')}: {found.estimate:+z.2f} points "
-        f"(90 % interval {low:+z.2f} to {high:+z.2f}; mean over {count(len(gained), 'cell')} of "
-        f"“{titles[gained[0].item]}”, {count(len(of_seeds), 'seed')})."
+        f"(90 % interval {low:+z.2f} to {high:+z.2f}; {averaged}"
+        f"“{titles[gained[0].item]}”, {count(len(of_seeds), 'seed')}{when})."
     )
 
 
@@ -160,7 +175,8 @@ def _range(cells: Sequence[TableCell], column: str, ends: str, titles: Mapping[s
     def text(cell: TableCell) -> str:
         interval = getattr(cell, ends) if ends else None
         value = number_text(getattr(cell, column), cell.decimals, sign, None, interval)
-        return f"{value} ({f'{titles[cell.item]}: ' if several else ''}{cell.place})"
+        return f"{value} in {cell.place}" + (f" ({titles[cell.item]})" if several else "")
 
     shown = " to ".join(dict.fromkeys((text(ranked[0]), text(ranked[-1]))))
-    return f"{label}: {shown}; {count(len(ranked), 'cell')}, {'90 % intervals' if ends else 'no intervals'}."
+    brackets = " Brackets: 90 % intervals." if ends else ""
+    return f"{label}: {shown}. {count(len(ranked), 'cell')} in all.{brackets}"

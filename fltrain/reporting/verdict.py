@@ -40,6 +40,8 @@ VERDICTS: dict[Verdict, str] = {
 }
 """Meaning of each verdict on a value."""
 
+INTENDED = {"not reproduced (as intended)": "a control made the value false, and the rule rejects it"}
+
 GAIN_VERDICTS: dict[GainVerdict, str] = {
     "size reproduced": "the 90 % interval of our gain minus the published one lies inside the gain's margin",
     "direction reproduced": "the one-sided 95 % bound of our gain has the published sign",

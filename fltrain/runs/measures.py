@@ -76,6 +76,12 @@ class Measure:
         """More is better: it is an accuracy."""
         return self.diverged == "chance"
 
+    @property
+    def unit(self) -> str:
+        """Unit of the number, from the label: ``%``, ``MB``, ``rounds`` ...; empty without one."""
+        first, *_ = self.label.split()
+        return self.label.partition(", ")[2] or (first if first in ("rounds", "seconds") else "")
+
     def of(self, record: Record, *target: float) -> Mapping[str, float] | None:
         """Return the numbers of a run by label of the dimension (empty if there is none)."""
         value = self.read(record, *target)

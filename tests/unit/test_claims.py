@@ -165,16 +165,16 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "mean +1 [-0.6859, +2.686] (x minus none) over 3 seeds, positive at 1 of 2 places, from +0 (b) to "
-        "+2 (a); one-sided p 0.113."
+        "mean +1 points [-0.6859, +2.686] (x minus none) over 3 seeds, positive at 1 of 2 places, from +0 "
+        "(b) to +2 (a); one-sided p 0.113."
     )
 
 
 @pytest.mark.parametrize(
     ("test", "mean"),
     [
-        (NEGATIVE, "mean +2.1 [+1.931, +2.269] (x minus none)"),
-        ({**NEGATIVE, "over": {"plugin": "x"}}, "mean -2.1 [-2.269, -1.931] (none minus x)"),
+        (NEGATIVE, "mean +2.1 points [+1.931, +2.269] (x minus none)"),
+        ({**NEGATIVE, "over": {"plugin": "x"}}, "mean -2.1 points [-2.269, -1.931] (none minus x)"),
         ({**ABOVE, "at": ABOVE["minus"], "minus": ABOVE["at"]}, "(none minus x)"),
         ({**SIMILAR, "by": 1.0}, "(x minus none)"),
         ({**GAIN, "kind": "positive", "over": {"method": "a"}}, "(others minus a)"),
@@ -573,8 +573,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     markdown = markdown.splitlines()
     assert markdown[0] == "**Claims of A toy. Reduced scale: toy.**"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 [+1.931, +2.269] (x minus none) over "
-        "3 seeds. | A title |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 points [+1.931, +2.269] (x minus none) "
+        "over 3 seeds. | A title |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")

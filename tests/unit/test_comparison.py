@@ -26,7 +26,7 @@ from fltrain.core.statistics import (
 )
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
-from fltrain.reporting.summary import main_gain
+from fltrain.reporting.summary import finding, main_gain
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import absent
 from fltrain.reporting.tables.cells import cells as table_cells
@@ -547,15 +547,16 @@ def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
     ]
     later = [cell.replace(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
     half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
-    assert main_gain([*cells, *later], titles) == (
-        f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
-        f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds)."
-    )
-    assert main_gain([cell.replace(plugin="") for cell in cells], {}) == "", (
-        "rival methods are never combined"
-    )
-    assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles) == "", "a seed is missing"
-    assert main_gain([], {}) == ""
+    for confirmed, when in (((), ""), ({"table1"}, ", test decided before the runs")):
+        assert finding("paper", [*cells, *later], titles, confirmed) == (
+            f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
+            f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds{when})."
+        )
+    first = finding("paper", [*later, *cells], {**titles, "table2": "Later"}, {"table1"})
+    assert "+3.00 points" in first, "a confirmed item comes first"
+    assert main_gain([cell.replace(plugin="") for cell in cells], {}, ()) == "", "rivals are never combined"
+    assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles, ()) == "", "a seed is missing"
+    assert main_gain([], {}, ()) == ""
 
 
 class Toy(Cells):

@@ -8,6 +8,7 @@ import pytest
 from fltrain.experiments.plan import plan
 from fltrain.experiments.published import Published
 from fltrain.experiments.selection import Selection
+from fltrain.reporting.pictures import tone
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.verdict import RuleInputs, compare
@@ -41,7 +42,7 @@ def test_true_values_are_not_rejected_and_false_ones_are(tmp_path: Path) -> None
     assert {cell.verdict for cell in shown["positive"]} == {"reproduced", "inconclusive"}
     assert {cell.verdict for cell in shown["positive_bare"]} <= {"reproduced", "inconclusive"}
     false = raised(shown["spiked"], shown["positive"])
-    assert {cell.full_verdict for cell in false} == {"not reproduced (worse)"}
+    assert {cell.full_verdict for cell in false} == {"not reproduced (worse, as intended)"}
     true = [cell for cell in shown["spiked"] if cell not in false]
     assert {cell.verdict for cell in true} <= {"reproduced", "inconclusive"}
 
@@ -56,8 +57,10 @@ def test_published_controls_are_judged_correctly() -> None:
         "inconclusive"
     }
     false = raised(published("spiked"), published("positive"))
-    assert {cell.full_verdict for cell in false} == {"not reproduced (worse)"}
+    assert {cell.full_verdict for cell in false} == {"not reproduced (worse, as intended)"}
     assert {cell.verdict for cell in published("spiked") if cell not in false} == {"inconclusive"}
+    assert {tone(cell.full_verdict) for cell in false} == {"good"}
+    assert tone("not reproduced (worse)") == "bad", "a true value that is rejected"
     assert {cell.verdict for cell in published("flower")} == {"reproduced"}
     assert [cell.gains for cell in published("neutral") if cell.gains] == [(0.0,) * 5] * 3
 

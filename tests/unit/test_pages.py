@@ -182,7 +182,9 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     without = TableCell(item="b", row="no interval", margin=2.0, difference=1.0)
     picture = forest([cell, without], {"a": "Table of <a>", "b": "b"})
     Page(picture)
-    ((left, width),) = re.findall(r'<rect x="([\d.]+)" y="0" width="([\d.]+)"', picture)
+    ((left, width, height),) = re.findall(
+        r'<rect x="([\d.]+)" y="0" width="([\d.]+)" height="(\d+)"', picture
+    )
     (center,) = re.findall(r'<circle cx="([\d.]+)"', picture)
     # The margin is from -1 to 1, so half a margin lies at three quarters.
     assert (float(center) - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
@@ -190,6 +192,8 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     assert re.findall(r'text-anchor="end">([^<]+)', picture) == ["one"]
     named = forest([cell, cell.replace(row="two"), cell.replace(item="b")], {"a": "Table of <a>", "b": "B"})
     assert re.findall(r'(?:"end"|"600")>([^<]+)', named) == ["Table of &lt;a&gt;", "one", "two", "B", "one"]
+    bands = [int(y) // int(height) for y in re.findall(r'<rect x="[\d.]+" y="(\d+)"', named)]
+    assert bands == [1, 2, 4], "none behind a heading"
     assert forest([without], {"b": "b"}) == "" == forest([cell] * 41, {"a": "a"})
 
 
@@ -310,6 +314,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "figure1" not in text and "table1" not in text, "people read titles"
     assert "† drops out of the list of contradicted claims" in text
     assert "has the other sign" not in text, "only verdicts that occur are explained"
+    assert "opposite is significant at 5 %" in text, "of claims, too"
     assert "Exploratory: 1 of 2 judged claims and 7 table cells." in text, "only these"
     assert (
         "Not run: 1 of the claims, 1 of the paper's tables and figures" in text
@@ -346,16 +351,16 @@ def test_a_finding_has_numbers_and_intervals() -> None:
     titles = {"table1": "Accuracy"}
     for kind in ("comparison", "control"):
         assert summary.finding(kind, cells, titles) == (
-            "Differences from the base method, accuracy, %: -2.00 [-3.00, -1.00] (b) to "
-            "+1.00 [+0.50, +1.50] (a); 3 cells, 90 % intervals."
+            "Differences from the base method, accuracy, %: -2.00 [-3.00, -1.00] in b to "
+            "+1.00 [+0.50, +1.50] in a. 3 cells in all. Brackets: 90 % intervals."
         )
     one = [numbers("a", mean=60.5, low=60.0, high=61.0)]
     assert summary.finding("paper", one, titles) == (
-        "Our values, accuracy, %: 60.50 [60.00, 61.00] (a); 1 cell, 90 % intervals."
+        "Our values, accuracy, %: 60.50 [60.00, 61.00] in a. 1 cell in all. Brackets: 90 % intervals."
     )
     two = [numbers("a", mean=60.5), numbers("b", mean=61.0)]
     assert summary.finding("paper", two, titles) == (
-        "Our values, accuracy, %: 60.50 (a) to 61.00 (b); 2 cells, no intervals."
+        "Our values, accuracy, %: 60.50 in a to 61.00 in b. 2 cells in all."
     )
     assert summary.finding("paper", [numbers("a")], titles) == ""
 

@@ -240,6 +240,21 @@ def test_at_full_scale_the_published_target_is_used(runs: Runs, tmp_path: Path) 
         assert [cell.published for cell in shown.values()] == [3, 2]
 
 
+def test_rounds_that_are_never_reached_have_no_difference_and_tie_with_none(
+    runs: Runs, tmp_path: Path
+) -> None:
+    published = tmp_path / "table.csv"
+    published.write_text("method,metric,value,note\na,rounds,3,\nb,rounds,3,\n")
+    for method, accuracies in (("a", (0.5, 0.7)), ("b", (0.5, 0.6))):
+        for _ in range(3):
+            rows, names = accuracy_rows(*accuracies), {"method": method}
+            runs.add({"method": method}, 0.7, rows=rows, reported=names)
+    measured = {"measure": "interpolated_rounds_to_target", "printed_target": 65, "reported": "rounds"}
+    texts = written(runs, runs.table(measured, reduced=False), published)
+    assert "| b | 0 of 3 seeds reach it | 3 |  | inconclusive (target not reached) |" in texts["md"]
+    assert "≈" not in texts["html"]
+
+
 def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: Path) -> None:
     published = tmp_path / "table.csv"
     published.write_text("plugin,metric,value,note\nBP,best,75,\nFLFA,best,82.5,\n")
@@ -549,7 +564,7 @@ def test_runs_on_different_data_under_one_name_are_named(runs: Runs) -> None:
 
 
 def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) -> None:
-    """Paired by seed; gains are coloured only if their interval excludes zero."""
+    """Paired by seed; gains without a verdict are coloured if their interval excludes zero."""
     for method, values in {
         "best": (0.70, 0.80, 0.90),
         "near": (0.69, 0.81, 0.88),
@@ -562,9 +577,14 @@ def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) 
     rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
     assert 'class="own best"' in rows["best"] and "≈" not in rows["best"]
     assert "≈" in rows["near"] and "≈" not in rows["far"]
-    assert 'class="gain"' in rows["near"] and 'class="gain down"' in rows["far"]
+    assert 'class="gain"' in rows["near"] and 'class="gain bad"' in rows["far"]
     assert "Bold: best of its column." in page and "≈: not shown to be worse" in page
-    assert "Red: a gain" in page and "Blue: a gain" not in page, "only marks that occur are explained"
+    assert "Red: a gain" in page and "Green: a gain" not in page, "only marks that occur are explained"
+    assert "Every cell: values per seed, runs<" in page, "without published values there is no verdict"
+    judged = runs.table({**ACCURACY, "gain_over": {"method": "best"}, "gain_margin": 1.0}, reduced=False)
+    page = written(runs, judged)["html"]
+    assert "Every cell: values per seed, verdict, runs<" in page
+    assert 'class="gain "' in page and 'class="gain bad' not in page, "the verdict has a colour"
     single = Runs(runs.results.root / "single")
     single.add({"method": "a"}, 0.5)
     single.add({"method": "b"}, 0.6)

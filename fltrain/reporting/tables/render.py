@@ -133,14 +133,17 @@ class GridEntry:
 
     @property
     def tone(self) -> str:
-        """``up`` or ``down`` if the interval of a gain excludes zero; of costs, less is better."""
+        """``good`` or ``bad`` if the interval of a gain without a verdict excludes zero.
+
+        Of costs, less is better. A verdict has its own colour, which the margin decides.
+        """
         cell, interval = self.cell, self.cell.gain_interval
-        if self.kind != "gain" or not interval or interval[0] <= 0 <= interval[1]:
+        if self.kind != "gain" or cell.gain_verdict or not interval or interval[0] <= 0 <= interval[1]:
             return ""
         what = measure(cell.measure)
         if not (what.accuracy or what.margin.relative):
             return ""
-        return "up" if (interval[0] > 0) == what.accuracy else "down"
+        return "good" if (interval[0] > 0) == what.accuracy else "bad"
 
 
 def entries_of(
@@ -152,7 +155,8 @@ def entries_of(
     """
 
     def signed(value: float | None, interval: tuple[float, float] | None = None) -> str:
-        return number_text(value, cell.decimals, "+", None, interval)
+        finite = value is not None and math.isfinite(value)
+        return number_text(value, cell.decimals, "+", None, interval) if finite else ""
 
     def judged(text: str) -> str:
         return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
@@ -178,7 +182,8 @@ def _with_best(column: dict[str, GridEntry]) -> dict[str, GridEntry]:
     """Mark the largest of several accuracies in a column, or the smallest of several costs.
 
     Values that are not shown to be worse are tied: by one-sided tests at 5 %, paired by seed, with Holm's
-    correction. Columns with a single seed have no best value.
+    correction. Values without a test, for example infinite ones, are not. Columns with a single seed have no
+    best value.
     """
     own = {row: one.cell for row, one in column.items() if one.kind == "own" and one.value is not None}
     if len(own) < 2 or any(cell.n < 2 for cell in own.values()):
@@ -196,7 +201,7 @@ def _with_best(column: dict[str, GridEntry]) -> dict[str, GridEntry]:
             found = contrast(Sample([sign * (top[seed] - value) for seed, value in pairs if seed in top]))
             ps[row] = found.p_above() if found else None
     corrected = zip(ps, holm([*ps.values()]), strict=True)
-    tied = {row: replace(column[row], tied=p is None or p >= LEVEL) for row, p in corrected}
+    tied = {row: replace(column[row], tied=p is not None and p >= LEVEL) for row, p in corrected}
     return {**column, best: replace(column[best], best=True), **tied}
 
 
