@@ -78,7 +78,10 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     for cell in cells:
         if cell.gain_verdict:
             gains[cell.published_gain is not None].append(cell.gain_verdict)
-    values = count_verdicts((cell.counted_verdict for cell in cells if cell.verdict), [*VERDICTS, *INTENDED])
+    values = count_verdicts(
+        (cell.full_verdict if cell.intended else cell.verdict for cell in cells if cell.verdict),
+        [*VERDICTS, *INTENDED],
+    )
     found: Counts = {
         "published values": (values, expected_counts(cells, EXPECTED)),
         "published gains": (

@@ -42,7 +42,7 @@ def test_true_values_are_not_rejected_and_false_ones_are(tmp_path: Path) -> None
     assert {cell.verdict for cell in shown["positive"]} == {"reproduced", "inconclusive"}
     assert {cell.verdict for cell in shown["positive_bare"]} <= {"reproduced", "inconclusive"}
     false = raised(shown["spiked"], shown["positive"])
-    assert {cell.full_verdict for cell in false} == {"not reproduced (worse, as intended)"}
+    assert {cell.full_verdict for cell in false} == {"not reproduced (as intended)"}
     true = [cell for cell in shown["spiked"] if cell not in false]
     assert {cell.verdict for cell in true} <= {"reproduced", "inconclusive"}
 
@@ -57,7 +57,7 @@ def test_published_controls_are_judged_correctly() -> None:
         "inconclusive"
     }
     false = raised(published("spiked"), published("positive"))
-    assert {cell.full_verdict for cell in false} == {"not reproduced (worse, as intended)"}
+    assert {cell.full_verdict for cell in false} == {"not reproduced (as intended)"}
     assert {cell.verdict for cell in published("spiked") if cell not in false} == {"inconclusive"}
     assert {tone(cell.full_verdict) for cell in false} == {"good"}
     assert tone("not reproduced (worse)") == "bad", "a true value that is rejected"

@@ -176,29 +176,19 @@ class TableCell(BaseModel):
         return self.verdict not in (None, "not run") or self.gain_verdict is not None
 
     @property
-    def intent(self) -> str:
-        """``as intended`` if the rule rejects a value that a control has made false."""
-        return "as intended" if self.verdict == "not reproduced" and FALSIFIED in self.published_notes else ""
-
-    @property
-    def counted_verdict(self) -> str:
-        """The verdict with the intent."""
-        return with_details(self.verdict or "", self.intent)
+    def intended(self) -> bool:
+        """The rule rejects a value that a control has made false."""
+        return self.verdict == "not reproduced" and FALSIFIED in self.published_notes
 
     @property
     def full_verdict(self) -> str:
-        """The verdict with the side of the miss or the reason for the lack of an interval, and the intent."""
-        return with_details(self.verdict or "", self.side or self.reason, self.intent)
+        """The verdict with the side of the miss or the reason for the lack of an interval."""
+        detail = "as intended" if self.intended else self.side or self.reason
+        return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
 
     def replace(self, **columns: Any) -> Self:
         """Return the cell with other numbers in these columns."""
         return self.model_copy(update=columns)
-
-
-def with_details(verdict: str, *details: str) -> str:
-    """Return a verdict with its details in brackets."""
-    shown = ", ".join(filter(None, details))
-    return f"{verdict} ({shown})" if verdict and shown else verdict
 
 
 def _interval(low: Number, high: Number) -> Interval | None:
