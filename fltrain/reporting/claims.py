@@ -350,9 +350,11 @@ def _floor(test: Quantity, records: Sequence[Record]) -> float:
     return 1 / images if images and test.curve == "evaluation.accuracy" else 0.0
 
 
-def _unit(test: Quantity) -> str:
-    """Return the unit of a number after a space; curves have none."""
-    if test.relative or not test.measure:
+def _unit(sheet: ItemJob, test: Quantity) -> str:
+    """Return the unit of a number after a space; curves, and multiples of a cell, have none."""
+    shown = sheet.table.measures if sheet.table else ()
+    multiple = any(one.measure == test.measure and one.relative_to for one in shown)
+    if test.relative or multiple or not test.measure:
         return " %" if test.relative else ""
     unit = measure(test.measure).unit
     unit = "points" if unit == "%" and (test.minus or test.over) else unit
@@ -367,7 +369,7 @@ def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quan
         around = " [{:+.4g}, {:+.4g}]".format(*found.interval) if found else ""
         around += f" ({compared})" if compared else ""
         seeds = count(len(mean.values), "seed")
-        parts = [f"mean {average(mean.values):+.4g}{_unit(test)}{around} over {seeds}"]
+        parts = [f"mean {average(mean.values):+.4g}{_unit(sheet, test)}{around} over {seeds}"]
     means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
     if len(means) > 1:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -463,7 +465,7 @@ def _value(
         if test.over:
             text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
             mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, None
-        shown = f"{text}{_unit(test)} over {count(n, 'seed')}"
+        shown = f"{text}{_unit(sheet, test)} over {count(n, 'seed')}"
         words += f", as the cell {cell.place} of “{sheet.title}”, which is {said}"
     else:
         where, ours = "", numbers.mean
@@ -478,7 +480,7 @@ def _value(
             margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
         mean, at = average(ours.values), f" ({where})" if where else ""
         shown = ", ".join(
-            [f"{mean:z.2f}{_unit(test)} over {count(len(ours.values), 'seed')}{at}", *numbers.losses]
+            [f"{mean:z.2f}{_unit(sheet, test)} over {count(len(ours.values), 'seed')}{at}", *numbers.losses]
         )
         tries = len(numbers.at) if test.extreme else 1
         tried, whole = f"Bonferroni over {tries} places" if tries > 1 else "", not numbers.empty

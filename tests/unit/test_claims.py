@@ -242,6 +242,13 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
     assert runs.judged(compared, sheet=sheet).evidence == averaged.evidence
 
 
+def test_multiples_of_a_cell_have_no_unit(runs: Runs) -> None:
+    runs.pairs({"a": (10, 20, 40)})
+    measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
+    assert runs.judged(ABOVE).evidence.startswith("mean +23.33 points [")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("mean +0.4538 [")
+
+
 def test_relative_gains_and_differences(runs: Runs) -> None:
     """From 40 to 50 is 25 % more; from 50 to 40 is 20 % less."""
     runs.add({"method": "a", "plugin": "none"}, 40, 40, 80)
