@@ -45,6 +45,8 @@ MAIN = {
     "ecgr": (
         "FedAvg gains with ECGR on MNIST (new seeds)",
         "FedAvg gains one to two points with ECGR on MNIST (new seeds)",
+        "SCAFFOLD gains with ECGR on MNIST (new seeds)",
+        "SCAFFOLD gains one to two points with ECGR on MNIST (new seeds)",
         "ECGR improves final accuracy on all datasets and baselines, lower end",
         "ECGR improves final accuracy on all datasets and baselines, upper end",
         "MNIST: baselines do not converge when the learning rate is too low, ECGR cannot help",
@@ -326,7 +328,10 @@ def tolerance(test: Test, evidence: str) -> str:
         return "; ".join(dict.fromkeys(filter(None, (tolerance(part, evidence) for part in test.tests))))
     unit = " %" if isinstance(test, OneSided | Value) and test.relative else ""
     if isinstance(test, OneSided):
-        return f"± {test.by:g}{unit}" if test.kind == "similar" else f"above {test.by:g}, p < 0.05"
+        low, high = test.region
+        if test.kind == "similar":
+            return f"± {high:g}{unit}"
+        return f"above {low:g}, p < 0.05" if test.kind == "positive" else f"below {high:z.4g}, p < 0.05"
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"
     _, found, rest = evidence.partition("margin ")

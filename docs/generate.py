@@ -454,8 +454,8 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 * **Hours** are hours of one core, from the records. On two cores, expect half. Some runs of ECGR were paused,
   and their hours include the pause. All {count} published runs took {hours:.0f} hours.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
-* **Margin**: *above x* is a one-sided test at 5 %. *± x* has to contain the 90 % interval. *At most x* is the
-  accuracy of a failed run in %.
+* **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* has to contain the 90 % interval. *At
+  most x* is the accuracy of a failed run in %.
 * **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
   (`provenance.json` names both). Otherwise training amplifies differences in rounding. Expect the same
   verdict, but not the same digits. A verdict with a p value near 0.05 can change; [results](results.md)
