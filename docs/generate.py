@@ -304,8 +304,8 @@ def paper_page(name: str) -> str:
     count = f"At `scale=paper`, the items have {len(runs):,} distinct runs."
     if total:
         count += (
-            f" With the paper's own numbers of seeds, its text implies {total.published:,} runs; our items "
-            f"declare {total.declared:,} of them. {total.explained}"
+            f" With the paper's own numbers of seeds, its text implies {total.published:,} runs, and our "
+            f"items declare {total.declared:,}. {total.explained}"
         ).rstrip()
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]

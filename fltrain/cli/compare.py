@@ -41,6 +41,9 @@ def compare(
 
     conditions = list(where or ())
     if items:
+        for item in items:
+            if "=" in item:
+                raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
         papers = {item for item in items if "/" not in item}
         if papers and len(papers) < len(items):
             raise FltrainError("name either papers (flfa) or items (flfa/table1), not both")

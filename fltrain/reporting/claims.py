@@ -76,6 +76,7 @@ CLAIM_VERDICTS: dict[ClaimVerdict, str] = {
     "undecided": "neither is shown, or the runs cover a part of the claim only",
     "tested": "it follows from the definition, which a unit test checks",
     "not judged": "runs cannot decide it",
+    "reduced scale": "the runs depart from the paper's protocol, so they decide nothing",
 }
 """Meaning of each verdict on a claim."""
 

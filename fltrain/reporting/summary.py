@@ -182,4 +182,4 @@ def _range(cells: Sequence[TableCell], column: str, ends: str, titles: Mapping[s
 
     shown = " to ".join(dict.fromkeys((text(ranked[0]), text(ranked[-1]))))
     brackets = " Brackets: 90 % intervals." if ends else ""
-    return f"{label}: {shown}. {count(len(ranked), 'cell')} in all.{brackets}"
+    return f"{label}: {shown}. {count(len(ranked), 'cell')} with this measure.{brackets}"

@@ -87,7 +87,7 @@ class Comparison:
             counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
             remarks.append(f"diverged runs {counted}")
         if any(cell.gain_interval for cell in self.cells):
-            remarks.append("gains have 90 % intervals, as in tables")
+            remarks.append("in brackets: 90 % intervals of gains")
         return remarks
 
     def _places(self, cell: TableCell) -> dict[str, str]:

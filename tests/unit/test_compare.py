@@ -270,6 +270,11 @@ def run_compare(root: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli.app, command)
 
 
+def test_a_condition_outside_the_quotes_is_named(root: Path) -> None:
+    found = run_compare(root, "--where", "method=fedavg", "training.lr=0.1")
+    assert "'training.lr=0.1' is a condition; write all in quotes" in str(found.exception)
+
+
 def test_the_command_prints_a_table_and_writes_files(root: Path, tmp_path: Path) -> None:
     table, markdown = (tmp_path / name for name in ("table.csv", "table.md"))
     choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")

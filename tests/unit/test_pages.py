@@ -352,15 +352,16 @@ def test_a_finding_has_numbers_and_intervals() -> None:
     for kind in ("comparison", "control"):
         assert summary.finding(kind, cells, titles) == (
             "Differences from the base method, accuracy, %: -2.00 [-3.00, -1.00] in b to "
-            "+1.00 [+0.50, +1.50] in a. 3 cells in all. Brackets: 90 % intervals."
+            "+1.00 [+0.50, +1.50] in a. 3 cells with this measure. Brackets: 90 % intervals."
         )
     one = [numbers("a", mean=60.5, low=60.0, high=61.0)]
     assert summary.finding("paper", one, titles) == (
-        "Our values, accuracy, %: 60.50 [60.00, 61.00] in a. 1 cell in all. Brackets: 90 % intervals."
+        "Our values, accuracy, %: 60.50 [60.00, 61.00] in a. 1 cell with this measure. "
+        "Brackets: 90 % intervals."
     )
     two = [numbers("a", mean=60.5), numbers("b", mean=61.0)]
     assert summary.finding("paper", two, titles) == (
-        "Our values, accuracy, %: 60.50 in a to 61.00 in b. 2 cells in all."
+        "Our values, accuracy, %: 60.50 in a to 61.00 in b. 2 cells with this measure."
     )
     assert summary.finding("paper", [numbers("a")], titles) == ""
 
