@@ -581,3 +581,8 @@ class ItemJob(Settings):
     def scale_note(self) -> str:
         """One sentence about the scale of the item."""
         return scale_sentence(self.scale, self.reduced)
+
+    @property
+    def caption_note(self) -> str:
+        """The caption, which describes the full scale."""
+        return f"At full scale: {self.caption}" if self.reduced and self.caption else self.caption

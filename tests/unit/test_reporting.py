@@ -537,7 +537,8 @@ def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: 
     runs.add({"method": "a"}, 0.5, 0.6)
     text = written(runs, runs.table(ACCURACY, assumptions=["A-1: assumed."]))["tex"]
     inside, _, below = text.partition(r"\end{table}")
-    assert "Caption of the item." not in inside and r"{\footnotesize Caption of the item.\par}" in below
+    assert "Caption of the item." not in inside
+    assert r"{\footnotesize At full scale: Caption of the item.\par}" in below
     assert "\n% A-1: assumed." in below
 
 
@@ -545,6 +546,18 @@ def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
     assert number_text(-0.001, 2) == "0.00" and number_text(-0.001, 2, "+") == "+0.00"
     assert number_text(-0.0, 1, "+", interval=(-0.04, 0.04)) == "+0.0 [+0.0, +0.0]"
     assert number_text(-0.005001, 2) == "-0.01"
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_captions_and_assumptions_belong_to_the_full_scale(runs: Runs, reduced: bool) -> None:
+    """A reduced scale can have other settings than a caption or an assumption says."""
+    runs.add({"method": "a"}, 0.5)
+    sheet = runs.table(ACCURACY, caption="The rate is 0.001.", assumptions=("F-1: yes.",), reduced=reduced)
+    texts = written(runs, sheet)
+    assert all(
+        ("At full scale: The rate is 0.001." in texts[form]) == reduced for form in ("md", "tex", "html")
+    )
+    assert all(("Assumed at full scale, where" in texts[form]) == reduced for form in ("md", "tex"))
 
 
 def test_markdown_holds_no_html(runs: Runs) -> None:
