@@ -11,7 +11,7 @@ import math
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,8 +92,8 @@ MAIN = {
 }
 """Paper -> its main claims, in the words of ``config/reported``."""
 
-REPLICATION = "replication"
-"""The paper of the conceptual replications; ``where`` of its claims begins with the name of a paper."""
+REPLICATIONS = {"replication_cifar10": "CIFAR-10", "replication": "MNIST"}
+"""Papers of the conceptual replications -> dataset; ``where`` of their claims begins with a paper's name."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Row:
 
     Attributes:
         claim: its text and place in the paper.
+        place: its place in the paper.
         stated: the number that it states, if it does.
         items: IDs of the items that it needs.
         verdict: the published verdict; empty if nothing was run.
@@ -117,6 +118,7 @@ class Row:
     margin: str
     numbers: str = ""
     stated: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,12 @@ class Evidence:
     Attributes:
         folder: the published tables and records.
         published: plan of their scale.
-        complete: plan of the papers' own protocol.
+        complete: all declared items: the papers' own protocol, and the conceptual replications.
     """
 
     folder: Path
     published: Plan
-    complete: Plan
+    complete: Sequence[PlannedItem]
 
     @cached_property
     def costs(self) -> dict[str, tuple[float, int]]:
@@ -164,14 +166,20 @@ class Evidence:
             raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
         return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
 
-    def replications(self) -> list[Listed]:
-        """Claims of the conceptual replications: claim, verdict, numbers, runs."""
-        return [self._line(row) for row in self._claims(REPLICATION).values()]
+    def replications(self, paper: str) -> list[Listed]:
+        """Claims of conceptual replications: claim, verdict, numbers, runs."""
+        return [self._line(row) for row in self._claims(paper).values()]
 
-    def replicated(self) -> Counter[str]:
-        """Paper -> number of its claims that have a conceptual replication."""
-        claims = self._declared(REPLICATION).claims
-        return Counter(claim.where.partition(",")[0].lower() for claim in claims)
+    def replicated(self, paper: str) -> list[str]:
+        """The datasets on which claims of a paper have a conceptual replication that was judged."""
+        return [
+            dataset
+            for replication, dataset in REPLICATIONS.items()
+            if any(
+                row.verdict and row.place.partition(",")[0].lower() == paper
+                for row in self._claims(replication).values()
+            )
+        ]
 
     def fair(self) -> list[list[str]]:
         """Fair table: part, restriction, runs, hours, megabytes, verdicts on tuned and default settings."""
@@ -232,12 +240,20 @@ class Evidence:
                 marks = ", exploratory" * (one["exploratory"] == "True")
                 verdict, evidence = one["verdict"] + marks, one["evidence"]
                 stated = one["stated"]
-            text, margin = f"{claim.claim} ({claim.where})", tolerance(claim.test, evidence)
-            rows[claim.claim] = Row(text, items, verdict, evidence, margin, main_numbers(evidence), stated)
+            rows[claim.claim] = Row(
+                f"{claim.claim} ({claim.where})",
+                items,
+                verdict,
+                evidence,
+                tolerance(claim.test, evidence),
+                main_numbers(evidence),
+                stated,
+                claim.where,
+            )
         return rows
 
     def _declared(self, paper: str) -> Paper:
-        items = (*self.complete.items, *self.published.items)
+        items = (*self.complete, *self.published.items)
         return next(item.paper for item in items if item.paper.paper == paper)
 
     def _tables(self, paper: str) -> Iterator[Row]:
@@ -269,7 +285,7 @@ class Evidence:
     def _line(self, row: Row) -> Listed:
         evidence, part, _ = row.evidence.partition(" Undecided, as")
         if not row.verdict:
-            needed = {run for item in self.complete.items if item.id in row.items for run in item.run_ids}
+            needed = {run for item in self.complete if item.id in row.items for run in item.run_ids}
             return Listed([], f"*{row.claim}*: needs {len(needed)} runs.")
         stated = f", stated: {row.stated}" if row.stated else ""
         detail = f"*{row.claim}{stated}*: {evidence.rstrip('.')}."

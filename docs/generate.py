@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from click import Context
-from evidence import MAIN, REPLICATION, Evidence, Listed
+from evidence import MAIN, REPLICATIONS, Evidence, Listed
 from extent import Covered, cells, coverage, experiments, totals
 from typer.cli import get_docs_for_click
 from typer.main import get_command
@@ -367,9 +367,9 @@ the same rule. To check the results yourself, see [artefact evaluation](artifact
 
 ## Conceptual replications
 
-These claims are about MNIST with small networks. They test the direction of a paper's claim, not its numbers
-([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). Fed2, FedMA and
-FedImpro have one reading of their texts each; [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and
+These claims are about small networks. They test the direction of a paper's claim, not its numbers
+([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). On MNIST, Fed2, FedMA
+and FedImpro have one reading of their texts each; [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and
 [FedImpro](papers/fedimpro.md#protocol-text-and-ours) name the others.
 
 {replications}
@@ -465,7 +465,8 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 
 ## [Conceptual replications](replication.md)
 
-Claims about MNIST with small networks. `--config scale=replication` without `items` trains all of them.
+Claims about small networks. Without `items`, `--config scale=replication_cifar10` and `scale=replication`
+train all of them.
 
 {replications}
 
@@ -485,12 +486,13 @@ verdicts compare with tuned FedAvg. Both skews are in one table.
 @cache
 def evidence() -> Evidence:
     """The published results."""
-    return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), plan(CONFIG, "paper"))
+    declared = [item for scale in ("paper", *REPLICATIONS) for item in plan(CONFIG, scale).items]
+    return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), declared)
 
 
 def by_paper(text: Callable[[str], str], note: Callable[[str], str] = lambda _: "") -> str:
     """The text on each paper that has one, below a note."""
-    titles = {item.paper.paper: item.paper.title for item in evidence().complete.items}
+    titles = {item.paper.paper: item.paper.title for item in evidence().complete}
     made = {paper: text(paper) for paper in MAIN}
     return "\n\n".join(
         f"## [{titles[paper]}](papers/{paper}.md)\n\n{note(paper)}{found}"
@@ -515,10 +517,16 @@ def listed(rows: Sequence[Listed]) -> str:
 
 
 def replication_note(paper: str) -> str:
-    """A line that links the conceptual replication of a paper; empty if it has none."""
-    if claims := evidence().replicated()[paper]:
-        return f"{claims} claims have a [conceptual replication](#conceptual-replications) on MNIST.\n\n"
+    """A line that links the conceptual replications of a paper; empty if it has none."""
+    if datasets := evidence().replicated(paper):
+        link = "[conceptual replications](#conceptual-replications)"
+        return f"Claims have {link} on {' and '.join(datasets)}.\n\n"
     return ""
+
+
+def replications(text: Callable[[str], str]) -> str:
+    """The text on each dataset of the conceptual replications."""
+    return "\n\n".join(f"### {dataset}\n\n{text(paper)}" for paper, dataset in REPLICATIONS.items())
 
 
 def results() -> str:
@@ -534,7 +542,7 @@ def results() -> str:
         papers=papers,
         ran=ran,
         datasets=datasets,
-        replications=listed(known.replications()),
+        replications=replications(lambda paper: listed(known.replications(paper))),
         fair=table(["label skew", "runs", *VERDICTS], fair),
         controls=table(["control", "runs", "verdicts"], controls),
     )
@@ -549,7 +557,7 @@ def artifact() -> str:
         papers=by_paper(lambda paper: table(heads, rows) if (rows := known.decided(paper)) else ""),
         count=len(hours),
         hours=sum(hours),
-        replications=table(heads, known.decided(REPLICATION)),
+        replications=replications(lambda paper: table(heads, known.decided(paper))),
         fair=table(["label skew", *costs, *VERDICTS], known.fair()),
         controls=table(["control", *costs, "expected verdicts"], known.controls()),
     )
