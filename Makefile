@@ -41,9 +41,9 @@ UV_OPTIONS := --python $(BIN)/python --no-build-isolation
 # A start without bytecode takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 # These concern the project alone, without the user's own folder.
-golden schema docs: export FLTRAIN_PATH :=
+golden docs: export FLTRAIN_PATH :=
 
-.PHONY: help env quick reproduce tables results test test-slow test-gpu coverage golden lint format docs ui schema lock clean
+.PHONY: help env quick reproduce tables results test test-slow test-gpu coverage golden lint format docs ui lock clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
@@ -173,9 +173,6 @@ docs: env ## make the documentation's site in site/; open site/index.html
 
 ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
 	@$(BIN)/fltrain ui --port $(PORT)
-
-schema: env ## write the JSON schema of the configuration
-	@$(BIN)/fltrain schema
 
 lock: env ## resolve the dependencies again, within constraints.txt
 	@$(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --all-extras --python-version 3.11 \

@@ -1,4 +1,4 @@
-"""Generate pages: methods, configuration, commands, papers, results, artefact.
+"""Generate pages (methods, configuration, commands, papers, results, artefact) and schemas for editors.
 
 ``python docs/generate.py`` writes all pages, ``--check`` reports outdated ones. Name pages to restrict both:
 ``python docs/generate.py --check papers/flfa``.
@@ -23,22 +23,26 @@ import torch
 from click import Context
 from evidence import MAIN, REPLICATIONS, Evidence, Listed
 from extent import Covered, cells, coverage, experiments, totals
+from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from fltrain.cli import app
 from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError, count
+from fltrain.core.files import json_text
 from fltrain.core.strict_yaml import read_settings
+from fltrain.experiments.claims import Claim
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import plan
 from fltrain.experiments.published import read_anomalies
-from fltrain.experiments.schema import Paper, Register, Scale
+from fltrain.experiments.schema import DisplayLabels, Item, Paper, Register, Scale
 from fltrain.experiments.tuning import Search
 from fltrain.experiments.work import Work
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.spec import RunSpec
 
 PAGES = Path(__file__).parent
@@ -720,6 +724,38 @@ def configuration() -> str:
     return CONFIGURATION.format(parts="\n\n".join(sections), workflow=workflow.strip())
 
 
+SCHEMAS: dict[str, Any] = {
+    **{"run": RunSpec, "scale": Scale, "register": Register, "labels": DisplayLabels, "search": Search},
+    **{"paper": Paper, "item": Item, "claims": tuple[Claim, ...], "verdicts": TableCell},
+}
+"""Kinds of files by the name of their schema."""
+
+
+def json_schema(name: str) -> str:
+    """The JSON schema of a kind of files, for editors."""
+    mode: Any = "serialization" if name == "verdicts" else "validation"
+    described = TypeAdapter(SCHEMAS[name]).json_schema(mode=mode)
+    if name in ("paper", "item", "claims"):
+        described = with_blocks(described)
+    if name == "paper":
+        described["properties"]["blocks"] = {"type": "object"}
+    return json_text(described)
+
+
+def with_blocks(described: Any) -> Any:
+    """Allow ``use`` in all mappings of a schema; required keys may come from a block or another file."""
+    if isinstance(described, list):
+        return [with_blocks(part) for part in described]
+    if not isinstance(described, dict):
+        return described
+    parts = {("anyOf" if key == "oneOf" else key): with_blocks(part) for key, part in described.items()}
+    if parts.get("type") == "object":
+        names = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+        parts["properties"] = {**parts.get("properties", {}), "use": names}
+        parts.pop("required", None)
+    return parts
+
+
 def commands() -> str:
     """The page on all commands of `fltrain` and their options."""
     command = get_command(app)
@@ -738,6 +774,7 @@ WRITTEN = {
     "commands": commands,
     "methods/README": index,
     "configuration": configuration,
+    **{f"schemas/{name}.json": partial(json_schema, name) for name in SCHEMAS},
     "results": results,
     "artifact": artifact,
     **{
@@ -753,6 +790,11 @@ WRITTEN = {
 """Page -> function that returns its text."""
 
 
+def file_of(name: str) -> Path:
+    """The file of a page or schema."""
+    return CONFIG / name if name.endswith(".json") else PAGES / f"{name}.md"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pages", nargs="*", help=f"pages (default: all): {', '.join(WRITTEN)}")
@@ -764,14 +806,14 @@ def main() -> int:
     torch.set_num_threads(1)
     stale = []
     for name in options.pages or WRITTEN:
-        page, text = PAGES / f"{name}.md", WRITTEN[name]()
+        page, text = file_of(name), WRITTEN[name]()
         if not page.exists() or page.read_text(encoding="utf-8") != text:
             stale.append(name)
             if not options.check:
                 page.write_text(text, encoding="utf-8")
     result = "outdated; run python docs/generate.py {}" if options.check else "written"
     for name in stale:
-        print(f"{name}.md: {result.format(name)}")
+        print(f"{name}: {result.format(name)}")
     return int(options.check and bool(stale))
 
 

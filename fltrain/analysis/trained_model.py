@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays
-from fltrain.data.prepared import load_partition, load_prepared
+from fltrain.data.prepared import load_prepared, partition
 from fltrain.engine.simulation import Simulation
 from fltrain.models.network import Network
 from fltrain.runs.record import MODELS_FILE, Record, Results
@@ -33,7 +33,7 @@ class TrainedRun:
         if self.spec.evaluation.keep == "nothing":
             raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
-        divided = load_partition(self.spec.division, data, results.partition(self.spec.partition_id))
+        divided = partition(self.spec.division, data)
         simulation = Simulation(self.spec, data, divided, device)
         arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models")
         self.arrays: dict[str, Tensor] = {

@@ -19,7 +19,6 @@ from fltrain.cli import (
     explain,
     plan,
     records,
-    schema,
     select,
     status,
     track,
@@ -54,7 +53,6 @@ app.command("verify")(verify.verify)
 app.command("track")(track.track)
 app.command("ui")(ui.ui)
 app.command("compare")(compare.compare)
-app.command("schema")(schema.schema)
 app.add_typer(records.app, name="records")
 app.add_typer(data.app, name="data")
 

@@ -1,20 +1,22 @@
-"""The commands `fltrain data`: list, fetch and show datasets."""
+"""The commands `fltrain data`: list and fetch datasets."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fltrain.cli.options import ResultsOption
 from fltrain.cli.output import print_table
-from fltrain.core.errors import FltrainError
 from fltrain.runs.record import Results
 
-app = typer.Typer(help="List, fetch and show datasets.", no_args_is_help=True, rich_markup_mode=None)
-SizeOption = Annotated[int | None, typer.Option(help="Resize images to this many pixels per side.")]
+if TYPE_CHECKING:
+    from fltrain.data.datasets import DatasetEntry
+    from fltrain.data.prepared import PreparedData
+
+app = typer.Typer(help="List and fetch datasets.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
@@ -42,12 +44,14 @@ def _count(number: int | None) -> str:
 @app.command("fetch")
 def fetch_data(
     names: Annotated[list[str], typer.Argument(help="Names in config/datasets.yaml.")],
-    image_size: SizeOption = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Resize images to this many pixels per side.")
+    ] = None,
     results: ResultsOption = Path("results"),
 ) -> None:
-    """Download and prepare datasets.
+    """Download and prepare datasets, and show their properties.
 
-    Files in the folder FLTRAIN_DATA are not downloaded.
+    Files in the folder FLTRAIN_DATA are not downloaded, and prepared datasets are not prepared again.
     """
     from fltrain.data.datasets import Dataset
     from fltrain.data.prepared import load_or_prepare
@@ -56,27 +60,11 @@ def fetch_data(
     folder = Results(results)
     for dataset in [Dataset.parse({"name": name, "image_size": image_size}, "dataset") for name in names]:
         path = folder.data(dataset)
-        load_or_prepare(dataset, path, folder.downloads)
-        typer.echo(f"{path}, {path.with_suffix('.png')}")
+        _show(dataset.entry, load_or_prepare(dataset, path, folder.downloads), path)
 
 
-@app.command("show")
-def show_data(
-    name: Annotated[str, typer.Argument(help="A name in config/datasets.yaml.")],
-    image_size: SizeOption = None,
-    results: ResultsOption = Path("results"),
-) -> None:
-    """Show the properties of a prepared dataset."""
-    from fltrain.data.datasets import Dataset
-    from fltrain.data.prepared import load_prepared
-
-    dataset = Dataset.parse({"name": name, "image_size": image_size}, "dataset")
-    path = Results(results).data(dataset)
-    if not path.exists():
-        size = "" if image_size is None else f" --image-size {image_size}"
-        raise FltrainError(f"{path}: not prepared yet; run `fltrain data fetch {name}{size}`")
-    data = load_prepared(dataset, path)
-    entry = dataset.entry
+def _show(entry: DatasetEntry, data: PreparedData, path: Path) -> None:
+    """Print the properties of a prepared dataset."""
     lines = {
         "title": entry.title,
         "images": f"{len(data.train_labels):,} for training, {len(data.test_labels):,} for testing",
@@ -87,6 +75,7 @@ def show_data(
         "notes": "; ".join(data.about["notes"]) or None,
         "licence": entry.licence,
         "citation": entry.citation,
+        "file": path,
         "contact sheet": path.with_suffix(".png"),
     }
     for key, value in lines.items():

@@ -15,7 +15,6 @@ from fltrain.experiments.items import Entry
 from fltrain.experiments.layers import leaves, merged, origins, place_in
 from fltrain.experiments.plan import plan
 from fltrain.experiments.selection import Selection
-from fltrain.runs.where import short_names
 
 
 def explain(
@@ -25,7 +24,7 @@ def explain(
         typer.Option(
             metavar="<label>",
             help="One label of the cell, whole and as the table prints it (--cell FedProx), with its axis if "
-            "two share it (--cell method=FedProx), or the name of a component (--cell fedprox). Repeatable.",
+            "two share it (--cell method=FedProx). Repeatable.",
         ),
     ] = None,
     scale: options.ScaleOption = "demo",
@@ -37,10 +36,7 @@ def explain(
         raise FltrainError(f"{item!r} is a paper; name one of its items, for example {items[0].id}")
     (planned,) = items
     words = {label.casefold() for label in cell or ()}
-    first = [entry for entry in planned.entries if entry.number == 0]
-    # A label can also be the name of a component of other cells, as FedAvg is of FedAvg + FLFA.
-    entries = [entry for entry in first if words <= _labels(entry)]
-    entries = entries or [entry for entry in first if words <= _labels(entry) | _names(entry)]
+    entries = [entry for entry in planned.entries if entry.number == 0 and words <= _labels(entry)]
     if len(entries) != 1:
         axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in planned.axes.items())
         given = ", ".join(map(repr, cell or ())) or "no label"
@@ -65,11 +61,6 @@ def explain(
 def _labels(entry: Entry) -> set[str]:
     """Return a cell's labels, each alone and with its axis."""
     return {word.casefold() for axis, label in entry.labels.items() for word in (label, f"{axis}={label}")}
-
-
-def _names(entry: Entry) -> set[str]:
-    names = (*short_names(entry.spec).values(), *(plugin.name for plugin in entry.spec.plugins))
-    return {name.casefold() for name in names}
 
 
 def _text(value: object) -> str:

@@ -20,7 +20,7 @@ WhereOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Only runs that meet conditions: 'dataset=cifar10 method=fedavg,fedprox training.lr!=0.1'; "
-        "repeatable. A condition on method or plugins also selects the baselines."
+        "repeatable."
     ),
 ]
 

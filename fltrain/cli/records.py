@@ -59,10 +59,6 @@ def export_archive(
 def import_archive(
     archive: Annotated[Path, typer.Argument(help="Archive from `fltrain records export`.")],
     results: ResultsOption = Path("results"),
-    replace: Annotated[
-        bool,
-        typer.Option("--replace", help="Replace records that differ from the archived ones."),
-    ] = False,
 ) -> None:
     """Import the records of an archive into RESULTS/runs.
 
@@ -70,9 +66,8 @@ def import_archive(
     """
     from fltrain.runs.archive import import_records
 
-    done = import_records(archive, Results(results), replace)
-    kept = f", {done['kept']} kept with other numbers (--replace imports the archived ones)"
+    done = import_records(archive, Results(results))
+    kept = f", {done['kept']} kept with other numbers (delete their folders to import the archived ones)"
     typer.echo(
-        f"{archive}: {done['added']} added, {done['replaced']} replaced, {done['unchanged']} unchanged"
-        f"{kept if done['kept'] else ''}"
+        f"{archive}: {done['added']} added, {done['unchanged']} unchanged{kept if done['kept'] else ''}"
     )

@@ -120,7 +120,6 @@ def train(
     # Each run once, even if several files describe it.
     parsed = {spec.run_id: spec for path in paths for spec in runs_of(path, every)}
     where = Results(results)
-    where.recover()
     due = []
     stopping.heed()
     for spec in parsed.values():

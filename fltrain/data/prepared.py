@@ -1,4 +1,4 @@
-"""Prepared datasets and partitions: their files, and the checks when they are read."""
+"""Prepared datasets: their files, and the checks when they are read; partitions of their images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_arrays, replacing, write_arrays
+from fltrain.core.files import digest, read_arrays, replacing, write_arrays
 from fltrain.core.hashing import short_hash
 from fltrain.data.datasets import Dataset, DatasetEntry
 from fltrain.data.fetch import obtain
@@ -204,21 +204,22 @@ def _contact_sheet(arrays: Mapping[str, NDArray[Any]], classes: int, path: Path)
 
 @dataclass(frozen=True)
 class Partition:
-    """Index arrays into the training split, one per client, and their digest.
+    """Index arrays into the training split, one per client, and the digest of indices, sizes and counts.
 
     With local test splits, ``tests`` holds the test images of each client, and all indices refer to
     ``PreparedData.merged``. ``validation`` holds the validation images, if there are any: of each client with
-    local test splits, else one array.
+    local test splits, else one array. ``counts`` are training images by client and class, ``[M, C]``.
     """
 
     clients: list[Indices]
     digest: str
     tests: list[Indices] | None = None
     validation: list[Indices] | None = None
+    counts: Indices | None = None
 
 
-def partition(division: Division, data: PreparedData, path: Path) -> Partition:
-    """Partition the images among clients; write the result, with class counts per client, to ``path``."""
+def partition(division: Division, data: PreparedData) -> Partition:
+    """Return the partition of the images among clients; equal settings and data give equal ones."""
     pool = data.merged() if division.local_test else data
     labels = np.asarray(pool.train_labels)
     parts = division.parts(labels, data.classes, pool.writers)
@@ -226,19 +227,5 @@ def partition(division: Division, data: PreparedData, path: Path) -> Partition:
     for kind, groups in parts.items():
         arrays[f"{kind}indices"] = np.concatenate(groups)
         arrays[f"{kind}sizes"] = np.array([len(group) for group in groups], np.int64)
-    write_arrays(path, arrays, {**division.settings, "data": data.digest})
-    return load_partition(division, data, path)
-
-
-def load_partition(division: Division, data: PreparedData, path: Path) -> Partition:
-    """Return a partition after checking that it is complete and belongs to these data and settings."""
-    arrays, about = read_arrays(path, "partition")
-    if not {**division.settings, "data": data.digest}.items() <= {"validation": None, **about}.items():
-        raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
-
-    def groups(kind: str) -> list[Indices]:
-        return np.split(arrays[f"{kind}indices"], np.cumsum(arrays[f"{kind}sizes"])[:-1])
-
-    tests = groups("test_") if division.local_test else None
-    validation = groups("validation_") if division.validation else None
-    return Partition(groups(""), about["digest"], tests, validation)
+    tests, validation = parts.get("test_"), parts.get("validation_")
+    return Partition(parts[""], digest(arrays), tests, validation, arrays["counts"])

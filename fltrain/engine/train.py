@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
-from fltrain.data.prepared import PreparedData, load_or_prepare, load_partition, partition
+from fltrain.data.prepared import PreparedData, load_or_prepare, partition
 from fltrain.engine.checkpoint import Checkpoints, Progress
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import prepare
-from fltrain.runs.record import Record, Results, checkpoint_files, exchange, leased, summarise, write_record
+from fltrain.runs.record import Record, Results, checkpoint_files, leased, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import outside_files, source_digests
 from fltrain.runtime.determinism import Determinism, Profile, determined
@@ -78,7 +78,7 @@ def train(
 
     Args:
         spec: the run.
-        results: the results folder, for the record, data and partitions.
+        results: the results folder, for the record and data.
         execution: settings of the execution.
         again: train the run even if it has a record.
         quiet: write progress to the log file only.
@@ -92,23 +92,21 @@ def train(
     compute_as_runs(execution.threads)
     prepare(execution.workers, execution.device, execution.threads)
     results.create()
-    place, tf32 = results.place(spec.run_id), spec.precision == "tf32"
+    tf32 = spec.precision == "tf32"
     with (
-        _logging_to(place / "train.log", quiet),
+        _logging_to(results.run(spec.run_id) / "train.log", quiet),
         determined(execution.determinism, execution.device, tf32) as determinism,
     ):
-        return _Training(spec, results, place, execution, determinism, stopping or Stopping()).record_of_run(
-            again
-        )
+        training = _Training(spec, results, execution, determinism, stopping or Stopping())
+        return training.record_of_run(again)
 
 
 @dataclass
 class _Training:
-    """Training of a run by this process; it writes the record in ``place``."""
+    """Training of a run by this process."""
 
     spec: RunSpec
     results: Results
-    place: Path
     execution: Execution
     determinism: Determinism
     stopping: Stopping
@@ -116,14 +114,14 @@ class _Training:
     def record_of_run(self, again: bool) -> Record:
         """Train the run and return its record, or the one that another process has written."""
         run, record = self.spec.run_id, self.results.record(self.spec.run_id)
+        before = record.written if record.complete and again else None
         try:
             with leased(self.results.lease(run), self._wait):
-                if record.complete and not self._trains_again(record, again):
+                if record.complete and self._is_done(record, before):
                     return record
-                self.place.mkdir(exist_ok=True)  # the process that held the lease may have renamed it
-                clear_leftovers(self.place)
+                clear_leftovers(record.folder)
                 if not self.results.saved_rounds(run):
-                    (self.place / "train.log").write_text("")
+                    (record.folder / "train.log").write_text("")
                 forget_peaks(self.execution.device)
                 self._train()
         except MethodError as error:
@@ -137,24 +135,22 @@ class _Training:
             raise type(stopped)(f"{run}: {stopped}; the next start{option} {start}") from None
         return Record(record.folder)
 
-    def _trains_again(self, record: Record, again: bool) -> bool:
-        """Return True if a run with a record is to be trained; delete checkpoints that it no longer needs."""
+    def _is_done(self, record: Record, before: float | None) -> bool:
+        """Return True unless the record of time ``before`` is to be replaced; delete unneeded checkpoints."""
         record.check_settings(self.spec)
-        again = again and self.place != record.folder  # otherwise it was trained while this process waited
+        done = record.written != before  # with `again`: another process trained it while this one waited
         folder = self.results.checkpoints(self.spec.run_id)
         left = checkpoint_files(folder)
-        # With `--again`, later checkpoints belong to a training that was interrupted.
-        if not again or all(path.stat().st_mtime <= record.written for path in left):
+        # With `again`, later checkpoints belong to a training that was interrupted.
+        if done or all(path.stat().st_mtime <= record.written for path in left):
             shutil.rmtree(folder, ignore_errors=True)
-        if not again:
-            if self.place != record.folder:
-                shutil.rmtree(self.place, ignore_errors=True)
-            done = "has a record; its checkpoints are deleted" if left else "another process has trained it"
-            LOG.info("%s: %s", self.spec.run_id, done)
-        return again
+        if done:
+            reason = "has a record; its checkpoints are deleted" if left else "another process has trained it"
+            LOG.info("%s: %s", self.spec.run_id, reason)
+        return done
 
     def _train(self) -> None:
-        """Train the remaining rounds, write the record, and put it where an older one was."""
+        """Train the remaining rounds, and write the record."""
         started, spec, execution = time.perf_counter(), self.spec, self.execution
         with self.stopping.interruptible():
             simulation, digests, identity = self._prepared()
@@ -191,8 +187,7 @@ class _Training:
         summary = summarise(spec, progress.rows, diverged, about)
         costs, provenance = _costs(simulation, account().seconds), merged(progress.processes)
         models = kept_models(simulation)
-        write_record(self.place, spec, progress.rows, summary, costs, provenance, models)
-        exchange(self.place, self.results.run(spec.run_id))
+        write_record(self.results.run(spec.run_id), spec, progress.rows, summary, costs, provenance, models)
         shutil.rmtree(checkpoints.folder, ignore_errors=True)
         if summary["accuracy"]["final"] is not None:
             LOG.info("%s: final accuracy %.2f %%", spec.run_id, 100 * summary["accuracy"]["final"])
@@ -245,8 +240,7 @@ class _Training:
                 f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
             )
         extra = {dataset.name: prepared(dataset) for dataset in spec.evaluation.extra}
-        path = results.partition(spec.partition_id)
-        divided = (load_partition if path.exists() else partition)(spec.division, data, path)
+        divided = partition(spec.division, data)
         trainer = partial(
             CapturedTraining if execution.cuda_graph else LocalTraining,
             workers=execution.workers,
@@ -283,7 +277,7 @@ class _Training:
                     f"{run}: out of memory {where} ({message}); let fewer runs share the device, or take a "
                     "larger device"
                 ) from error
-            log = self.place / "train.log"
+            log = self.results.run(run) / "train.log"
             raise MethodError(f"{run}: {message} ({where}); {log} has the traceback") from error
 
 

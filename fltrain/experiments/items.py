@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -12,13 +12,11 @@ from fltrain.experiments.layers import SettingsLayer
 from fltrain.experiments.layout import (
     Bubbles,
     Cell,
-    Curves,
     Figure,
     Inversion,
     ItemJob,
     Labels,
     Preference,
-    Ranking,
     Restriction,
     Table,
     Variance,
@@ -63,7 +61,6 @@ class PlannedItem:
     Attributes:
         applied: the exceptions that match a cell.
         restricted: restrictions of the item, by a full scale's axes or by the user's selection.
-        stale: for runs (by ID) with a stale record only, what has changed since.
         refused: reason why an item that needs a selection has no entries yet.
     """
 
@@ -77,7 +74,6 @@ class PlannedItem:
     entries: list[Entry]
     applied: tuple[Special, ...] = ()
     restricted: tuple[Restriction, ...] = ()
-    stale: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""
 
     def __repr__(self) -> str:
@@ -107,7 +103,7 @@ class PlannedItem:
 
     @property
     def trains(self) -> bool:
-        """True if the item needs run records, false if it needs only partitions."""
+        """True if the item needs run records, false if it needs only datasets."""
         return not isinstance(self.layout, Bubbles)
 
     @property
@@ -122,34 +118,17 @@ class PlannedItem:
         """Distinct runs to be trained, in the order of the grid."""
         return list(dict.fromkeys(entry.spec.run_id for entry in self.entries)) if self.trains else []
 
-    @cached_property
-    def partition_ids(self) -> list[str]:
-        """Distinct partitions, in the order of the grid."""
-        return list(dict.fromkeys(entry.spec.partition_id for entry in self.entries))
-
     @property
     def scale_title(self) -> str:
         """Scale of the item in words, if the item is complete."""
         return self.reduction.title or self.scale.title
 
-    def keeping(self, why: str, holds: Callable[[Entry], bool], references: bool = False) -> Self:
-        """Return the item with the cells that meet a condition; its sheet gives the reason for missing cells.
-
-        Args:
-            why: the condition in words.
-            holds: returns True for entries to keep.
-            references: also keep the cells with which those are compared.
-        """
-        differing = list(_references(self.layout))
-        compared = {
-            tuple({**entry.labels, **labels}.values())
-            for entry in (filter(holds, self.entries) if references else ())
-            for labels in differing
-        }
-        kept = [entry for entry in self.entries if holds(entry) or tuple(entry.labels.values()) in compared]
+    def keeping(self, why: str, holds: Callable[[Entry], bool]) -> Self:
+        """Return the item with the cells that meet a condition, which ``why`` describes in words."""
+        kept = [entry for entry in self.entries if holds(entry)]
         if len(kept) == len(self.entries):
             return self
-        axes = with_labels(self.axes, [*differing, *(entry.labels for entry in kept)])
+        axes = with_labels(self.axes, (entry.labels for entry in kept))
         return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, Restriction(to=why)))
 
     @cached_property
@@ -179,9 +158,8 @@ class PlannedItem:
                     reported=entry.reported,
                     seed=entry.seed,
                     run=entry.spec.run_id,
-                    partition=entry.spec.partition_id,
                     methods=tuple(method.name for method in entry.spec.composition.methods),
-                    stale=self.stale.get(entry.spec.run_id, ""),
+                    spec={} if self.trains else entry.spec.canonical,
                 )
                 for entry in self.entries
             ),
@@ -192,15 +170,3 @@ def with_labels(axes: Mapping[str, Iterable[str]], used: Iterable[Labels]) -> di
     """Return the axes with the labels that are used, in the order of the axes."""
     places = {place for labels in used for place in labels.items()}
     return {axis: [label for label in labels if (axis, label) in places] for axis, labels in axes.items()}
-
-
-def _references(layout: Table | Figure) -> Iterator[Labels]:
-    """Yield the labels in which a reference cell differs from the cells that are compared with it."""
-    if isinstance(layout, Table):
-        for measured in layout.measures:
-            yield from filter(None, (measured.gain_over, measured.relative_to, measured.target_of))
-    if isinstance(layout, Ranking):
-        yield {layout.rows: layout.difference_from}
-    if isinstance(layout, Curves):
-        for panel in layout.panels:
-            yield from filter(None, (panel.reduction_from, panel.difference_from))

@@ -8,11 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,8 +25,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
-from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import changed_runs, stale_runs
+from fltrain.runs.today import changed_runs
 
 if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
@@ -94,22 +90,13 @@ class Jobs:
             raise problems("damaged records", damages)
 
     def start(self, settings: DAGSettings) -> FileLock:
-        """Prepare the folder for jobs, and return its lock.
-
-        Dates of results in the future, from before a clock was set back, become now: Snakemake lets a job
-        fail whose output is older than its input. If Snakemake is forced to train, jobs train again.
-        """
+        """Lock the folder and return the lock. If Snakemake is forced to train, jobs train again."""
         lock = lock_folder()
-        for pattern in ("data/*", "partitions/*", "runs/*/summary.json", f"{self.request.scale}/**/*"):
-            for path in self.results.root.glob(pattern):
-                with suppress(OSError):  # of another user, or deleted meanwhile
-                    if path.stat().st_mtime > time.time():
-                        os.utime(path)
         if forces_training(settings):
             os.environ["FLTRAIN_AGAIN"] = "true"
         return lock
 
-    def notes(self, arguments: Sequence[str], rules: Collection[str] = ()) -> list[str]:
+    def notes(self, arguments: Sequence[str], rules: Iterable[str] = ()) -> list[str]:
         """Return lines to print before the workflow starts: changed code, and targets that do not exist.
 
         Args:
@@ -129,45 +116,21 @@ class Jobs:
         hints = [(word, suggest(word, targets, 0.8)) for word in unknown]
         return lines + [f"there is no target {word!r}{hint}" for word, hint in hints if hint]
 
-    @property
-    def database(self) -> int:
-        """Number of the MLflow database: it increases by one when the database is deleted."""
-        path = self.results.tracking.with_suffix(".number")
-        number = int(path.read_text()) if path.exists() else 0
-        return number if self.results.tracking.exists() else number + 1
-
-    # ------------------------------------------------------------ data and partitions
+    # ------------------------------------------------------------ data
     @cached_property
-    def files(self) -> dict[str, list[str]]:
-        """Data files and, last, partition file by run ID, of all specs."""
-        data, partition = self.results.data, self.results.partition
-        return {
-            spec.run_id: [
-                *(str(data(dataset)) for dataset in (spec.dataset, *spec.evaluation.extra)),
-                str(partition(spec.partition_id)),
-            ]
-            for spec in self.plan.specs
-        }
+    def datasets(self) -> dict[str, Dataset]:
+        """Datasets of the plan by ID."""
+        return {dataset.id: dataset for spec in self.plan.specs for dataset in spec.datasets}
 
-    @cached_property
-    def partitions(self) -> dict[str, RunSpec]:
-        """A run of the plan for each partition ID."""
-        return {spec.partition_id: spec for spec in self.plan.specs}
-
-    def data_files(self) -> list[str]:
-        """Return the files of all datasets and partitions."""
-        return list(dict.fromkeys(file for files in self.files.values() for file in files))
+    def data_files(self, datasets: Iterable[Dataset] | None = None) -> list[str]:
+        """Return the files of datasets (default: of all)."""
+        chosen = self.datasets.values() if datasets is None else datasets
+        return sorted({str(self.results.data(dataset)) for dataset in chosen})
 
     def dataset(self, name: str) -> dict[str, Any]:
-        """Return the settings of a dataset of the plan, or of any dataset in the registry."""
-        used = (data for spec in self.plan.specs for data in (spec.dataset, *spec.evaluation.extra))
-        dataset = next((data for data in used if data.id == name), None)
-        return _versioned(dataset or Dataset.parse({"name": name}, "dataset"))
-
-    def partition(self, name: str) -> dict[str, Any]:
-        """Return the settings of a partition."""
-        spec = self.partitions[name]
-        return {"dataset": _versioned(spec.dataset), **spec.division.settings}
+        """Return settings and revision of a dataset of the plan, or of any dataset in the registry."""
+        dataset = self.datasets.get(name) or Dataset.parse({"name": name}, "dataset")
+        return {"settings": dataset.prepared.model_dump(mode="json"), "revision": dataset.revision}
 
     # ------------------------------------------------------------ runs
     @cached_property
@@ -184,15 +147,14 @@ class Jobs:
 
     @cached_property
     def run_inputs(self) -> dict[str, list[str]]:
-        """Data files and partition file of each run, unless it has a record and one of them is missing.
+        """Data files of each run, unless it has a record and one of them is missing.
 
         An imported record needs none. For others, Snakemake would notice that inputs have gone.
         """
         missing = {file for file in self.data_files() if not Path(file).exists()}
-        return {
-            run: [] if run in self.complete and not missing.isdisjoint(self.files[run]) else self.files[run]
-            for run in self.plan.runs
-        }
+        inputs = {run: self.data_files(spec.datasets) for run, spec in self.plan.runs.items()}
+        gone = {run for run in self.complete if not missing.isdisjoint(inputs[run])}
+        return {run: [] if run in gone else files for run, files in inputs.items()}
 
     def resource(self, name: Resource) -> Callable[..., int]:
         """Return a function of wildcards and attempt (1, 2 ...): the amount that a run's job requests."""
@@ -221,7 +183,7 @@ class Jobs:
     def item_inputs(self, name: str) -> dict[str, list[str]]:
         """Return the files that a table or figure is made from: records, and data or published values."""
         item = self.items[name]
-        inputs = {"records": [*self.summaries(item.run_ids), *_data_behind(item, self.results)]}
+        inputs = {"records": [*self.summaries(item.run_ids), *self.data_files(_datasets_behind(item))]}
         return inputs | self.published([item]) if item.item.table else inputs
 
     def pattern(self, rule: str) -> str:
@@ -293,15 +255,12 @@ class Jobs:
         }
 
 
-def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
-    """Refuse arguments and a folder that Snakemake would misunderstand.
+def check_command(arguments: Sequence[str]) -> None:
+    """Refuse arguments by which Snakemake would do harm.
 
-    It takes words in braces for wildcards, deletes finished runs with all other output (the option can be
-    abbreviated), and runs on this machine if a workflow profile does not exist.
+    It deletes finished runs with all other output (the option can be abbreviated), and runs on this machine
+    if a workflow profile does not exist.
     """
-    path = str(folder.absolute())
-    if "{" in path or "}" in path:
-        raise FltrainError(f"Snakemake cannot run in a path with braces: move {path!r}")
     for word, following in itertools.pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
         if len(name) > len("--delete-") and "--delete-all-output".startswith(name):
@@ -324,11 +283,6 @@ def forces_training(settings: DAGSettings) -> bool:
     return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
 
 
-def use_this_python() -> None:
-    """Let the shell commands of all jobs find this process's Python."""
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-
-
 def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
     """Take the lock of a folder's workflow and return it.
 
@@ -342,38 +296,29 @@ def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
     return lock
 
 
-def _versioned(dataset: Dataset) -> dict[str, Any]:
-    """Return the settings and the revision of a dataset, on which its files depend."""
-    return {"settings": dataset.prepared.model_dump(mode="json"), "revision": dataset.revision}
-
-
-def _data_behind(item: PlannedItem, results: Results) -> list[str]:
-    """Return the files besides records that an item is made from."""
-    if item.trains and item.rule != "model_figure":
-        return []
-    data = [entry.spec.dataset for entry in item.entries if item.trains]
-    partitions = (results.partition(partition) for partition in item.partition_ids)
-    return sorted({str(file) for file in (*partitions, *map(results.data, data))})
+def _datasets_behind(item: PlannedItem) -> list[Dataset]:
+    """Return the datasets that an item is made from, in addition to records."""
+    needed = not item.trains or item.rule == "model_figure"
+    return [entry.spec.dataset for entry in item.entries] if needed else []
 
 
 def _from_records(part: Plan, results: Results, complete: frozenset[str]) -> Plan:
     """Return the items that can be made without training, because some run has a complete record.
 
-    They keep all their cells; tables show missing and stale runs.
+    They keep all their cells; tables show missing runs.
     """
 
     def possible(item: PlannedItem) -> bool:
-        runs = item.run_ids if item.rule == "model_figure" else []
-        files = [*map(Path, _data_behind(item, results)), *(results.run(run) / MODELS_FILE for run in runs)]
+        models = item.run_ids if item.rule == "model_figure" else []
+        files = [results.data(dataset) for dataset in _datasets_behind(item)]
+        files += [results.run(run) / MODELS_FILE for run in models]
         recorded = not item.trains or not complete.isdisjoint(item.run_ids)
         return recorded and all(file.exists() for file in files)
 
-    stale = {run: str(old) for run, old in stale_runs(part.runs, results).items()}
     rest = part.reduced_to([item for item in part.items if possible(item)], "what records allow")
     if not rest.items:
-        older = f" ({len(stale)} have a stale one, see `fltrain status`)" if stale else ""
         raise FltrainError(
-            f"scale {part.scale.scale!r}: none of its runs has a record{older}; import records "
-            "(`fltrain records import`), or train the runs"
+            f"scale {part.scale.scale!r}: none of its runs has a record (`fltrain status` names stale ones); "
+            "import records (`fltrain records import`), or train the runs"
         )
-    return replace(rest, items=[replace(item, stale=stale) for item in rest.items])
+    return rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, Strict, model_validator
 
@@ -511,18 +511,16 @@ def measures_of(layout: Table | Figure) -> list[str]:
 class Cell(Settings):
     """One run with its labels on the item's axes, its seed, and its names in the published table.
 
-    ``run`` and ``partition`` are the IDs of the run and of its partition, ``methods`` the names of its method
-    and plug-ins, in order. ``stale`` describes the revisions since the stale record of a run without a
-    current one.
+    ``run`` is the ID of the run, ``methods`` the names of its method and plug-ins, in order. ``spec`` has the
+    settings with their revisions in an item that is made without training.
     """
 
     labels: Labels
     reported: dict[str, str] = {}
     seed: int
     run: str
-    partition: str
     methods: Annotated[tuple[str, ...], Strict(False)] = ()
-    stale: str = ""
+    spec: dict[str, Any] = {}
 
 
 class Restriction(Settings):

@@ -42,7 +42,7 @@ from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import Condition, begins, choose, parse_where, settings_text, value_of
+from fltrain.runs.where import choose, parse_where, settings_text, value_of
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
@@ -110,15 +110,13 @@ class Plan:
         named = [f"item{plural} {', '.join(selection.items)}"] if selection.items else []
         rest = self.reduced_to(items, *named)
         if seeds := selection.seeds:
-            why = count(seeds, "seed")
-            rest = rest.reduced_to(
-                [item.keeping(why, lambda entry: entry.number < seeds) for item in rest.items], why
-            )
+            rest = rest._keeping(count(seeds, "seed"), lambda entry: entry.number < seeds)
         if conditions := parse_where(selection.where):
             texts = {spec.run_id: settings_text(spec) for spec in self.specs}
             choose([texts[run] for run in self.runs], conditions, dict)  # refuses unknown keys and values
             for condition in conditions:
-                rest = rest._meeting(condition, {run for run, text in texts.items() if condition.meets(text)})
+                runs = {run for run, text in texts.items() if condition.meets(text)}
+                rest = rest._keeping(str(condition), lambda entry, runs=runs: entry.spec.run_id in runs)
         if not rest.items:
             raise FltrainError(
                 f"scale {self.scale.scale!r}: no run is left with {'; '.join(rest.restrictions)}; "
@@ -126,11 +124,9 @@ class Plan:
             )
         return rest
 
-    def _meeting(self, condition: Condition, runs: Collection[str]) -> Plan:
-        """Return the plan with the runs that meet a condition and, if it is on methods, their baselines."""
-        why, compared = str(condition), begins(condition.key, ("method", "plugins"))
-        items = [item.keeping(why, lambda entry: entry.spec.run_id in runs, compared) for item in self.items]
-        return self.reduced_to(items, why)
+    def _keeping(self, why: str, holds: Callable[[Entry], bool]) -> Plan:
+        """Return the plan with the cells that meet a condition."""
+        return self.reduced_to([item.keeping(why, holds) for item in self.items], why)
 
     def reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
         """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""

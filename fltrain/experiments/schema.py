@@ -398,7 +398,7 @@ def _by_name(written: Any) -> Any:
 
 FOLDERS = (
     *("benchmarks", "checkpoints", "data", "downloads"),
-    *("logs", "mlflow-artifacts", "partitions", "runs"),
+    *("logs", "mlflow-artifacts", "runs"),
 )
 """Folders in the results folder that are not scales."""
 

@@ -32,10 +32,7 @@ class Selection(Settings):
     Attributes:
         items: ``flfa/table1``, ``flfa_table1``, or a paper (``flfa``).
         seeds: maximum number of seeds.
-        where: conditions on settings, see ``fltrain.runs.where``. Conditions on ``method`` or ``plugins``
-            also keep the cells with which the layout compares those that meet them (``gain_over``,
-            ``relative_to``, ``target_of``, ``reduction_from``), for example the base methods behind a
-            plug-in's gain.
+        where: conditions on settings, see ``fltrain.runs.where``.
     """
 
     items: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)] = ()

@@ -49,7 +49,6 @@ from fltrain.reporting.frame import (
     DAMAGED,
     DIVERGED,
     MISSING,
-    STALE,
     Runs,
     claimed_values,
     places,
@@ -270,7 +269,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
 
 # ---------------------------------------------------------------- numbers
 THE_AVERAGE = "the average"
-LOST = {DIVERGED: "diverged", STALE: "stale", DAMAGED: "damaged", MISSING: "not run"}
+LOST = {DIVERGED: "diverged", DAMAGED: "damaged", MISSING: "not run"}
 UNTESTABLE = "no test: it takes three seeds that differ"
 INCOMPLETE = "no test: an average takes a number at every place"
 

@@ -1,7 +1,7 @@
 """One tidy frame behind tables, claims and figures, read from records.
 
 It has one line for each run and place of a sheet. Its columns are the sheet's axes (and the dimension of the
-measure), ``seed``, ``run``, ``state`` (done, diverged, stale, damaged or missing), ``value`` and ``gain``,
+measure), ``seed``, ``run``, ``state`` (done, diverged, damaged or missing), ``value`` and ``gain``,
 ``names`` (of the cell in the published table), ``composition`` (names of method and plug-ins), and
 ``spread_family``, which is equal for cells that moderate each other's spreads over seeds.
 """
@@ -90,11 +90,11 @@ NumbersByLabel = Mapping[str, float]
 CellKey = tuple[tuple[str, str], ...]
 """Labels of a cell, in the order of the axes."""
 
-DONE, DIVERGED, STALE, DAMAGED, MISSING = "done", "diverged", "stale", "damaged", "missing"
-STATES = (DONE, DIVERGED, STALE, DAMAGED, MISSING)
+DONE, DIVERGED, DAMAGED, MISSING = "done", "diverged", "damaged", "missing"
+STATES = (DONE, DIVERGED, DAMAGED, MISSING)
 """From best to worst."""
-ABSENT = (STALE, DAMAGED, MISSING)
-"""Those of runs without a record; there is an older one of those that are stale."""
+ABSENT = (DAMAGED, MISSING)
+"""Those of runs without numbers."""
 
 UNKNOWN = "—"
 """Label on a dimension while its labels are unknown, because no run is complete."""
@@ -128,7 +128,7 @@ def values_of(
     lines: list[dict[str, Any]] = []
     for cell, record, numbers in zip(sheet.cells, records, found, strict=True):
         dataset: tuple[str, ...] = ()
-        state = STALE if cell.stale else MISSING
+        state = MISSING
         if record.usable:
             state = DIVERGED if diverged(record) else DONE
             dataset = (str(record.spec["dataset"]["name"]),)

@@ -1,4 +1,4 @@
-"""Verification of a results folder: data, partitions, records, and tables against the records. No torch.
+"""Verification of a results folder: data, records, and tables against the records. No torch.
 
 It changes nothing. It does not check figures, claims and overview pages.
 """
@@ -6,8 +6,8 @@ It changes nothing. It does not check figures, claims and overview pages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,16 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import (
-    AGAIN,
     BROKEN,
     MODELS_FILE,
     RECORD_FILES,
-    REPLACED,
     Record,
     Results,
     check_record,
     held,
     reason,
 )
-from fltrain.runs.spec import partition_name
-from fltrain.runs.today import Stale, stale_runs
+from fltrain.runs.today import Stale
 
 _UNREADABLE = (*BROKEN, OSError)
 
@@ -65,9 +62,8 @@ class Verification:
         self.config = config
         self.chosen = None if scale is None else plan(config, scale)
         self.problems = 0
-        self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
+        self._counts = dict.fromkeys(("record", "dataset", "table"), 0)
         self._data: dict[str, dict[str, Any]] = {}
-        self._partitions: dict[str, str] = {}
         self._damaged: set[str] = set()
 
     def findings(self) -> Iterator[Problem]:
@@ -75,7 +71,6 @@ class Verification:
         root = self.results.root
         parts = (
             self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),
-            self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
             self._each("record", self._finished(), self._check_record),
             self._tables(),
             self._leftovers(),
@@ -104,7 +99,7 @@ class Verification:
             except _UNREADABLE as error:
                 yield Problem(f"{path}: cannot be read ({reason(error)})")
 
-    # ------------------------------------------------------------------------------ data and partitions
+    # ------------------------------------------------------------------------------ data
     def _check_data(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "prepared dataset")
         self._data[path.stem] = about
@@ -123,22 +118,6 @@ class Verification:
             yield Problem(f"{path}: stale: {revisions}", harmless=True)
         elif difference := changed(dataset.entry, about):
             yield Problem(f"{path}: {difference}")
-
-    def _check_partition(self, path: Path) -> Iterator[Problem]:
-        _, about = read_arrays(path, "partition")
-        self._partitions[path.stem] = about["digest"]
-        dataset = path.stem.rpartition(f"-{about['scheme']['name']}-")[0]
-        data = self._data.get(dataset)
-        if data is None:
-            return
-
-        def named(revision: int) -> str:
-            return partition_name(dataset, {**data["dataset"], "revision": revision}, about)
-
-        if path.stem not in map(named, range(1, data["revision"] + 1)):
-            yield Problem(f"{path}: not the partition of its name; delete it, the next run makes it again")
-        elif path.stem == named(data["revision"]) and about["data"] != data["digest"]:
-            yield Problem(f"{path}: not of the data in {dataset!r}; delete it, the next run makes it again")
 
     # ------------------------------------------------------------------------------ records
     def _finished(self) -> Iterator[Path]:
@@ -178,11 +157,8 @@ class Verification:
             if stale := Stale.of(Record(folder)):
                 yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
             return
-        data = self._data.get(spec.dataset.id, {}).get("digest")
-        present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
-        for what, digest in present.items():
-            if digest is not None and digest != digests[what]:
-                yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
+        if self._data.get(spec.dataset.id, {}).get("digest", digests["data"]) != digests["data"]:
+            yield Problem(f"{run}: trained on other data than in {self.results.root}; retrain the run")
 
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Problem]:
@@ -203,13 +179,12 @@ class Verification:
         for page in outdated_pages(folder):
             text = "made by another version of the rule or of the reporting code; run snakemake again"
             yield Problem(f"{folder / page}: {text}", harmless=True)
-        stale = stale_runs(planned.runs, self.results)
         for item in planned.items:
             path = self.results.root / planned.scale.scale / item.paper.paper / f"{item.name}.csv"
             if item.item.table and path.exists():
-                yield from self._each("table", [path], partial(self._check_table, item, stale))
+                yield from self._each("table", [path], partial(self._check_table, item))
 
-    def _check_table(self, item: PlannedItem, stale: Mapping[str, Stale], path: Path) -> Iterator[Problem]:
+    def _check_table(self, item: PlannedItem, path: Path) -> Iterator[Problem]:
         """Make the table again from the plan's runs; a part of the plan makes another table."""
         cells = read_csv(path)
         runs = {run for cell in cells for run in cell.runs}
@@ -218,9 +193,6 @@ class Verification:
             remedy = "delete the table and run snakemake again"
             yield Problem(f"{path}: names {unknown[0]}, which is neither planned nor trained; {remedy}")
             return
-        if older := others & {one.record.run_id for one in stale.values()}:
-            yield Problem(f"{path}: stale: the plan has no run {min(older)}", harmless=True)
-            return
         if damaged := {*item.run_ids} & self._damaged:
             yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
@@ -228,7 +200,7 @@ class Verification:
         forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
         files = {form: file for form, file in forms.items() if file.is_file()}
         again = tables.texts(
-            replace(item, stale={run: str(one) for run, one in stale.items()}).sheet,
+            item.sheet,
             self.results.record,
             folder / item.item.reported.file if item.item.reported else None,
             files,
@@ -247,22 +219,11 @@ class Verification:
 
     # ------------------------------------------------------------------------------ leftovers
     def _leftovers(self) -> Iterator[Problem]:
-        """Yield files of processes that were killed, without advice to delete the only copy of a record."""
-        root, record = self.results.root, self.results.record
-        only_copies = [
-            new
-            for new in root.glob(f"runs/{AGAIN}*")
-            if Record(new).complete and not record(new.name.removeprefix(AGAIN)).complete
-        ]
-        for new in only_copies:
-            yield Problem(
-                f"{new}: the only copy of this record, left by an interrupted process; `fltrain train` or "
-                "`fltrain records import` puts it into its place"
-            )
-        patterns = ("**/.*.part", "runs/.import-*", f"runs/{REPLACED}*", f"runs/{AGAIN}*")
-        paths = {path for pattern in patterns for path in root.glob(pattern)}
-        paths |= {path for path in root.glob("checkpoints/*/") if record(path.name).complete}
-        for path in sorted(paths - {*only_copies}):
+        """Yield files of processes that were killed."""
+        root = self.results.root
+        paths = {path for pattern in ("**/.*.part", "runs/.import-*") for path in root.glob(pattern)}
+        paths |= {path for path in root.glob("checkpoints/*/") if self.results.record(path.name).complete}
+        for path in sorted(paths):
             yield Problem(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )

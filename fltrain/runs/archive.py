@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import tarfile
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -23,8 +24,8 @@ from pathlib import Path
 from filelock import Timeout
 
 from fltrain.core.errors import FltrainError, as_mistake
-from fltrain.core.files import flush, replacing
-from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, exchange, leased
+from fltrain.core.files import replacing
+from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, leased
 from fltrain.runs.today import Stale
 
 MAX_FILES = 500_000
@@ -67,84 +68,50 @@ def export_records(records: Iterable[Record], path: Path) -> int:
     return len(wanted)
 
 
-def import_records(path: Path, results: Results, replace: bool = False) -> Counter[str]:
-    """Import the records of an archive. If one is invalid, none is imported.
-
-    A kill leaves each record old or new, never lost: see ``Results.recover``.
-
-    Args:
-        path: the archive.
-        results: the results folder.
-        replace: replace records that differ from the archived ones.
+def import_records(path: Path, results: Results) -> Counter[str]:
+    """Import the records of an archive. If one is invalid, none is imported; existing records stay.
 
     Returns:
-        The number of records that are ``added``; ``replaced``; ``unchanged``, because spec and numbers are
-        equal (with ``replace``, also costs and provenance); and ``kept``, although their numbers differ.
+        The number of records that are ``added``; ``unchanged``, because spec and numbers are equal; and
+        ``kept``, although their numbers differ.
 
     Raises:
         FltrainError: if the archive is invalid, a run is being trained, or a file cannot be written.
     """
     results.create()
-    # On the same file system, so that a rename suffices, and under a name that no run has.
-    staging = results.runs / ".import-records"
-    try:
-        with leased(results.runs / ".import.lock"):
-            results.recover()
-            shutil.rmtree(staging, ignore_errors=True)  # of an import that was killed
-            try:
-                return _import(path, results, replace, staging)
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-    except Timeout:
-        raise FltrainError(f"{results.runs}: another import is running; wait until it has ended") from None
-
-
-def _import(path: Path, results: Results, replace: bool, staging: Path) -> Counter[str]:
     done, outcome = Counter[str](), "nothing was imported"
-    try:
-        _unpack(path, staging)
-        new = sorted(staging.glob("*"))
-        for record in new:
-            _check(record)
-            if _receive(record, results, replace, commit=False) == "replaced":
-                for file in record.iterdir():
-                    flush(file)  # a full disk may show only now, and the old records must stay then
-        for record in new:
-            imported = f"{done['added'] + done['replaced']} of {len(new)} records were imported"
-            outcome = f"{imported}, the others are unchanged; solve this and import it again"
-            done[_receive(record, results, replace)] += 1
-    except (FltrainError, OSError) as error:
-        raise FltrainError(f"{path}: {as_mistake(error)}; {outcome}") from None
+    # On the same file system, so that a rename suffices, and under a name that no run has.
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=results.runs) as staging:
+        try:
+            _unpack(path, Path(staging))
+            new = sorted(Path(staging).iterdir())
+            for record in new:
+                _check(record)
+            for record in new:
+                done[_receive(record, results)] += 1
+                imported = f"{done['added']} of {len(new)} records were imported"
+                outcome = f"{imported}, the others are unchanged; solve this and import it again"
+        except (FltrainError, OSError) as error:
+            raise FltrainError(f"{path}: {as_mistake(error)}; {outcome}") from None
     return done
 
 
-def _receive(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
-    """Put a record into its place, if it differs; return ``added``, ``replaced``, ``unchanged`` or ``kept``.
-
-    Args:
-        new: folder of the record, named by its run ID.
-        results: the results folder.
-        replace: replace another record.
-        commit: False only checks what would happen.
-    """
+def _receive(new: Path, results: Results) -> str:
+    """Put a record into its place unless the run has one; return ``added``, ``unchanged`` or ``kept``."""
     place = results.run(new.name)
     if os.path.lexists(place) and not place.is_dir():
         raise FltrainError(f"{place} is not a folder; rename it")
     try:
         with leased(results.lease(new.name)):
-            old = results.record(new.name).complete
-            if old:
-                compared = RECORD_FILES if replace else NUMBERS
-                same, *_ = filecmp.cmpfiles(new, place, compared, shallow=False)
-                if len(same) == len(compared):
-                    return "unchanged"
-                if not replace:
-                    return "kept"
-            if commit:
-                exchange(new, place)
-            return "replaced" if old else "added"
+            if results.record(new.name).complete:
+                same, *_ = filecmp.cmpfiles(new, place, NUMBERS, shallow=False)
+                return "unchanged" if len(same) == len(NUMBERS) else "kept"
+            if place.exists():  # a training that was stopped
+                shutil.rmtree(place)
+            new.rename(place)
     except Timeout:
         raise FltrainError(f"{new.name} is being trained; stop it or wait for its end") from None
+    return "added"
 
 
 class _Bounded(gzip.GzipFile):

@@ -20,24 +20,21 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import from_json
 
-from fltrain.core.config import explain
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest as digest_of
-from fltrain.core.files import flush, json_text, write_arrays, write_json, write_text
+from fltrain.core.files import flush, json_text, replacing, write_arrays
 from fltrain.core.floats import average
 from fltrain.core.hashing import canonical_json, sha256, short_hash
 from fltrain.data.datasets import Dataset
@@ -54,8 +51,7 @@ BROKEN = (ValueError, TypeError, KeyError, IndexError, AttributeError, Arithmeti
 RECORD_FILES = ("spec.json", "metrics.jsonl", "summary.json", "costs.json", "provenance.json")
 """The files of a complete record."""
 
-AGAIN, REPLACED = ".again-", ".replaced-"
-"""Prefixes of folders next to the records: a run that is trained again, and a record to be deleted."""
+_OBJECTS = ("summary.json", "costs.json", "provenance.json")  # they hold their own digests
 
 MODELS_FILE = "models.safetensors"
 """File of the final weights, in records whose spec requests them."""
@@ -107,10 +103,6 @@ class Results:
         """Path of a prepared dataset."""
         return self.root / "data" / f"{dataset.id}.safetensors"
 
-    def partition(self, partition_id: str) -> Path:
-        """Path of a partition."""
-        return self.root / "partitions" / f"{partition_id}.safetensors"
-
     @property
     def runs(self) -> Path:
         """Folder of all records."""
@@ -131,13 +123,6 @@ class Results:
     def run(self, run_id: str) -> Path:
         """Folder of a run's record."""
         return self.runs / run_id
-
-    def place(self, run_id: str) -> Path:
-        """Folder in which a run is trained: its record's, or another one while that has a complete record.
-
-        See ``exchange``.
-        """
-        return self.runs / f"{AGAIN}{run_id}" if self.record(run_id).complete else self.run(run_id)
 
     def record(self, run_id: str) -> Record:
         """Record of a run, complete or not."""
@@ -160,17 +145,6 @@ class Results:
     def tracking(self) -> Path:
         """SQLite database of MLflow."""
         return self.root / "mlflow.db"
-
-    def recover(self) -> None:
-        """Complete exchanges of records that were interrupted, see ``exchange``."""
-        for new in [path for path in sorted(self.runs.glob(f"{AGAIN}*")) if Record(path).complete]:
-            run_id = new.name.removeprefix(AGAIN)
-            with suppress(Timeout), leased(self.lease(run_id)):
-                if new.exists():  # otherwise another process was faster
-                    exchange(new, self.run(run_id))
-        for old in self.runs.glob(f"{REPLACED}*"):
-            if self.record(old.name.removeprefix(REPLACED)).complete:
-                shutil.rmtree(old, ignore_errors=True)
 
     def records(self) -> Iterator[Record]:
         """Yield all complete records, by run ID."""
@@ -313,67 +287,9 @@ def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
 LARGEST = 1e100
 """Largest number of a record, whose square is finite."""
 
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-Number = float | None
-
-
-class _Form(BaseModel):
-    """Keys that readers of records rely on; other keys are allowed."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Row(_Form):
-    round: Positive
-    kind: str
-
-
-class _Statistic(_Row):
-    __pydantic_extra__: dict[str, Number | dict[str, Number]]
-
-
-def _form(base: type[_Form] = _Form, /, **fields: Any) -> type[_Form]:
-    """Return the form with these fields, each a type, or a pair of type and default."""
-    pairs: dict[str, Any] = {
-        name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()
-    }
-    form: type[_Form] = create_model("Form", __base__=base, **pairs)
-    return form
-
-
-_TEST: dict[str, Any] = {"split": str, "view": str, "accuracy": Share, "loss": Number}
-_ROWS: dict[str, type[_Form]] = {
-    "train": _form(_Row, clients=list[int], loss=Number),
-    "evaluation": _form(_Row, **_TEST, images=(Positive, 1), macro=(Share, 0.0), std=(Share, 0.0)),
-    **dict.fromkeys(("updates", "divergence", "dissimilarity", "separability"), _Statistic),
-}
-"""Forms of the rows of ``metrics.jsonl`` by their kind; methods write rows of further kinds."""
-
-_FORMS = {
-    # Status, accuracies and losses follow from spec and rows, see `check_record`.
-    "summary.json": _form(
-        diverged=_form(round=Positive) | None,
-        bytes=dict[str, Annotated[int, Field(ge=0)]],
-        layers=list[str],
-        digests=_form(data=str, partition=str),
-    ),
-    "costs.json": _form(seconds=_form(total=Seconds), round_seconds=list[Seconds]),
-    "provenance.json": _form(
-        **dict.fromkeys(("fltrain", "processor", "device"), str),
-        **dict.fromkeys(("commit", "gpu", "cuda"), str | None),
-        dirty=bool | None,
-        packages=dict[str, str],
-        # Records of older versions lack these:
-        **dict.fromkeys(("sources", "limits"), (dict[str, str], {})),
-        **dict.fromkeys(("cpu_capability", "blas"), (str, "")),
-    ),
-}
-
 
 def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
-    """Check that a complete record belongs to its run ID, and that its files are valid and fit together.
+    """Check that a complete record belongs to its run ID, and that its files fit together.
 
     Returns:
         Its settings (None if the current code lacks one of them), which have another run ID today if the
@@ -381,9 +297,9 @@ def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
     """
     with _damage_named(f"{folder.name}: "):
         contents = _undamaged_contents(folder)
-        summary, *_ = (_checked(form, contents[name], name) for name, form in _FORMS.items())
+        summary = _parse(contents["summary.json"], "summary.json")
         lines = contents["metrics.jsonl"].splitlines()
-        rows = [_checked(_Row, line, f"metrics.jsonl, line {number}") for number, line in enumerate(lines, 1)]
+        rows = [_parse(line, f"metrics.jsonl, line {number}") for number, line in enumerate(lines, 1)]
         spec = Record(folder).run_spec
         # The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
         slug = (spec.run_id if spec else folder.name).rpartition("-")[0]
@@ -418,7 +334,7 @@ def _undamaged_contents(folder: Path) -> dict[str, bytes]:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
     contents = {name: _content(folder / name) for name in RECORD_FILES}
-    objects = {name: _parse(contents[name], name) for name in _FORMS}
+    objects = {name: _parse(contents[name], name) for name in _OBJECTS}
     summary = objects["summary.json"]
     version = summary.get("format")
     if isinstance(version, int) and version > RECORD_FORMAT:
@@ -444,18 +360,6 @@ def _content(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path.name}: is not an ordinary file")
     return path.read_bytes()
-
-
-def _checked(form: type[_Form], text: bytes, where: str) -> Row:
-    """Parse a JSON object of a form, or a row of the form of its kind; messages begin with ``where``."""
-    data = _parse(text, where)
-    if form is _Row:
-        form = _ROWS.get(str(data.get("kind")), _Row)
-    try:
-        form.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(f"{where}: {explain(error, form)}") from None
-    return data
 
 
 def _parse(text: bytes, where: str) -> Row:
@@ -586,23 +490,30 @@ def write_record(
     """Write the record of a run; the summary, which marks it complete, comes last.
 
     The summary gets the format of the record and the digests of spec, metrics, models and itself; costs and
-    provenance get their own digests. To replace a complete record, see ``exchange``.
+    provenance get their own digests. An older record stays until all files are on the disk.
     """
     metrics = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
     settings = json_text(spec.canonical)
-    digests = {"metrics": sha256(metrics), "spec": sha256(settings)}
+    digests = {**summary.get("digests", {}), "metrics": sha256(metrics), "spec": sha256(settings)}
     if models is not None:
         write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
         digests["models"] = digest_of(models)
-    digests = {**summary.get("digests", {}), **digests}
-    write_text(folder / "spec.json", settings)
-    write_text(folder / "metrics.jsonl", metrics)
-    write_json(folder / "costs.json", sealed(costs))
-    write_json(folder / "provenance.json", sealed(provenance))
-    write_json(folder / "summary.json", sealed({"format": RECORD_FORMAT, **summary, "digests": digests}))
+    contents = {
+        "summary.json": json_text(sealed({"format": RECORD_FORMAT, **summary, "digests": digests})),
+        "provenance.json": json_text(sealed(provenance)),
+        "costs.json": json_text(sealed(costs)),
+        "metrics.jsonl": metrics,
+        "spec.json": settings,
+    }
+    with ExitStack() as files:
+        for name, text in contents.items():
+            temporary = files.enter_context(replacing(folder / name))
+            temporary.write_text(text, encoding="utf-8")
+            flush(temporary)
+        (folder / "summary.json").unlink(missing_ok=True)  # renames follow, the one of the summary last
 
 
-# ------------------------------------------------------------------------------------ locks and replacement
+# ---------------------------------------------------------------------------------------------------- locks
 def held(lock: Path) -> bool:
     """Return True if a process holds a lock file, also one of another user."""
     try:
@@ -641,23 +552,3 @@ def leased(lease: Path, take: Callable[[FileLock], object] | None = None) -> Ite
     finally:
         lease.unlink(missing_ok=True)  # while locked: a waiting process then makes a new file
         lock.release()
-
-
-def exchange(new: Path, record: Path) -> None:
-    """Rename a complete record into its place, and delete an older one there; hold the lease of its run.
-
-    After a kill, either the old record is in its place, or the new one is next to it: ``Results.recover``
-    looks for it there.
-    """
-    if new == record:
-        return
-    waiting, old = (record.with_name(f"{prefix}{record.name}") for prefix in (AGAIN, REPLACED))
-    shutil.rmtree(old, ignore_errors=True)
-    if record.exists():
-        if new != waiting:
-            shutil.rmtree(waiting, ignore_errors=True)  # of a training that was stopped
-            new = new.rename(waiting)
-        flush(record.parent)
-        record.rename(old)  # deleting it may fail: on network file systems, if its log is open
-    new.rename(record)
-    shutil.rmtree(old, ignore_errors=True)

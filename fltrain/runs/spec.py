@@ -297,6 +297,11 @@ class RunSpec(Settings):
         """Name of the split whose accuracy counts: the global test images, or the clients' own."""
         return "local_test" if self.local_test else "test"
 
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """The run's dataset, and further ones whose test images it uses."""
+        return (self.dataset, *self.evaluation.extra)
+
     @cached_property
     def composition(self) -> Composition:
         """The method with its plug-ins, in order."""
@@ -338,7 +343,11 @@ class RunSpec(Settings):
     def partition_id(self) -> str:
         """Name of the partition: runs that agree in data, scheme and seed share it."""
         data = {**self.dataset.prepared.model_dump(mode="json"), "revision": self.dataset.revision}
-        return partition_name(self.dataset.id, data, self.division.settings)
+        scheme = {**self.partition.model_dump(mode="json"), "revision": self.partition.revision}
+        local = self.local_test and self.local_test.model_dump(mode="json")
+        settings: list[Any] = [data, scheme, local, self.partition_seed]
+        settings += [self.evaluation.validation] if self.evaluation.validation else []
+        return f"{self.dataset.id}-{self.partition.name}-{short_hash(settings)}"
 
     @property
     def division(self) -> Division:
@@ -357,17 +366,3 @@ class RunSpec(Settings):
     def to_json(self) -> str:
         """Return canonical JSON without revisions, for ``parse``."""
         return canonical_json(self.model_dump(mode="json"))
-
-
-def partition_name(dataset: str, data: Mapping[str, Any], division: Mapping[str, Any]) -> str:
-    """Return the name of a partition.
-
-    Args:
-        dataset: ID of the dataset.
-        data: settings and revision of the dataset.
-        division: ``Division.settings``.
-    """
-    scheme = {**division["scheme"], "revision": division["revision"]}
-    settings = [data, scheme, division["local_test"], division["seed"]]
-    settings += [validation] if (validation := division.get("validation")) else []
-    return f"{dataset}-{scheme['name']}-{short_hash(settings)}"

@@ -8,12 +8,11 @@ numbers, increase the revision of the component: then its runs get new IDs, and 
 from __future__ import annotations
 
 import ast
-import importlib.util
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,11 +27,11 @@ from fltrain.runs.where import begins
 PARTS = ("data", "engine", "methods", "metrics", "models", "core.floats", "core.rng", "runtime.determinism")
 """Packages and modules of fltrain whose code decides numbers."""
 
-CHECKED = ("data.fetch",)
-"""A module among them that does not: checksums cover the files that it makes."""
-
-ENTRY = ("fltrain.engine.simulation", "fltrain.engine.cuda_graph", "fltrain.data.prepared")
-"""Modules whose imports are followed, in addition to the run's components."""
+OTHERS = (
+    *("data.fetch", "engine.checkpoint", "engine.synthetic", "engine.train"),
+    *("methods.checks", "methods.workload"),
+)
+"""Modules among them that decide none: checksums cover the files of ``data.fetch``, for example."""
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -40,9 +39,8 @@ _PACKAGE = Path(__file__).parents[1]
 def source_digests(spec: RunSpec) -> dict[str, str]:
     """Return a digest of each module that decides the numbers of a run, by its name without ``fltrain.``.
 
-    These are the modules of its components (``methods.fedprox``), the engine and the preparation of data, and
-    their imports from fltrain or, for an external component, from its own package. A module with several
-    components counts only with the run's own: ``data.partition.dirichlet (dirichlet)``.
+    These are the modules of its components (``methods.fedprox``), and all modules in ``PARTS`` that define no
+    component. Of an external component, they are the loaded modules of its package.
     """
     return dict(_digests(frozenset(map(type, components(spec)))))
 
@@ -55,40 +53,28 @@ def components(spec: RunSpec) -> list[Component]:
 
 def outside_files(spec: RunSpec) -> list[Path]:
     """Return the source files of components that are not part of fltrain."""
-    names = sorted({type(component).__module__ for component in components(spec)})
-    files = [_file(name) for name in names if not name.startswith("fltrain.")]
-    return [file for file in files if file is not None]
+    modules = {type(component).__module__ for component in components(spec)}
+    return [Path(_file(name)) for name in sorted(modules) if _file(name) and not name.startswith("fltrain.")]
 
 
 @cache
 def _digests(chosen: frozenset[type[Component]]) -> dict[str, str]:
-    """Follow the static imports from the chosen components and the engine, past all other components."""
-    modules = {kind.__module__ for kind in chosen}
-    outside = {name.partition(".")[0] for name in modules} - {"fltrain"}
-    concrete = [kind for kind in _subclasses(Component) if isinstance(_name(kind), str)]
-    others = {kind.__module__ for kind in concrete} - modules
-    needed = {base for kind in chosen for base in kind.__mro__}
-    digests: dict[str, str] = {}
-    seen: set[str] = set()
-    pending = [(name, True) for name in (*modules, *ENTRY)]
-    while pending:
-        name, from_component = pending.pop()
-        if name in seen or (name in others and not from_component):
-            continue
-        seen.add(name)
-        unused = frozenset(one.__name__ for one in concrete if one.__module__ == name and one not in needed)
-        if module := _module(name, unused):
-            digest, imports = module
-            used = sorted(_name(one) for one in chosen if one.__module__ == name)
-            label = f"{name} ({', '.join(used)})" if unused and used else name
-            digests[label.removeprefix("fltrain.")] = digest[:12]
-            component = name in modules | others
-            pending += [(target, component) for target in imports if _decides(target, outside)]
-    return dict(sorted(digests.items()))
-
-
-def _name(kind: type[Component]) -> Any:
-    return kind.model_fields["name"].default
+    """Return the digests for runs with the chosen components."""
+    concrete = [kind for kind in _subclasses(Component) if isinstance(kind.model_fields["name"].default, str)]
+    used = {base.__module__ for kind in chosen for base in kind.__mro__}
+    unused = {kind.__module__ for kind in concrete} - used
+    packages = {kind.__module__.partition(".")[0] for kind in chosen} - {"fltrain"}
+    files = {name: _file(name) for name in sys.modules if name.partition(".")[0] in packages}
+    for file in _PACKAGE.rglob("*.py"):  # without importing them
+        parts = file.relative_to(_PACKAGE).with_suffix("").parts
+        name = ".".join(part for part in parts if part != "__init__")
+        if begins(name, PARTS) and not begins(name, OTHERS):
+            files[f"fltrain.{name}"] = str(file)
+    return {
+        name.removeprefix("fltrain."): _digest(Path(file))
+        for name, file in sorted(files.items())
+        if file and name not in unused
+    }
 
 
 def _subclasses(kind: type[Component]) -> Iterator[type[Component]]:
@@ -97,53 +83,17 @@ def _subclasses(kind: type[Component]) -> Iterator[type[Component]]:
         yield from _subclasses(subclass)
 
 
-def _decides(name: str, outside: set[str]) -> bool:
-    """Return True if a module can decide numbers."""
-    package, _, module = name.partition(".")
-    ours = package == "fltrain" and begins(module, PARTS) and not begins(module, CHECKED)
-    return ours or package in outside
-
-
-def _file(name: str) -> Path | None:
-    """Return the source file of a module; None if it is not a module or has no source."""
-    if name.startswith("fltrain."):  # without importing its packages
-        place = _PACKAGE.joinpath(*name.split(".")[1:])
-        candidates = (place.with_suffix(".py"), place / "__init__.py")
-        return next((path for path in candidates if path.is_file()), None)
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return Path(found.origin) if found and found.origin and found.origin.endswith(".py") else None
+def _file(name: str) -> str:
+    """Return the source file of a loaded module; empty if it has none."""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return file if file.endswith(".py") else ""
 
 
 @cache
-def _module(name: str, unused: frozenset[str]) -> tuple[str, list[str]] | None:
-    """Return the digest of a module without its unused classes, and the names of everything it imports.
-
-    Returns None if it has no source file.
-    """
-    file = _file(name)
-    if file is None:
-        return None
-    tree = ast.parse(file.read_bytes())
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.ClassDef) and node.name in unused)]
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+def _digest(file: Path) -> str:
     texts: list[str] = []
-    _add_texts(tree, texts.append)
-    return sha256("".join(f"{text}\0" for text in texts)), list(_imports(tree, package))
-
-
-def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the names of imported modules; some are names inside a module, which have no file."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                base = importlib.util.resolve_name("." * node.level + base, package)
-            yield from chain([base], (f"{base}.{alias.name}" for alias in node.names))
+    _add_texts(ast.parse(file.read_bytes()), texts.append)
+    return sha256("".join(f"{text}\0" for text in texts))[:12]
 
 
 def _add_texts(node: Any, add: Callable[[str], None]) -> None:
@@ -169,8 +119,7 @@ def _add_texts(node: Any, add: Callable[[str], None]) -> None:
 def changed_modules(record: Record, spec: RunSpec) -> list[str]:
     """Return the modules whose code changed since a run was trained; none if the record has no digests."""
     recorded, today = record.provenance.get("sources") or {}, source_digests(spec)
-    names = {*recorded, *today} if recorded else set()
-    return sorted(name for name in names if recorded.get(name) != today.get(name))
+    return sorted(name for name in recorded.keys() & today.keys() if recorded[name] != today[name])
 
 
 def changed_code(record: Record, spec: RunSpec) -> str:
@@ -194,18 +143,14 @@ def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
     Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
     """
-    # A normalisation is recorded if it differs from this project's registry, a skew if there is one.
-    absent = dict.fromkeys([*new["revisions"], "feature_skew"], 1) | {"normalisation": "as shipped"}
     recorded = old.get("revisions")
-    before, after = (
-        absent | revisions for revisions in (recorded if isinstance(recorded, dict) else {}, new["revisions"])
-    )
+    before, after = recorded if isinstance(recorded, dict) else {}, new["revisions"]
 
     def shown(revision: Any) -> str:
         return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
 
-    changed = [name for name in absent if before[name] != after[name]]
-    changes = [f"{name} {shown(before[name])} -> {shown(after[name])}" for name in changed]
+    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    changes = [f"{name} {shown(before.get(name))} -> {shown(after.get(name))}" for name in names]
     return "; ".join(changes) or "settings"
 
 
@@ -241,25 +186,17 @@ class Stale:
         return f"{self.revised} ({self.record.run_id})"
 
 
-def stale_records(runs: Collection[str], current: Collection[str], results: Results) -> list[Stale]:
-    """Return the stale records with the current settings of these runs (by ID), the latest last.
-
-    Only records with the slug of such a run (its ID without the hash) are read, and none in ``current``.
-    """
-    slugs = {run.rpartition("-")[0] for run in runs}
-    candidates = [
-        record
-        for record in results.records()
-        if record.run_id.rpartition("-")[0] in slugs and record.run_id not in current
-    ]
-    candidates.sort(key=lambda record: record.written)
-    return [stale for stale in map(Stale.of, candidates) if stale and stale.run in runs]
-
-
 def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
-    """Return the latest stale record of each of these runs (by ID) that has no record."""
+    """Return the latest stale record of each of these runs (by ID) that has no record.
+
+    Only records with the slug of such a run (its ID without the hash) are read.
+    """
     missing = {run for run in runs if not results.record(run).complete}
-    return {stale.run: stale for stale in stale_records(missing, runs, results)}
+    slugs = {run.rpartition("-")[0] for run in missing}
+    records = [record for record in results.records() if record.run_id.rpartition("-")[0] in slugs]
+    records.sort(key=lambda record: record.written)
+    stale = filter(None, (Stale.of(record) for record in records if record.run_id not in runs))
+    return {one.run: one for one in stale if one.run in missing}
 
 
 # --------------------------------------------------------------------------------------------------- status

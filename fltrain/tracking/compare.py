@@ -211,7 +211,6 @@ def _job(
                 labels={"condition": column, "compared": variant},
                 seed=seed,
                 run=run.run_id,
-                partition=run.spec.partition_id,
                 methods=tuple(method.name for method in run.spec.composition.methods),
             )
         )

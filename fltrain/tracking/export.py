@@ -30,9 +30,8 @@ from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
-from fltrain.runs.today import stale_records
 from fltrain.runs.where import NONE, short_names
-from fltrain.tracking.runs import STALE, RecordedRun, membership
+from fltrain.tracking.runs import RecordedRun, membership
 from fltrain.tracking.store import KEY, NOTE, UNCHANGED, Store, writing
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ _CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _ITEMS = "fltrain.items"  # tag with the items of a run by scale
 # MLflow marks these, so that nobody mistakes them for usable results.
-_STATUS = {"completed": "FINISHED", "diverged": "FAILED", STALE: "KILLED"}
+_STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
 
 
@@ -91,7 +90,7 @@ class Export:
         memberships: paper items by run ID, such as ``flfa/table1``, of the whole scale: runs keep their items
             if only some of them are exported. A run belongs to the experiment of its first item's paper, or
             to ``unassigned``.
-        runs: IDs; runs without a complete record are skipped, but their stale records are exported.
+        runs: IDs; runs without a complete record are skipped.
         pages: tables and figures; those without files are left out.
         models: also export the final weights of runs that keep them.
     """
@@ -150,10 +149,7 @@ class Export:
         return counts
 
     def _records(self) -> Iterator[Record]:
-        current = (self.results.record(run) for run in self.runs)
-        yield from (record for record in current if record.complete)
-        stale = stale_records(set(self.runs), {*self.runs, *self.memberships}, self.results)
-        yield from (one.record for one in stale)
+        yield from (record for record in map(self.results.record, self.runs) if record.complete)
 
     def _files(self, page: Page) -> list[Path]:
         """Return the existing files of a table or figure."""
@@ -195,18 +191,16 @@ class Export:
     def _run_tags(self, store: Store, run: RecordedRun, before: Mapping[str, str]) -> dict[str, str]:
         """Return all tags of a run, given the tags of its earlier export: items of other scales stay."""
         items: dict[str, list[str]] = json.loads(before.get(_ITEMS, "{}"))
-        items[self.scale] = list(self.memberships.get(run.spec.run_id, ()))
+        items[self.scale] = list(self.memberships.get(run.run_id, ()))
         items = {scale: names for scale, names in items.items() if names}
         belongs, fields = membership(items), run.fields
         of_items = belongs["items"].split() if items else []
         links = [f"[{item}]({_item_address(store, item)})" for item in of_items]
-        notes = {
-            STALE: [f"**Stale**: {fields.get('stale')}. Train it again."],
-            "diverged": ["**Diverged**: its loss became infinite or not a number."],
-        }.get(fields["status"], [])
+        ended = fields["status"] == "diverged"
+        notes = ["**Diverged**: its loss became infinite or not a number."] if ended else []
         used = f"Used by {', '.join(links)}" if links else "No table or figure uses this run"
         return {
-            **{key: value or NONE for key, value in {"code": "", **fields, **belongs}.items()},
+            **{key: value or NONE for key, value in {**fields, **belongs}.items()},
             # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
             "items": "".join(f"{item}, " for item in of_items).strip() or NONE,
             PAGES: " ".join(self._address(scale, name) for scale in items for name in items[scale]) or NONE,

@@ -18,17 +18,15 @@ from fltrain.experiments.plan import plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import changed_code, revised
 from fltrain.runs.where import NONE, choose, flat_settings, parse_where, short_names
 
 UNASSIGNED = "unassigned"
-STALE = "stale"
 
 _NAMES = ("paper", "items", "scale", "dataset", "partition", "model", "method", "plugins", "seed", "status")
 FIELDS = (*_NAMES, "revisions", "commit", "folder")
 """Text fields of every run; several papers, items or scales are separated by spaces.
 
-``status`` is ``completed``, ``diverged`` or ``stale``; ``plugins`` are joined by ``+`` in their order;
+``status`` is ``completed`` or ``diverged``; ``plugins`` are joined by ``+`` in their order;
 ``folder`` is the record's folder, relative to the results folder.
 """
 
@@ -55,7 +53,7 @@ class RecordedRun:
 
     @classmethod
     def of(cls, record: Record, memberships: Memberships) -> Self:
-        """Return the run of a complete record; a stale one belongs to the items of its current settings.
+        """Return the run of a complete record.
 
         Raises:
             FltrainError: if the record is damaged, or has settings of another version.
@@ -63,22 +61,18 @@ class RecordedRun:
         summary, spec = record.summary, record.run_spec
         if spec is None:
             raise FltrainError(f"{record.run_id}: its settings are from another version of fltrain")
-        stale = spec.run_id != record.run_id
-        items = {scale: runs[spec.run_id] for scale, runs in memberships.items() if spec.run_id in runs}
+        run = record.run_id
+        items = {scale: runs[run] for scale, runs in memberships.items() if run in runs}
         commit = record.provenance.get("commit") or "unknown"
         revisions = {key: _revision_text(value) for key, value in record.spec["revisions"].items()}
         fields = {
             **membership(items),
             **short_names(spec),
-            "status": STALE if stale else str(summary["status"]),
+            "status": str(summary["status"]),
             "revisions": ", ".join(f"{key} {text}" for key, text in revisions.items()),
             "commit": f"{commit}-dirty" if record.provenance.get("dirty") else str(commit),
             "folder": f"{record.folder.parent.name}/{record.run_id}",
         }
-        if stale:
-            fields["stale"] = f"{revised(record.spec, spec.canonical)}, now {spec.run_id}"
-        if change := changed_code(record, spec):
-            fields["code"] = change
         return cls(record, spec, fields)
 
     @property
@@ -129,7 +123,7 @@ def _revision_text(revision: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------- choosing
 def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
-    """Return the chosen runs of a results folder; stale ones only if ``status`` is among the keys.
+    """Return the chosen runs of a results folder, without stale ones.
 
     Damaged records, and records with settings of another version, are left out with a warning.
 
@@ -148,12 +142,11 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError as error:
             logging.getLogger(__name__).warning("left out: %s", error)
+    runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
-        raise FltrainError("there are no runs yet; train some, or name another folder or store")
-    if "status" not in keys:
-        runs = [run for run in runs if run.fields["status"] != STALE]
-        if not runs:
-            raise FltrainError("all runs are stale; choose them with status=stale")
+        raise FltrainError(
+            "there are no runs, or only stale ones, see `fltrain status`; train some, or name another folder"
+        )
     try:
         return choose(runs, conditions, lambda run: run.named)
     except FltrainError as error:

@@ -232,7 +232,7 @@ def test_experiments_are_planned_or_refused(tmp_path: Path, files: dict[str, Any
     with accepted_or_refused():
         planned = plan(tmp_path, "demo")
         for item in planned.items:
-            for name in (planned.scale.scale, *item.id.split("/"), *item.run_ids, *item.partition_ids):
+            for name in (planned.scale.scale, *item.id.split("/"), *item.run_ids):
                 assert file_name(name[:100]) and "/" not in name
             assert item.sheet.cells or not item.entries
 

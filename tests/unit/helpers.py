@@ -77,7 +77,7 @@ class Cells:
     def place(self, labels: dict[str, str], run: str, **rest: Any) -> None:
         """Add a cell with this run, and with the next seed of its place."""
         seed = sum(cell["labels"] == labels for cell in self.cells)
-        cell = {"reported": {}, "partition": "of-no-matter", **rest}
+        cell = {"reported": {}, **rest}
         self.cells.append({"labels": labels, "seed": seed, "run": run, **cell})
 
     def sheet(self, **changes: Any) -> ItemJob:
@@ -219,7 +219,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 def forget_sources() -> None:
     """Clear the cached digests of sources, as in a new process."""
-    today._module.cache_clear()
+    today._digest.cache_clear()
     today._digests.cache_clear()
 
 

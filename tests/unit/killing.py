@@ -53,13 +53,6 @@ def started(
     return process
 
 
-def importing(archive: Path, root: Path, kill_at: int | None = None) -> ForkServerProcess:
-    """A process that imports an archive with ``--replace``; see ``started`` for ``kill_at``."""
-    process = _context.Process(target=_import, args=(archive, root, kill_at))
-    process.start()
-    return process
-
-
 def finished(spec: RunSpec, root: Path) -> Record:
     """The record of a run, after an uninterrupted training of the missing rounds."""
     _train(spec.to_json(), root)
@@ -93,14 +86,6 @@ def _train(
         if full_at is None:
             raise
         sys.exit(as_mistake(error).exit_code)
-
-
-def _import(archive: Path, root: Path, kill_at: int | None) -> None:
-    from fltrain.runs.archive import import_records
-
-    if kill_at is not None:
-        _kill_at(kill_at, root)
-    import_records(archive, Results(root), replace=True)
 
 
 def _fill(number: int, root: Path) -> None:

@@ -7,11 +7,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,11 @@ from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.methods.fedavg import FedAvg
-from fltrain.reporting.verify import Verification
 from fltrain.runs import archive
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, sealed
 
 from .helpers import tiny, trained, write_config
-from .killing import importing
 
 Files = dict[str, bytes]
 
@@ -110,7 +106,7 @@ def move_to_gpu(record: Record) -> None:
 
 
 def test_imported_records_equal_the_exported_ones(source: Results, target: Results, packed: Path) -> None:
-    assert import_records(packed, target) == Counter(added=2, replaced=0, unchanged=0)
+    assert import_records(packed, target) == Counter(added=2)
     logs = {name for name in files(source) if name.endswith("train.log")}
     assert files(target) == {name: text for name, text in files(source).items() if name not in logs}
     assert [record.complete for record in target.records()] == [True, True]
@@ -126,22 +122,15 @@ def test_equal_records_give_equal_archives(source: Results, packed: Path, tmp_pa
     assert again.read_bytes() == packed.read_bytes()
 
 
-def test_a_different_record_is_replaced_on_request_only(
-    source: Results, target: Results, packed: Path
-) -> None:
+def test_a_record_with_other_numbers_is_kept(source: Results, target: Results, packed: Path) -> None:
     import_records(packed, target)
     mine, other = target.records()
-    provenance, metrics = (mine.folder / name for name in ("provenance.json", "metrics.jsonl"))
     move_to_gpu(mine)
-    (mine.folder / "models.safetensors").write_bytes(b"of the other training")
     assert import_records(packed, target) == Counter(unchanged=2), "trained elsewhere, with equal numbers"
-    metrics.write_bytes((other.folder / "metrics.jsonl").read_bytes())
+    (mine.folder / "metrics.jsonl").write_bytes((other.folder / "metrics.jsonl").read_bytes())
     before = files(target)
     assert import_records(packed, target) == Counter(unchanged=1, kept=1)
-    assert files(target) == before and "cuda:0" in provenance.read_text()
-    assert import_records(packed, target, replace=True) == Counter(added=0, replaced=1, unchanged=1)
-    assert provenance.read_bytes() == (source.run(mine.run_id) / "provenance.json").read_bytes()
-    assert not (mine.folder / "models.safetensors").exists(), "it belonged to the replaced record"
+    assert files(target) == before
 
 
 def test_records_that_would_not_be_imported_are_not_exported(
@@ -204,103 +193,12 @@ def test_unpacked_size_is_limited(target: Results, tmp_path: Path, monkeypatch: 
     refused(pack(path, *(member(f"run/{name}") for name in RECORD_FILES)), target, "more than 4 files")
 
 
-def differ(results: Results) -> None:
-    """Make all records differ from the archived ones."""
-    for record in results.records():
-        move_to_gpu(record)
-        (record.folder / "train.log").write_text("old")
-
-
-@pytest.mark.parametrize("fails", [1, 2, 3])
-def test_a_rename_that_fails_loses_no_record(
-    fails: int, target: Results, packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The import replaces each of two records with three renames. The next start completes the exchange."""
-    import_records(packed, target)
-    differ(target)
-    rename, calls = Path.rename, iter(range(1, 100))
-
-    def failing(path: Path, new: Path) -> Path:
-        if next(calls) == fails:
-            raise OSError(28, "No space left on device", str(path))
-        return rename(path, new)
-
-    monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(FltrainError, match="No space left on device; 0 of 2 records were imported"):
-        import_records(packed, target, replace=True)
-    target.recover()
-    logs = [(record.folder / "train.log").exists() for record in target.records()]
-    assert logs == [fails == 1, True], "the other record is the old one"
-    assert import_records(packed, target, replace=True)["replaced"] == sum(logs)
-    assert not list(target.runs.glob(".*"))
-
-
-@pytest.mark.slow
-def test_an_import_that_is_killed_loses_no_record(packed: Path, target: Results, tmp_path: Path) -> None:
-    """After a kill before any file operation, the next start finds all records, old or new."""
-    import_records(packed, target)
-    new = {record.run_id: contents(record) for record in target.records()}
-    differ(target)
-    old = {record.run_id: contents(record) for record in target.records()}
-    states, number, ended = set(), 0, False
-    while not ended:
-        number += 1
-        results = Results(Path(shutil.copytree(target.root, tmp_path / str(number))))
-        process = importing(packed, results.root, kill_at=number)
-        process.join()
-        ended = process.exitcode == 0
-        assert ended or process.exitcode == -signal.SIGKILL
-        findings = list(Verification(results, tmp_path / "config").findings())
-        lost = {*old} - {record.run_id for record in results.records()}
-        assert all("only copy" in one.text for one in findings if not one.harmless)
-        assert len(lost) == sum(not one.harmless for one in findings)
-        advised = [one.text for one in findings if "can be deleted" in one.text]
-        assert not any(f".again-{run}" in text for run in lost for text in advised)
-        results.recover()
-        found = {record.run_id: contents(record) for record in results.records()}
-        assert found.keys() == old.keys()
-        assert all(found[run] in (old[run], new[run]) for run in old), f"killed before operation {number}"
-        states.add((*(found[run] == new[run] for run in sorted(old)), bool(lost)))
-        import_records(packed, results, replace=True)
-        assert {record.run_id: contents(record) for record in results.records()} == new
-        assert not list(results.runs.glob(".*"))
-    assert len(states) == 5, "kills at every stage of the two replacements"
-
-
-def test_a_record_that_is_trained_during_the_import_stays(
-    packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the check of the archive and the rename, a training can begin or end."""
-    import_records(packed, target)
-    differ(target)
-    ours = {record.run_id: record.folder.rename(target.root / record.run_id) for record in target.records()}
-    (run, other) = ours
-    receive = archive._receive
-
-    def late(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
-        if commit and new.name == other and ours[other].exists():
-            ours[other].rename(results.run(other))
-        return receive(new, results, replace, commit)
-
-    monkeypatch.setattr(archive, "_receive", late)
-    assert import_records(packed, target) == Counter(added=1, unchanged=1)
-    assert [record.provenance["device"] for record in target.records()] == ["cpu", "cuda:0"]
-    shutil.rmtree(target.run(run))
-
-    def begun(new: Path, results: Results, replace: bool, commit: bool = True) -> str:
-        with FileLock(results.lease(new.name)) if commit else nullcontext():
-            return receive(new, results, replace, commit)
-
-    monkeypatch.setattr(archive, "_receive", begun)
-    with pytest.raises(FltrainError, match=rf"{run} is being trained; .*; 0 of 2 records were imported"):
-        import_records(packed, target, replace=True)
-    assert [record.run_id for record in target.records()] == [other]
-
-
 def test_a_record_whose_place_is_taken_is_not_imported(packed: Path, target: Results) -> None:
-    """By an ordinary file, or by a training of the run."""
+    """By an ordinary file, or by a training of the run; one that was stopped gives way."""
     import_records(packed, target)
     (record, _) = target.records()
+    (record.folder / "summary.json").unlink()
+    assert import_records(packed, target) == Counter(added=1, unchanged=1)
     shutil.rmtree(record.folder)
     with (
         FileLock(target.lease(record.run_id)),
@@ -308,30 +206,9 @@ def test_a_record_whose_place_is_taken_is_not_imported(packed: Path, target: Res
     ):
         import_records(packed, target)
     record.folder.write_text("mine")
-    for replace in (False, True):
-        with pytest.raises(FltrainError, match=f"{record.folder} is not a folder; .*nothing was imported"):
-            import_records(packed, target, replace=replace)
+    with pytest.raises(FltrainError, match=f"{record.folder} is not a folder; .*nothing was imported"):
+        import_records(packed, target)
     assert record.folder.read_text() == "mine"
-
-
-def test_a_full_disk_during_an_import_changes_no_record(
-    packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """File systems that allocate late report it at the flush."""
-    import_records(packed, target)
-    differ(target)
-    before = files(target)
-    flush, calls = os.fsync, iter(range(1, 100))
-
-    def full(file: int) -> None:
-        if next(calls) >= 3:
-            raise OSError(28, "No space left on device")
-        flush(file)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(FltrainError, match=": No space left on device; nothing was imported"):
-        import_records(packed, target, replace=True)
-    assert files(target) == before
 
 
 def test_a_stale_record_is_refused(packed: Path, target: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,21 +229,6 @@ def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_pa
     path = tmp_path / "bad.tar.gz"
     refused(pack(path, *members), target, f"{other.run_id}: summary.json: 'accuracy' does not follow")
     refused(pack(path, *members[1:]), target, f"{one.run_id}: ", "spec.json: No such file")
-
-
-def test_training_completes_an_interrupted_exchange(source: Results) -> None:
-    record = next(source.records())
-    aside = source.runs / f".again-{record.run_id}"
-    before = contents(record)
-    record.folder.rename(aside)
-    (advice,) = [one for one in Verification(source, source.root / "config").findings() if not one.harmless]
-    assert "only copy" in advice.text and "deleted" not in advice.text
-    spec = aside / "spec.json"
-    done = CliRunner().invoke(
-        app, ["train", str(spec), "--results", str(source.root)], catch_exceptions=False
-    )
-    assert "already trained" in done.stdout
-    assert contents(record) == before and not aside.exists()
 
 
 def call(*arguments: str) -> Iterator[str]:
@@ -393,13 +255,8 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
     planned = tiny(rounds=2, seed=0).run_id
     assert exported("--scale", "one", "--config", str(config)) == (f"{path}: 1 records", {planned})
     arguments = ("import", path, "--results", str(target.root))
-    assert list(call(*arguments)) == [f"{path}: 1 added, 0 replaced, 0 unchanged"]
-    assert list(call(*arguments)) == [f"{path}: 0 added, 0 replaced, 1 unchanged"]
-    summary = target.run(planned) / "summary.json"
-    whole = summary.read_bytes()
-    summary.write_bytes(b"{}")
-    assert list(call(*arguments, "--replace")) == [f"{path}: 0 added, 1 replaced, 0 unchanged"]
-    assert summary.read_bytes() == whole
+    assert list(call(*arguments)) == [f"{path}: 1 added, 0 unchanged"]
+    assert list(call(*arguments)) == [f"{path}: 0 added, 1 unchanged"]
     with pytest.raises(FltrainError, match="not both"):
         list(call("export", path, planned, "--scale", "demo"))
     for name in ("../../etc", "..", "", ".hidden", "a/b", "/etc"):

@@ -79,7 +79,7 @@ def test_a_run_with_another_normalisation_is_stale_here(
     monkeypatch.delenv(VARIABLE)
     registry.cache_clear()
     stale = Stale.of(Results(tmp_path).record(record.run_id))
-    assert stale and stale.revised == "normalisation {'mean': [0.5], 'std': [0.05]} -> as shipped"
+    assert stale and stale.revised == "normalisation {'mean': [0.5], 'std': [0.05]} -> None"
 
 
 @pytest.mark.parametrize("name", ["test", "local_test"])

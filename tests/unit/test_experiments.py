@@ -1,7 +1,6 @@
 """Papers x scale -> runs: merging of settings, expansion of grids, and refused configurations."""
 
 import copy
-import filecmp
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -503,34 +502,6 @@ def test_items_and_cells_are_selected(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    ("measure", "reference", "where", "expected"),
-    [
-        ("final_accuracy", {"gain_over": {"plugin": "BP"}}, "plugins=flfa", ALL_CELLS),
-        ("final_accuracy", {}, "plugins=flfa", ALL_CELLS[1::2]),
-        (
-            "round_seconds",
-            {"relative_to": {"method": "fedavg"}},
-            "method=scaffold",
-            ALL_CELLS[:2] + ALL_CELLS[4:],
-        ),
-        (
-            "rounds_to_target",
-            {"target_of": {"method": "fedprox", "plugin": "BP"}},
-            "method=fedavg",
-            ALL_CELLS[:3],
-        ),
-    ],
-)
-def test_restrictions_include_the_baselines_of_cells(
-    config: Config, measure: str, reference: Yaml, where: str, expected: list[tuple[str, str]]
-) -> None:
-    whole = config.plan(put([{"measure": measure, **reference}], *TABLE, "table", "measures"))
-    restricted = whole.restricted(select(where=where, items="toy/table", seeds=1))
-    assert cells(restricted) == [(*labels, "0") for labels in expected]
-    assert set(restricted.runs) == {entry.spec.run_id for entry in restricted.items[0].entries}
-
-
-@pytest.mark.parametrize(
     ("wanted", "message"),
     [
         ({"items": ["toy/table", "toy/figur"]}, "has no item 'toy/figur'; did you mean 'toy/figure'?"),
@@ -680,11 +651,3 @@ def test_files_fit_the_schema_that_they_name_for_editors(path: Path) -> None:
 @pytest.mark.parametrize("scale", sorted({path.stem for path in CONFIG.glob("scales/*.yaml")} - {"paper"}))
 def test_committed_scales_expand_to_runs(scale: str) -> None:
     assert plan(CONFIG, scale).runs
-
-
-def test_committed_schemas_are_those_of_the_models(tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["schema", "--config", str(tmp_path)]).exit_code == 0
-    names = sorted(path.name for path in (CONFIG / "schemas").iterdir())
-    assert sorted(path.name for path in (tmp_path / "schemas").iterdir()) == names
-    _, different, missing = filecmp.cmpfiles(tmp_path / "schemas", CONFIG / "schemas", names, shallow=False)
-    assert (different, missing) == ([], []), "run `make schema`"

@@ -109,7 +109,7 @@ def test_every_method_has_a_distinct_style() -> None:
 def of(*runs: tuple[str, Sequence[str]], axis: str = "series") -> dict[str, style.Look]:
     """Styles of an axis with these labels, each with the methods of a run; a label can have several."""
     cells = [
-        Cell(labels={axis: label}, reported={}, seed=seed, run="-", partition="-", methods=tuple(methods))
+        Cell(labels={axis: label}, reported={}, seed=seed, run="-", methods=tuple(methods))
         for seed, (label, methods) in enumerate(runs)
     ]
     return style.looks(list(dict.fromkeys(label for label, _ in runs)), axis, cells)

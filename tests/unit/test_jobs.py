@@ -1,9 +1,7 @@
 """Jobs of the workflow: inputs for the rules, and resources of training jobs."""
 
-import os
 import re
 import shutil
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,7 @@ from snakemake.cli import get_argument_parser
 from snakemake.settings.types import DAGSettings
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_json, write_text
+from fltrain.core.files import write_json
 from fltrain.experiments.jobs import Jobs, check_command, forces_training, lock_folder
 from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results, sealed
@@ -53,19 +51,15 @@ def jobs(folder: Path, **settings: Any) -> Jobs:
 
 
 def test_complete_records_need_no_data(folder: Path) -> None:
-    """With an imported record, neither data nor partition are made; where they are, they stay inputs."""
+    """With an imported record, no data are made; where they are, they stay inputs."""
     first, second = jobs(folder).plan.runs.values()
     for spec in (first, second):
         trained(spec, folder / "results")
-    (data, partition) = (folder / "results" / name for name in ("data", "partitions"))
     assert all(jobs(folder).run_inputs.values())
-    partition.rename(folder / "elsewhere")
+    shutil.rmtree(folder / "results" / "data")
     (folder / "results" / "runs" / second.run_id / "summary.json").unlink()
     inputs = jobs(folder).run_inputs
-    assert inputs[first.run_id] == [] and len(inputs[second.run_id]) == 2
-    (folder / "elsewhere").rename(partition)
-    shutil.rmtree(data)
-    assert jobs(folder).run_inputs[first.run_id] == []
+    assert inputs[first.run_id] == [] and len(inputs[second.run_id]) == 1
 
 
 def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +137,10 @@ def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> No
     every = jobs(folder)
     (run,) = every.items["toy/figure1"].run_ids
     record = every.summaries([run])[0]
-    data, partition = every.run_inputs[run]
+    (data,) = every.run_inputs[run]
     assert every.item_inputs("toy/figure1") == {"records": [record]}
-    assert every.item_inputs("toy/figure2") == {"records": [partition]}
-    assert every.item_inputs("other/figure1") == {"records": [record, *sorted((data, partition))]}
+    assert every.item_inputs("toy/figure2") == {"records": [data]}
+    assert every.item_inputs("other/figure1") == {"records": [record, data]}
     anomalies = {"anomalies": [f"{folder}/reported/anomalies.csv"], "published": []}
     assert every.item_inputs("toy/table1") == {"records": every.summaries(every.plan.runs), **anomalies}
     assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("csv", "md")]
@@ -162,14 +156,12 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     with pytest.raises(FltrainError, match="none of its runs has a record"):
         jobs(folder, train="false")
     record = trained(spec, results.root)
-    for kind in ("data", "partitions"):
-        shutil.rmtree(results.root / kind)
+    shutil.rmtree(results.root / "data")
     left = jobs(folder, train="false")
-    assert set(left.items) == {"toy/table1", "toy/figure1"}, "partitions and data are not there"
+    assert set(left.items) == {"toy/table1", "toy/figure1"}, "data are not there"
     assert list(left.memberships) == [spec.run_id]
-    for file in (results.data(spec.dataset), results.partition(spec.partition_id)):
-        file.parent.mkdir(exist_ok=True)
-        file.touch()
+    results.data(spec.dataset).parent.mkdir()
+    results.data(spec.dataset).touch()
     assert (record.folder / MODELS_FILE).exists()
     assert set(jobs(folder, train="false").items) == {
         "toy/table1",
@@ -177,34 +169,6 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
         "toy/figure2",
         "other/figure1",
     }
-
-
-def test_modification_times_in_the_future_are_set_to_now(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    results = folder / "results"
-    files = [results / "runs" / "a" / "summary.json", results / "one" / "toy" / "table1.csv"]
-    other = results / "runs" / "a" / "train.log"
-    for file in (*files, other):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        os.utime(file, (time.time() + 9999,) * 2)
-    jobs(folder).start(DAGSettings()).release()
-    assert all(file.stat().st_mtime <= time.time() for file in files)
-    assert other.stat().st_mtime > time.time()
-
-
-def test_the_number_of_the_database_increases_when_it_is_deleted(folder: Path) -> None:
-    results = Results(folder / "results")
-    numbers = []
-    for _ in range(2):
-        numbers.append(jobs(folder).database)
-        write_text(results.tracking.with_suffix(".number"), f"{numbers[-1]}\n")
-        results.tracking.touch()
-        numbers.append(jobs(folder).database)
-        results.tracking.unlink()
-    assert numbers == [1, 1, 2, 2]
 
 
 def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) -> None:
@@ -240,8 +204,3 @@ def test_commands_that_snakemake_would_misunderstand_are_refused(arguments: str,
         assert not problem
     except FltrainError as error:
         assert problem and problem in str(error)
-
-
-def test_a_path_with_braces_is_refused() -> None:
-    with pytest.raises(FltrainError, match=r"path with braces: move '/some/\{a\}/checkout'"):
-        check_command([], Path("/some/{a}/checkout"))

@@ -208,7 +208,7 @@ def test_reserved_names_of_the_results_folder_are_refused(tmp_path: Path) -> Non
     results = Results(Path("results"))
     folders = [results.downloads, artifacts_of(results.tracking)]
     data = results.data(Dataset(name="digits"))
-    folders += [file.parent for file in (data, results.partition("a"), results.run("a"), results.lease("a"))]
+    folders += [file.parent for file in (data, results.run("a"), results.lease("a"))]
     for name in ("logs", "benchmarks", *(folder.name for folder in folders)):
         assert f"scale: the name '{name}' is taken" in (
             planned(tmp_path, PAPER, {**SCALE, "scale": name}) or ""

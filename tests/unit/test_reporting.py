@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from matplotlib.axes import Axes
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_arrays
 from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import draw as figures
@@ -37,14 +37,18 @@ Yaml = dict[str, Any]
 
 
 # ---------------------------------------------------------------- records and sheets
+COUNTS: dict[int, Any] = {}
+"""Images by client and class of hand-made partitions, by their seed."""
+
+
 class Runs(Cells):
     """Hand-made records and partitions, and layouts of them."""
 
     def divide(self, labels: dict[str, str], counts: Sequence[Sequence[int]]) -> None:
-        """Write a partition with these images by client and class; its run has no record."""
-        partition = f"partition-{len(self.cells)}"
-        write_arrays(self.results.partition(partition), {"counts": np.array(counts, np.int64)}, {})
-        self.place(labels, "never-trained", partition=partition)
+        """Note a partition with these images by client and class; its run has no record."""
+        spec = tiny(seed=len(self.cells))
+        COUNTS[spec.seed] = np.array(counts, np.int64)
+        self.place(labels, "never-trained", spec=spec.canonical)
 
     def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> ItemJob:
         layout = {key: changes.pop(key) for key in ("columns", "panels") if key in changes}
@@ -700,8 +704,12 @@ FEW, MANY = ((12, 0, 0), (0, 7, 1)), ((4, 5, 1), (8, 2, 0))
 
 
 @pytest.fixture
-def bubbles(runs: Runs) -> ItemJob:
+def bubbles(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> ItemJob:
     """A figure of two partitions with two seeds each; the runs have no records."""
+    monkeypatch.setattr(figures, "load_prepared", lambda *_: None)
+    monkeypatch.setattr(
+        figures, "partition", lambda division, _: SimpleNamespace(counts=COUNTS[division.seed])
+    )
     for label, counts in (("few", FEW), ("few", FEW[::-1]), ("many", MANY), ("many", MANY[::-1])):
         runs.divide({"alpha": label}, counts)
     return runs.bubbles()

@@ -131,25 +131,23 @@ def test_status_names_stale_and_damaged_runs(
     assert lines[-1] == "1 completed, 1 damaged, 1 not trained, 1 stale"
 
 
-WHY = "methods 1 -> 2 (digits-fedavg-0123456789)"
 Fill = Callable[..., Cells]
 
 
 @pytest.fixture
 def filled(tmp_path: Path) -> Fill:
-    """Makes cells of methods by name; each seed has an accuracy, a reason why it is stale, or None."""
+    """Makes cells of methods by name; each seed has an accuracy, or None without a record."""
 
-    def fill(**states: list[float | str | None]) -> Cells:
+    def fill(**states: list[float | None]) -> Cells:
         cells = Cells(tmp_path / "results")
         for method, seeds in states.items():
             for seed, state in enumerate(seeds):
                 run = f"{method}-{seed}"
-                stale = state if isinstance(state, str) else ""
-                if isinstance(state, float):
+                if state is not None:
                     summary = {"run_id": run, "status": "completed", "accuracy": {"final": state}}
                     spec = tiny(seed=seed)
                     write_record(cells.results.run(run), spec, [], summary, COSTS, {})
-                cells.place({"method": method}, run, reported={"method": method}, stale=stale)
+                cells.place({"method": method}, run, reported={"method": method})
         return cells
 
     return fill
@@ -165,14 +163,11 @@ LAYOUT = {"rows": "method", "measures": [{"measure": "final_accuracy"}]}
 POINTS = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
 
 
-def test_tables_and_figures_show_stale_missing_and_damaged_runs(filled: Fill, tmp_path: Path) -> None:
-    """In all formats, and never their old or edited numbers."""
+def test_tables_and_figures_show_missing_and_damaged_runs(filled: Fill, tmp_path: Path) -> None:
+    """In all formats, and never their edited numbers."""
     cells = filled(
         done=[0.5, 0.6],
-        stale=[WHY, WHY],
         missing=[None, None],
-        both=[WHY, None],
-        part=[0.5, WHY],
         lost=[0.5, None],
         edited=[0.5],
         emptied=[0.5],
@@ -188,10 +183,7 @@ def test_tables_and_figures_show_stale_missing_and_damaged_runs(filled: Fill, tm
     texts = {form: path.read_text() for form, path in outputs.items()}
     expected = {
         "done": "55.00 ± 7.07",
-        "stale": "stale",
         "missing": "not run",
-        "both": "not run",
-        "part": "50.00 (1 of 2 stale)",
         "lost": "50.00 (1 of 2 not run)",
         "edited": "damaged",
         "emptied": "damaged",
@@ -201,34 +193,31 @@ def test_tables_and_figures_show_stale_missing_and_damaged_runs(filled: Fill, tm
     for row, text in expected.items():
         assert f"{row} & {text.replace('±', '$' + chr(92) + 'pm$')} " in texts["tex"]
         assert f">{text}</a>" in texts["html"].partition(f">{row}</th>")[2].partition("</tr>")[0]
-    frame = pd.read_csv(outputs["csv"]).set_index("row")[["stale", "missing"]]
-    counts = {row: tuple(frame.loc[row]) for row in ("stale", "missing", "both", "part", "lost")}
-    assert counts == {"stale": (2, 0), "missing": (0, 2), "both": (1, 1), "part": (1, 0), "lost": (0, 1)}
-    assert f">stale: {WHY.replace('>', '&gt;')}</td>" in texts["html"]
+    missing = pd.read_csv(outputs["csv"]).set_index("row")["missing"]
+    assert missing[missing > 0].to_dict() == {"missing": 2, "lost": 1}
     for form, text in texts.items():
         assert "99.99" not in text
-        for note in ("Stale: the run was trained before one of its components", "Damaged and left out: "):
-            assert (note in text) == (form != "csv")
+        assert ("Damaged and left out: " in text) == (form != "csv")
     assert f"Damaged and left out: {summary}" in texts["md"]
     canvas, _ = figures.draw(cells.sheet(figure=POINTS), cells.results)
     notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
     assert "Damaged: edited; emptied; half (seed 1)." in notes
-    assert "Not run: missing; both (seed 1); lost (seed 1)." in notes and "Stale: stale; both" in notes
+    assert "Not run: missing; lost (seed 1)." in notes
 
 
-def test_stale_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> None:
+def test_missing_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> None:
     published = tmp_path / "published.csv"
-    published.write_text("method,metric,value,note\npart,acc,50,\nstale,acc,50,\n")
-    cells = filled(part=[0.5, 0.5, WHY], stale=[WHY, WHY, WHY])
+    published.write_text("method,metric,value,note\npart,acc,50,\nnone,acc,50,\n")
+    cells = filled(part=[0.5, 0.5, None], none=[None, None, None])
     measured = {"measure": "final_accuracy", "reported": "acc"}
     sheet = cells.sheet(table={"rows": "method", "measures": [measured]}, reduced=False)
-    part, stale = table_cells(sheet, cells.results.record, Published.read(published))
+    part, none = table_cells(sheet, cells.results.record, Published.read(published))
     assert (part.n, part.verdict) == (2, "inconclusive")
-    assert (stale.n, stale.verdict) == (0, "not run")
+    assert (none.n, none.verdict) == (0, "not run")
 
 
-def test_claims_count_stale_runs_as_missing(filled: Fill) -> None:
-    cells = filled(a=[0.8, 0.8, WHY], b=[0.5, 0.6, 0.5], c=[WHY, None, WHY])
+def test_claims_count_missing_runs(filled: Fill) -> None:
+    cells = filled(a=[0.8, 0.8, None], b=[0.5, 0.6, 0.5], c=[None, None, None])
     sheet = cells.sheet(table=LAYOUT)
 
     def evidence(lower: str) -> str:
@@ -241,5 +230,5 @@ def test_claims_count_stale_runs_as_missing(filled: Fill) -> None:
         judged = judgement.judge([claim], [statement], [sheet], runs, lambda _: nothing, sheet.reduced)
         return judged["evidence"].item()
 
-    assert "over 2 seeds, 1 stale" in evidence("b")
+    assert "over 2 seeds, 1 not run" in evidence("b")
     assert evidence("c") == "No run, or pair of runs, that it needs is complete."

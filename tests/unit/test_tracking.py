@@ -300,20 +300,14 @@ def test_items_of_another_scale_are_not_deleted(store: Exports) -> None:
     assert tags["paper"] == "ecgr common"
 
 
-def test_a_stale_record_is_marked(store: Exports) -> None:
-    """It is exported with the run of its settings, which may have no record yet."""
+def test_a_stale_record_belongs_to_no_item(store: Exports) -> None:
     old = store.plain
     older = Record(old.folder.with_name(f"{old.run_id[:-10]}0123456789"))
     shutil.copytree(old.folder, older.folder)
     store.edit_spec(older, revisions={**old.spec["revisions"], "methods": [0]})
-    assert store.export(old) == {"created": 1, "unchanged": 1}
-    run = store.contents()[older.run_id]
-    tags = run["data"]["tags"]
-    assert tags["status"] == "stale" and tags["items"] == "flfa/table1, flfa/figure2, ecgr/table1,"
-    assert tags["stale"] == f"methods 0 -> 1, now {old.run_id}"
-    assert "**Stale**" in tags["mlflow.note.content"] and run["info"]["status"] == "KILLED"
-    shutil.rmtree(old.folder)
-    assert Export(store.results, "demo", store.memberships, [old.run_id]).to(store.uri) == {"unchanged": 1}
+    export = Export(store.results, "demo", store.memberships, [old.run_id, older.run_id])
+    assert export.to(store.uri) == {"created": 1, "unchanged": 1}
+    assert store.contents()[older.run_id]["data"]["tags"]["paper"] == "unassigned"
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fltrain.core.errors import FltrainError
 from fltrain.data.partition import Division, LocalTest
 from fltrain.data.partition.dirichlet import Dirichlet
 from fltrain.data.partition.plain import Iid
-from fltrain.data.prepared import Partition, PreparedData, load_partition, partition
+from fltrain.data.prepared import Partition, PreparedData, partition
 from fltrain.engine.simulation import Simulation
 from fltrain.runs.measures import lacking, measure
 from fltrain.runs.record import check_record
@@ -28,8 +27,8 @@ PERSONAL = {
 }
 
 
-def divided(data: PreparedData, folder: Path, spec: RunSpec) -> Partition:
-    return partition(spec.division, data, folder / spec.partition_id)
+def divided(data: PreparedData, spec: RunSpec) -> Partition:
+    return partition(spec.division, data)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.37])
@@ -37,7 +36,7 @@ def divided(data: PreparedData, folder: Path, spec: RunSpec) -> Partition:
 def test_the_split_is_stratified_and_disjoint_from_all_clients(
     digits: PreparedData, tmp_path: Path, scheme: Any, share: float
 ) -> None:
-    made = partition(Division(scheme, None, 3, share), digits, tmp_path / "file")
+    made = partition(Division(scheme, None, 3, share), digits)
     assert made.validation is not None and made.tests is None
     (held_out,) = made.validation
     every = np.concatenate([held_out, *made.clients])
@@ -46,16 +45,9 @@ def test_the_split_is_stratified_and_disjoint_from_all_clients(
     counts, totals = (np.bincount(digits.train_labels[part], minlength=10) for part in (held_out, every))
     assert (abs(counts - share * totals) < 1).all()
 
-    again = load_partition(Division(scheme, None, 3, share), digits, tmp_path / "file")
-    assert np.array_equal(again.validation[0], held_out) and again.digest == made.digest
-    with pytest.raises(FltrainError, match="made from other data or settings"):
-        load_partition(Division(scheme, None, 3, 0.2), digits, tmp_path / "file")
-    with pytest.raises(FltrainError, match="made from other data or settings"):
-        load_partition(Division(scheme, None, 3), digits, tmp_path / "file")
     # A stream of its own: the same images whatever the scheme, others with another seed.
     others = {
-        seed: partition(Division(Iid(clients=3), None, seed, share), digits, tmp_path / "other").validation
-        for seed in (3, 4)
+        seed: partition(Division(Iid(clients=3), None, seed, share), digits).validation for seed in (3, 4)
     }
     assert np.array_equal(others[3][0], held_out) and not np.array_equal(others[4][0], held_out)
 
@@ -64,8 +56,8 @@ def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(
     digits: PreparedData, tmp_path: Path
 ) -> None:
     scheme, local_test = Dirichlet(clients=10, min_size=20), LocalTest()
-    made = partition(Division(scheme, local_test, 3, 0.2), digits, tmp_path / "file")
-    without = partition(Division(scheme, local_test, 3), digits, tmp_path / "whole")
+    made = partition(Division(scheme, local_test, 3, 0.2), digits)
+    without = partition(Division(scheme, local_test, 3), digits)
     labels = digits.merged().train_labels
     for held, test, train, whole, same in zip(
         *(made.validation, made.tests, made.clients, without.clients, without.tests), strict=True
@@ -80,7 +72,7 @@ def test_validation_images_are_tested_but_never_trained_on(
     digits: PreparedData, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     spec = tiny(**settings, evaluation=TENTH, rounds=2)
-    parts = divided(digits, tmp_path, spec)
+    parts = divided(digits, spec)
     held_out = np.concatenate(parts.validation)
     pool = digits.merged() if spec.local_test else digits
     images, labels = np.array(pool.train_images), np.array(pool.train_labels)
@@ -121,7 +113,7 @@ def test_rows_summary_and_measures(digits: PreparedData, tmp_path: Path) -> None
 
 def test_a_row_equals_a_direct_computation(digits: PreparedData, tmp_path: Path) -> None:
     spec = tiny(evaluation=TENTH)
-    parts = divided(digits, tmp_path, spec)
+    parts = divided(digits, spec)
     simulation = Simulation(spec, digits, parts, CPU)
     (row,) = (row for row in simulation.round(0) if row.get("split") == "validation")
     network, (held_out,) = simulation.network.eval(), parts.validation

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from fltrain.runs.record import (
     checkpoint_file,
     sealed,
 )
-from fltrain.runs.today import stale_runs
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, as_another_user, flip, trained, write_papers
 
@@ -66,10 +64,6 @@ class Place:
         """Records of FedAvg, FedProx, and of the run with a saved model."""
         return [self.results.record(run) for run in self.plan.runs]
 
-    @property
-    def partitions(self) -> list[Path]:
-        return sorted((self.results.root / "partitions").iterdir())
-
     def table(self, name: str = "table") -> Path:
         return self.results.root / "one" / "toy" / f"{name}.csv"
 
@@ -94,7 +88,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Three runs, their data and partitions, two tables; tests must not change them."""
+    """Three runs, their data, two tables; tests must not change them."""
     place = Place(tmp_path_factory.mktemp("whole"))
     reported = write_papers(place.root / "config", TOY) / "reported"
     reported.mkdir()
@@ -120,13 +114,6 @@ def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
     write_json(path, data)
 
 
-def swap(one: Path, other: Path) -> None:
-    aside = one.with_name("aside")
-    one.rename(aside)
-    other.rename(one)
-    aside.rename(other)
-
-
 def verify(place: Place, *arguments: str) -> Any:
     options = ["--results", str(place.results.root), "--config", str(place.root / "config"), *arguments]
     return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
@@ -135,14 +122,14 @@ def verify(place: Place, *arguments: str) -> Any:
 def test_whole_results_are_consistent(whole: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")}
     done = verify(whole)
-    counted = "3 records, 2 partitions, 1 dataset, 2 tables: all consistent\n"
+    counted = "3 records, 1 dataset, 2 tables: all consistent\n"
     assert (done.exit_code, done.stdout) == (0, counted)
     assert {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")} == before, "nothing is changed"
 
 
 def test_records_without_other_files_are_consistent(place: Place) -> None:
-    """As after an import: no data, partitions, models or logs. Unfinished runs are ignored."""
-    for folder in ("data", "partitions", "one"):
+    """As after an import: no data, models or logs. Unfinished runs are ignored."""
+    for folder in ("data", "one"):
         shutil.rmtree(place.results.root / folder)
     for record in place.records:
         (record.folder / "train.log").unlink()
@@ -150,7 +137,7 @@ def test_records_without_other_files_are_consistent(place: Place) -> None:
     started = place.results.run("digits-fedavg-started")
     started.mkdir()
     (started / "train.log").write_text("killed")
-    assert verify(place).stdout == "3 records, 0 partitions, 0 datasets, 0 tables: all consistent\n"
+    assert verify(place).stdout == "3 records, 0 datasets, 0 tables: all consistent\n"
 
 
 def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
@@ -158,13 +145,12 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
     (one.folder / "costs.json").unlink()
     flip(kept.folder / MODELS_FILE, -1)
     flip(other.folder / "metrics.jsonl", 20)
-    flip(place.partitions[0], -1)
     place.table("kept").write_text("row\n")
     done = verify(place)
     assert done.exit_code == 2
     *lines, last = done.stdout.splitlines()
-    assert last == "3 records, 2 partitions, 1 dataset, 2 tables: 5 problems"
-    starts = (place.partitions[0], f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
+    assert last == "3 records, 1 dataset, 2 tables: 4 problems"
+    starts = (f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
     for start in (*starts, kept.folder / MODELS_FILE, place.table("kept")):
         assert sum(line.startswith(str(start)) for line in lines) == 1, start
     (rest,) = (line for line in lines if line.startswith(str(place.table("table"))))
@@ -174,13 +160,6 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "flipped bit in metrics": ("metrics.jsonl", lambda path: flip(path, 50), "changed after training"),
     "no provenance": ("provenance.json", Path.unlink, "No such file"),
-    "other partition": (
-        "summary.json",
-        lambda path: edit_json(
-            path, lambda summary: {**summary, "digests": {**summary["digests"], "partition": "0"}}
-        ),
-        "trained on other partition than in",
-    ),
     "other data": (
         "summary.json",
         lambda path: edit_json(
@@ -237,14 +216,14 @@ def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FedProx, "revision", 2)
     record, table = place.findings()
     assert record == Problem(f"{older.run_id}: stale: methods 1 -> 2", harmless=True)
-    assert table == Problem(f"{place.table()}: stale: the plan has no run {older.run_id}", harmless=True)
+    assert table == Problem(f"{place.table()}: not checked: made from another selection", harmless=True)
     flip(older.folder / "metrics.jsonl", 50)
     damaged, _ = place.findings()
     assert not damaged.harmless and "changed after training" in damaged.text
 
 
 def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All records are stale, too; after new data are made, the older partitions are still undamaged."""
+    """All records are stale, too."""
     entry = registry()["digits"]
     monkeypatch.setitem(registry(), "digits", entry.model_copy(update={"revision": 2}))
     data = place.results.data(Dataset(name="digits"))
@@ -272,27 +251,13 @@ def test_damaged_data_and_data_of_another_dataset_are_named(place: Place) -> Non
     place.only("digits-16px.safetensors: holds 'digits'")
 
 
-def test_damaged_partitions_and_partitions_of_another_run_are_named(place: Place) -> None:
-    one, other = place.partitions
-    content = one.read_bytes()
-    os.truncate(one, 200)
-    place.only(one, "delete it")
-    one.write_bytes(content)
-    swap(one, other)
-    texts = [found.text for found in place.findings() if not found.harmless]
-    for path in (one, other):
-        assert sum(str(path) in text and "not the partition of its name" in text for text in texts) == 1
-    assert sum("trained on other partition" in text for text in texts) == 3
-
-
-def test_partitions_of_other_data_are_named(place: Place) -> None:
-    """After the data were replaced, their partitions and the runs on them no longer match."""
+def test_runs_on_other_data_are_named(place: Place) -> None:
+    """After the data were replaced, the runs on them no longer match."""
     data = place.results.data(Dataset(name="digits"))
     arrays, about = read_arrays(data, "prepared data set")
     arrays["train_labels"] = arrays["train_labels"][::-1]
     write_arrays(data, arrays, about)
     texts = [found.text for found in place.findings()]
-    assert sum("not of the data in 'digits'" in text for text in texts) == 2
     assert sum("trained on other data" in text for text in texts) == 3
 
 
@@ -394,19 +359,6 @@ def test_a_table_of_best_labels_is_checked_against_all_its_runs(place: Place) ->
     aside.rename(folder)
     change_cell(place.table(), "mean", "99.0")
     place.only(place.table(), "differs from its records")
-
-
-def test_tables_with_stale_cells_are_consistent(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedProx, "revision", 2)
-    planned = place.plan
-    stale = {run: str(one) for run, one in stale_runs(planned.runs, place.results).items()}
-    place.make_tables(replace(planned, items=[replace(item, stale=stale) for item in planned.items]))
-    with place.table().open() as file:
-        assert [(row["row"], row["stale"]) for row in csv.DictReader(file)] == [
-            ("fedavg", "0"),
-            ("fedprox", "1"),
-        ]
-    place.only(": stale: methods 1 -> 2", harmless=True)
 
 
 def test_only_the_tables_of_the_chosen_scale_are_checked(place: Place) -> None:

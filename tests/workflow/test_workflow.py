@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 # Hidden files are left out, too: the environment, the history, caches, Snakemake's metadata.
 LEFT_OUT = (".*", "results", "shared", "tests", "build", "dist", "*.egg-info")
 
-# Damage to the partition of `drift` does not affect the runs of the table.
 PAPER = """\
 paper: toy
 title: A toy paper
@@ -273,7 +271,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
 
 def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     terminal, _, log = done.output.partition("Complete log(s): ")
-    assert "3 runs to train, 9 other jobs\n" in terminal
+    assert "3 runs to train, 7 other jobs\n" in terminal
     lines = re.findall(r"^\[(\d)/3\] (\S+): ([\d.]+) %, [\d.]+ s; ", terminal, re.MULTILINE)
     assert [number for number, _, _ in lines] == ["1", "2", "3"]
     assert {run: accuracy for _, run, accuracy in lines} == {
@@ -313,7 +311,7 @@ def test_what_could_lose_records_or_hide_damage_is_one_line_and_exit_code_2(
 # ---------------------------------------------------------------- jobs that run again
 @pytest.mark.slow
 def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> None:
-    """Comments rerun nothing, and a dry run changes no file, even if the database was deleted."""
+    """Comments rerun nothing, and a dry run changes no file."""
     for path in ("config/papers/toy.yaml", "config/scales/tiny.yaml", "config/config.yaml"):
         file = changed.root / path
         file.write_text(f"# A remark.\n{file.read_text()}")
@@ -321,9 +319,6 @@ def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> No
     changed.edit("config/papers/toy.yaml", "mu: 0.1", "mu: 0.2")
     changed.edit("config/papers/toy.yaml", "Which classes, in bubbles.", "Which classes they hold.")
     (new,) = set(changed.plan.runs) - before
-    changed.results.tracking.unlink()
-    tomorrow = time.time() + 86400
-    os.utime(changed.results.run(changed.plan.items[0].run_ids[0]) / "summary.json", (tomorrow, tomorrow))
     files = dates(changed.results.root)
     jobs = changed.jobs()
     assert dates(changed.results.root) == files
@@ -357,25 +352,20 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
-    divided = {job for job in jobs if job.startswith("partitioning data: ")}
     trained = {job for job in jobs if job.startswith("training ")}
-    partitions = set().union(*(item.partition_ids for item in changed.plan.items))
-    assert (len(divided), len(trained)) == (len(partitions), 3)
+    assert len(trained) == 3
     assert not {job.split()[-1] for job in trained} & set(changed.plan.runs)
     made = {TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
-    assert set(jobs) == {DATA, *divided, *trained, *made}
+    assert set(jobs) == {DATA, *trained, *made}
     assert "Params have changed" in jobs[DATA]
 
 
 # ---------------------------------------------------------------- targets and restrictions
 @pytest.mark.slow
-def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
-    """Data and partitions can be made beforehand, also of other datasets."""
-    by_item = [
-        {f"partitioning data: {partition}" for partition in item.partition_ids} for item in fresh.plan.items
-    ]
+def test_a_target_needs_only_its_data(fresh: Checkout) -> None:
+    """Data can be made beforehand, also of other datasets."""
     jobs = fresh.jobs("toy_shares", "all_data", "results/data/mnist.png")
-    assert set(jobs) == {DATA, "preparing dataset mnist", *set().union(*by_item), BUBBLES}
+    assert set(jobs) == {DATA, "preparing dataset mnist", BUBBLES}
 
 
 @pytest.mark.slow
@@ -407,8 +397,7 @@ def test_without_training_tables_are_made_from_the_records_that_exist(changed: C
     kept, lost = table.run_ids
     for run in (lost, *figure.run_ids):
         shutil.rmtree(changed.results.run(run))
-    for folder in ("data", "partitions"):
-        shutil.rmtree(changed.results.root / folder)
+    shutil.rmtree(changed.results.root / "data")
     code, output = changed.snakemake(settings=("train=false",))
     assert code == 0, output
     assert set(jobs_in(output)) == {TABLE, TRACK, CLAIMS, OVERVIEW}
@@ -439,22 +428,6 @@ def test_an_unwritable_mlflow_store_stops_no_other_job(changed: Checkout) -> Non
     assert [name for name in OUTPUTS if not (tiny / name).exists()] == ["tracked.json"]
     store.rmdir()
     assert changed.jobs().keys() == {TRACK}
-
-
-@pytest.mark.slow
-def test_a_damaged_file_can_be_remade_without_retraining_complete_runs(changed: Checkout) -> None:
-    spec = changed.plan.items[0].entries[-1].spec
-    partition, run = changed.results.partition(spec.partition_id), spec.run_id
-    shutil.rmtree(changed.results.run(run))
-    whole = partition.read_bytes()
-    os.truncate(partition, 100)
-    code, output = changed.snakemake("--force", str(partition.relative_to(changed.root)))
-    assert code == 0, output
-    assert (
-        set(jobs_in(output)) == {f"partitioning data: {spec.partition_id}"}
-        and partition.read_bytes() == whole
-    )
-    assert changed.jobs("toy_accuracy").keys() == {*training(run), TABLE}
 
 
 @pytest.mark.slow
@@ -523,7 +496,7 @@ def test_finished_jobs_do_not_let_snakemake_look_at_all_jobs_more_often(
 
 @pytest.mark.slow
 def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Checkout) -> None:
-    """The table's run can be trained again; the figure's cannot, because its partition is damaged.
+    """The table's run can be trained again; the figure's cannot, because its lock is a folder.
 
     The table itself fails because the list of anomalies is damaged.
     """
@@ -531,12 +504,7 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     good, bad = table.entries[-1].spec.run_id, figure.entries[0].spec
     for run in (good, bad.run_id):
         shutil.rmtree(changed.results.run(run))
-    partition = changed.results.partition(bad.partition_id)
-    date = partition.stat().st_mtime_ns
-    damaged = bytearray(partition.read_bytes())
-    damaged[-1] ^= 1
-    partition.write_bytes(damaged)
-    os.utime(partition, ns=(date, date))
+    changed.results.lease(bad.run_id).mkdir(parents=True)
     changed.edit("config/reported/anomalies.csv", ",match,", ",mtach,")
     before = dates(changed.results.root / "runs")
     code, output = changed.snakemake("toy_accuracy", "toy_drift")
@@ -552,9 +520,9 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
         assert again.read_bytes() == first.read_bytes(), "equal runs give equal records"
     folder = changed.results.run(bad.run_id)
     assert [path.name for path in folder.iterdir()] == ["train.log"]
-    remedy = "delete it to have it made again"
+    remedy = "choose a results folder that has locks"
     assert remedy in (folder / "train.log").read_text()
-    assert re.search(rf"^error: .*partitions.*{remedy}", output, re.MULTILINE)
+    assert re.search(rf"^error: .*lock: cannot be locked.*{remedy}", output, re.MULTILINE)
     (line,) = (
         (changed.results.root / "logs" / "tiny" / "items" / "toy" / "accuracy.log").read_text().splitlines()
     )

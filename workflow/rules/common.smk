@@ -1,6 +1,7 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
+import os
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ SCALE, OUT = JOBS.request.scale, JOBS.folder
 REPORTING = reporting_version()
 
 # Without `--sdm`, jobs run in the Python environment of this process, even if it is not activated.
-jobs.use_this_python()
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 onstart:

@@ -1,5 +1,5 @@
 rule all_data:
-    """All datasets and partitions of the scale: run this where there is internet."""
+    """All datasets of the scale: run this where there is internet."""
     input:
         JOBS.data_files(),
 
@@ -21,22 +21,3 @@ rule data:
         "preparing dataset {wildcards.dataset}"
     script:
         "../scripts/data.py"
-
-
-rule partition:
-    """Divide a training split among clients: index arrays with digest and client-by-class counts."""
-    input:
-        data=by(lambda partition: JOBS.files[JOBS.partitions[partition].run_id][0]),
-    output:
-        "results/partitions/{partition}.safetensors",
-    log:
-        "results/logs/partition/{partition}.log",
-    localrule: True
-    conda:
-        "../../environment.yml"
-    params:
-        partition=by(JOBS.partition),
-    message:
-        "partitioning data: {wildcards.partition}"
-    script:
-        "../scripts/partition.py"

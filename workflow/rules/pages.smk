@@ -61,8 +61,6 @@ rule track:
         "../../environment.yml"
     params:
         scale=SCALE,
-        # Changes if the database was deleted, so that this rule runs again.
-        database=JOBS.database,
         memberships=JOBS.memberships,
         pages=[list(page) for page in pages_of(JOBS.plan)],
     message:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fltrain.core.files import write_json, write_text
+from fltrain.core.files import write_json
 from fltrain.core.job_log import LOG, job
 from fltrain.runs.record import Results
 from fltrain.tracking.export import Export, Page, in_words
@@ -14,5 +14,4 @@ with job(snakemake.log[0]):
     store = f"sqlite:///{results.tracking}"
     done = Export(results, scale, memberships, list(memberships), pages).to(store)
     LOG.info("%s: %s", store, in_words(done))
-    write_text(results.tracking.with_suffix(".number"), f"{snakemake.params.database}\n")
     write_json(Path(snakemake.output[0]), {"store": store, "runs": sorted(memberships)})

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_arrays, replacing
+from fltrain.core.files import replacing
 from fltrain.core.statistics import Sample, contrast, known
+from fltrain.data.prepared import load_prepared, partition
 from fltrain.experiments.layout import (
     Bubbles,
     Curves,
@@ -51,6 +52,7 @@ from fltrain.reporting.frame import (
 from fltrain.reporting.tables.cells import cells
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
 
 NAMED = 6
 """Maximum number of missing runs whose cells are named below a figure; more are only counted."""
@@ -167,9 +169,8 @@ def _notes(sheet: ItemJob, results: Results) -> list[str]:
         notes.append(f"Centred means over {sheet.figure.smoothing} {sheet.figure.over}, pale as measured.")
     ended = {run for run, record in records.items() if diverged(record)}
     missing = {cell.run for cell in sheet.cells} - set(records)
-    stale = {cell.run for cell in sheet.cells if cell.stale} & missing
     damaged = {run for run in missing if results.record(run).complete}
-    notes_on = {"Not run": missing - stale - damaged, "Stale": stale, "Damaged": damaged, "Diverged": ended}
+    notes_on = {"Not run": missing - damaged, "Damaged": damaged, "Diverged": ended}
     for what, left_out in notes_on.items():
         if left_out:
             notes.append(f"{what}: {_named(sheet, left_out)}.")
@@ -468,14 +469,15 @@ def _draw_ranking(sheet: ItemJob, figure: Ranking, results: Results) -> tuple[Ca
 
 
 # ---------------------------------------------------------------- images of each class at each client
-def class_counts(sheet: ItemJob, figure: Bubbles, partitions: Results) -> pd.DataFrame:
+def class_counts(sheet: ItemJob, figure: Bubbles, results: Results) -> pd.DataFrame:
     """Return the number of images of each panel, client and class, for the first seed."""
     first = min(cell.seed for cell in sheet.cells)
     counts: dict[str, pd.DataFrame] = {}
     for cell in sheet.cells:
         if cell.seed == first:
-            arrays, _ = read_arrays(partitions.partition(cell.partition), "partition")
-            counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
+            spec = RunSpec.recorded(cell.spec, cell.run)
+            data = load_prepared(spec.dataset, results.data(spec.dataset))
+            counts[cell.labels[figure.columns]] = pd.DataFrame(partition(spec.division, data).counts)
     images = pd.DataFrame({"images": pd.concat(counts).stack()})
     return images.rename_axis(["panel", "client", "class"]).reset_index()
 

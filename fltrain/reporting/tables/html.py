@@ -17,7 +17,7 @@ from fltrain.reporting.text import number_text
 from fltrain.runs.record import RECORD_FILES, Record
 
 
-def described(record: Record, seed: int | None, folder: Path, stale: str = "") -> dict[str, Any]:
+def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
     """Return a run as pages list it: ``id``, ``seed``, ``status``, ``files``, ``code`` and ``profile``.
 
     ``files`` are those that exist: archives of records hold no logs. ``profile`` is the device with versions
@@ -27,15 +27,13 @@ def described(record: Record, seed: int | None, folder: Path, stale: str = "") -
         record: the record, complete or not.
         seed: seed of the run, if known.
         folder: of the page; addresses are relative to it.
-        stale: change that made an older record of the run stale, if there is one.
     """
     way = quote(Path(os.path.relpath(record.folder, folder)).as_posix())
     names = [name for name in (*RECORD_FILES, "train.log") if (record.folder / name).exists()]
     files = {name.partition(".")[0]: f"{way}/{name}" for name in names}
     run = {"id": record.run_id, "seed": seed, "files": files, "code": "", "profile": ""}
     if not record.usable:
-        lacking = f"stale: {stale}" if stale else "not run"
-        return {**run, "status": "damaged" if record.complete else lacking}
+        return {**run, "status": "damaged" if record.complete else "not run"}
     about, diverged = record.provenance, record.summary.get("diverged")
     commit, packages = about.get("commit"), about.get("packages", {})
     code = commit[:10] if commit else f"fltrain {about.get('fltrain', 'of an unknown version')}"
@@ -75,7 +73,7 @@ def sections(
     ``panel`` is the one that shows its curves. ``rows`` have a seed, the values and gains of the cells with
     it, and its run; None if there are several, as for averages.
     """
-    listed = {cell.run: described(runs(cell.run), cell.seed, folder, cell.stale) for cell in sheet.cells}
+    listed = {cell.run: described(runs(cell.run), cell.seed, folder) for cell in sheet.cells}
     parts: list[dict[str, Any]] = []
     for place, anchor in anchors(shown).items():
         cells = [cell for cell in shown if (cell.panel, cell.row, cell.column) == place]

@@ -49,7 +49,7 @@ LONG_FORM = ("difference", "verdict", "published-gain")
 # ---------------------------------------------------------------- texts of a cell
 def value_text(cell: TableCell, as_interval: bool = False) -> str:
     """Return our value with its spread or interval; runs that diverged are counted first."""
-    absent = {"not run": cell.missing, "stale": cell.stale, "damaged": cell.damaged}
+    absent = {"not run": cell.missing, "damaged": cell.damaged}
     lost = f"{cell.diverged} of {cell.seeds} diverged" if cell.diverged else ""
     if cell.mean is None:
         if cell.gains or (cell.gain is None and cell.published_gain is not None and cell.published is None):

@@ -83,7 +83,6 @@ class TableCell(BaseModel):
     seeds: int = _column("seeds that were planned", 0)
     n: int = _column("seeds with a value, diverged ones included", 0)
     diverged: int = _column("seeds whose run diverged; they count as chance accuracy", 0)
-    stale: int = _column("seeds whose record is stale", 0)
     damaged: int = _column("seeds whose record is damaged", 0)
     missing: int = _column("seeds without a record", 0)
     value_seeds: Integers = _column("seeds of the values", ())
@@ -162,7 +161,7 @@ class TableCell(BaseModel):
     @property
     def complete(self) -> int:
         """Number of runs with a record."""
-        return self.seeds - self.stale - self.damaged - self.missing
+        return self.seeds - self.damaged - self.missing
 
     @property
     def failed(self) -> bool:
