@@ -44,10 +44,7 @@ def compare(
         for item in items:
             if "=" in item:
                 raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
-        papers = {item for item in items if "/" not in item}
-        if papers and len(papers) < len(items):
-            raise FltrainError("name either papers (flfa) or items (flfa/table1), not both")
-        conditions.append(f"{'paper' if papers else 'items'}={','.join(items)}")
+        conditions.append(f"items={','.join(items)}")
     if out and out.suffix not in (".csv", ".md"):
         raise FltrainError(f"{out}: name a file that ends in .csv or .md")
     runs = find_runs(results, conditions, config)

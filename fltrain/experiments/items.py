@@ -12,6 +12,7 @@ from fltrain.experiments.layers import SettingsLayer
 from fltrain.experiments.layout import (
     Bubbles,
     Cell,
+    Curves,
     Figure,
     Inversion,
     ItemJob,
@@ -135,6 +136,9 @@ class PlannedItem:
     def sheet(self) -> ItemJob:
         """Plain data from which a job makes the table or figure."""
         part = f", restricted to {', '.join(map(str, self.restricted))}" if self.restricted else ""
+        reduced, figure = self.scale.reduces(self.paper), self.item.figure
+        if reduced and isinstance(figure, Curves):  # few rounds, shown as measured
+            figure = figure.model_copy(update={"smoothing": 1})
         return ItemJob(
             id=self.id,
             paper=self.paper.title,
@@ -143,13 +147,13 @@ class PlannedItem:
             scale=self.scale_title + part,
             restricted=self.restricted,
             assumptions=self.assumptions,
-            reduced=self.scale.reduces(self.paper),
+            reduced=reduced,
             control=self.paper.kind == "control",
             seen=self.reduction.seen or self.scale.seen,
             rejudged=self.reduction.rejudged,
             axes={axis: tuple(labels) for axis, labels in self.axes.items()},
             table=self.item.table,
-            figure=self.item.figure,
+            figure=figure,
             reported=self.item.reported.file if self.item.reported else None,
             reported_seeds=self.item.reported.seeds if self.item.reported else None,
             cells=tuple(

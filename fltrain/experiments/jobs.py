@@ -62,14 +62,10 @@ class Jobs:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], config: Path | None = None, results: Path = Path("results")
+        cls, settings: Mapping[str, Any], config: Path = Path("config"), results: Path = Path("results")
     ) -> Self:
-        """Return the jobs for a configuration of the workflow.
-
-        The folder of declarations is ``config``, or this checkout's if another workflow imports ours.
-        """
+        """Return the jobs for a configuration of the workflow."""
         request = Request.parse(settings, "config/config.yaml or --config")
-        config = config or (Path("config") if Path("config/scales").is_dir() else CHECKOUT / "config")
         whole, folder = plan(config, request.scale), Results(results)
         part = whole.restricted(request)
         complete = frozenset(run for run in part.runs if folder.record(run).complete)

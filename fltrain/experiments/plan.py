@@ -226,7 +226,7 @@ def _expand(
 ) -> PlannedItem:
     """Return an item with the runs of its cells, in the order of the axes and seeds."""
     item_id = f"{paper.paper}/{name}"
-    item = paper.items[name].redrawn(own.figure, f"{scale.scale}: {item_id}")
+    item = paper.items[name]
     layers = SettingsLayers(paper, name, scale, own)
     seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]

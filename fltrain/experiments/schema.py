@@ -273,15 +273,6 @@ class Item(Settings):
         points = (point for axis in self.axes.values() for point in axis.values())
         return next((point.selected for point in points if point.selected), None)
 
-    def redrawn(self, patch: Patch, where: str) -> Self:
-        """Return the item with a figure whose layout is patched."""
-        if not patch:
-            return self
-        if self.figure is None:
-            raise FltrainError(f"{where}: 'figure' patches the layout of figures; this is a table")
-        layout = type(self.figure).parse({**self.figure.model_dump(mode="json"), **patch}, f"{where}: figure")
-        return self.model_copy(update={"figure": layout})
-
 
 class Paper(Settings):
     """A paper: its protocol, its items, and the tests of its claims.
@@ -355,7 +346,6 @@ class Reduction(Settings):
 
     Attributes:
         title: the reduced item in a few words.
-        figure: fields of a figure's layout, with their new values.
         settings: settings to merge into the item's settings.
         axes: axes that replace the item's axes of the same name.
         exceptions: further patches for some cells.
@@ -368,7 +358,6 @@ class Reduction(Settings):
     """
 
     title: str | None = None
-    figure: Patch = {}
     settings: Patch = {}
     axes: Axes = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()

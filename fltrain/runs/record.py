@@ -306,25 +306,11 @@ def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
         if (run := f"{slug}-{short_hash(_parse(contents['spec.json'], 'spec.json'))}") != folder.name:
             raise ValueError(f"spec.json belongs to {run}")
         if spec:
-            _check_rounds(spec, rows, summary["diverged"])
             for key, value in summarise(spec, rows, summary["diverged"], {}).items():
                 if key != "run_id" and summary.get(key) != value:
                     raise ValueError(f"summary.json: {key!r} does not follow from spec and metrics")
     digests: dict[str, str] = summary["digests"]
     return spec, digests
-
-
-def _check_rounds(spec: RunSpec, rows: Sequence[Row], diverged: Row | None) -> None:
-    """Check that the rows have all tests until the end of the run, and nothing after it."""
-    tests = {row["round"]: row["accuracy"] for row in _tests(spec, rows, spec.test_split)}
-    last = diverged["round"] if diverged else spec.rounds
-    if (until := spec.evaluation.until) is not None:
-        last = min([last, *(round for round, accuracy in tests.items() if accuracy >= until)])
-    if late := [row["round"] for row in rows if row["round"] > last]:
-        raise ValueError(f"metrics.jsonl: has round {late[0]}, but the run ended in round {last}")
-    wanted = range(1, last + (diverged is None))
-    if missing := [round for round in wanted if spec.evaluates(round) and round not in tests]:
-        raise ValueError(f"metrics.jsonl: has no test in round {missing[0]} of {last}")
 
 
 def _undamaged_contents(folder: Path) -> dict[str, bytes]:

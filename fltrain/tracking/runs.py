@@ -87,8 +87,9 @@ class RecordedRun:
 
     @cached_property
     def named(self) -> dict[str, str]:
-        """All settings and fields, for ``fltrain.runs.where``."""
-        return {**self.settings, **self.fields}
+        """All settings and fields, for ``fltrain.runs.where``; a paper stands for its items."""
+        items = f"{self.fields['items']} {self.fields['paper']}"
+        return {**self.settings, **self.fields, "items": items}
 
     @cached_property
     def finals(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -446,34 +446,6 @@ def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: 
     assert done.returncode == 0, done.stdout
     assert re.search(r"^1 kills, \d+ starts", done.stdout, re.MULTILINE)
     assert re.search(r"^[1-9]\d* files compared, 0 differ$", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.slow
-def test_another_workflow_imports_this_one_and_adds_a_rule(fresh: Checkout, tmp_path: Path) -> None:
-    """The rules have a prefix, declarations come from the imported workflow, results go to the new one."""
-    other = replace(fresh, root=tmp_path / "other")
-    other.root.mkdir()
-    # The installed package is the imported checkout's.
-    (other.root / "sitecustomize.py").write_text(f"import sys; sys.path.insert(0, '{fresh.root}')")
-    (other.root / "Snakefile").write_text(f"""
-module imported:
-    snakefile: "{fresh.root}/workflow/Snakefile"
-    config: config
-
-use rule * from imported as fltrain_*
-
-rule ranking:
-    default_target: True
-    input: "results/single/toy/accuracy.csv"
-    output: "ranking.txt"
-    shell: "cut -d , -f 1 {{input}} > {{output}}"
-""")
-    code, output = other.snakemake("--cores", "2", scale="single")
-    assert code == 0, output
-    assert (other.root / "ranking.txt").read_text().splitlines()[0] == "paper"
-    assert len(list(other.results.root.glob("runs/*/summary.json"))) == 2
-    code, output = other.snakemake("fltrain_toy_accuracy", "--dry-run", "--cores", "2", scale="single")
-    assert code == 0 and "fltrain_toy_accuracy" in output, output
 
 
 def test_finished_jobs_do_not_let_snakemake_look_at_all_jobs_more_often(
