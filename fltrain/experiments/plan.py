@@ -42,7 +42,7 @@ from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import choose, parse_where, settings_text, value_of
+from fltrain.runs.where import Condition, choose, parse_where, settings_text, value_of
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
@@ -113,10 +113,13 @@ class Plan:
             rest = rest._keeping(count(seeds, "seed"), lambda entry: entry.number < seeds)
         if conditions := parse_where(selection.where):
             texts = {spec.run_id: settings_text(spec) for spec in self.specs}
+
+            def meets(condition: Condition, entry: Entry) -> bool:
+                return condition.meets(texts[entry.spec.run_id])
+
             choose([texts[run] for run in self.runs], conditions, dict)  # refuses unknown keys and values
             for condition in conditions:
-                runs = {run for run, text in texts.items() if condition.meets(text)}
-                rest = rest._keeping(str(condition), lambda entry, runs=runs: entry.spec.run_id in runs)
+                rest = rest._keeping(str(condition), partial(meets, condition))
         if not rest.items:
             raise FltrainError(
                 f"scale {self.scale.scale!r}: no run is left with {'; '.join(rest.restrictions)}; "
