@@ -15,9 +15,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
@@ -154,21 +152,13 @@ def test_an_older_record_stays_until_the_new_one_is_on_the_disk(tmp_path: Path) 
     assert Record(tmp_path / run).provenance["by"] == "the second"
 
 
-def test_another_run_with_the_same_id_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_run_with_the_same_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run IDs have 40 bits of a hash: two seeds with the same ID are found in seconds."""
     monkeypatch.setattr("fltrain.runs.spec.short_hash", lambda data: "0123456789")
     monkeypatch.setattr("fltrain.runs.record.short_hash", lambda data: "0123456789")
-    monkeypatch.chdir(tmp_path)
-    one, other = tiny(rounds=1), tiny(rounds=1, seed=1)
-    assert one.run_id == other.run_id
-    results = Results(Path("results"))
+    one, other, results = tiny(rounds=1), tiny(rounds=1, seed=1), Results(tmp_path)
     record = trained(one, results.root)
     message = f"{one.run_id}: {record.folder} is the record of other settings with the same ID"
-    Path("run.json").write_text(other.to_json())
-    with pytest.raises(FltrainError, match=re.escape(message)):
-        CliRunner().invoke(app, ["train", "run.json"], catch_exceptions=False)
     with pytest.raises(FltrainError, match=re.escape(message)):
         trained(other, results.root)
     state = RunStatus.of(other, results)
