@@ -237,7 +237,7 @@ def bullets(lines: Iterable[str]) -> str:
 def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
     """A table or figure of a paper, and our items for it."""
     published = "?" if one.experiment.runs is None else one.experiment.runs
-    targets = ", ".join(f"`{item.target}`" for item in one.items)
+    targets = ", ".join(f"`{item.id}`" for item in one.items)
     return [
         one.experiment.item,
         targets or f"not trained: {untrained.get(one.experiment.item, 'not declared')}",
@@ -254,7 +254,7 @@ ITEM_HEADS = ["item", "title", "cells", "seeds", "runs", "own assumptions"]
 def item_row(item: PlannedItem, listed: Sequence[str]) -> list[object]:
     """One of our items; its assumptions are named in the order in which the page lists them."""
     return [
-        f"`{item.target}`",
+        f"`{item.id}`",
         item.item.title,
         len(cells([item])),
         len({entry.spec.seed for entry in item.entries}),
@@ -313,7 +313,7 @@ def paper_page(name: str) -> str:
         ).rstrip()
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
-    explained = grouped((f"`{item.target}`", item.item.counted) for item in planned if item.item.counted)
+    explained = grouped((f"`{item.id}`", item.item.counted) for item in planned if item.item.counted)
     register = read_settings(CONFIG / "register.yaml", Register).entries
     used = dict.fromkeys([*paper.assumptions, *(one for item in planned for one in item.item.assumptions)])
     listed = [key for key in register if key in used]
@@ -442,7 +442,7 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
 `fltrain verify` checks the digests of records and makes the tables again. Then open
 `results/published/index.html`. To see training as well, run `make reproduce`, which trains the
-demonstration in about four minutes on two idle cores.
+demonstration in four to seven minutes on two idle cores.
 
 ## Make a claim again
 

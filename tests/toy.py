@@ -159,7 +159,7 @@ class Toy:
         for form in ("png", "pdf"):
             Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")
         folder = self.folder / "paper"
-        summary = {**SUMMARY, "reduced": self.reduced, "scale_note": self.sheet.scale_note}
+        summary = {**SUMMARY, "reduced": self.reduced}
         (folder / "summary.json").write_text(json.dumps(summary))
         cells = {self.sheet.id: read_csv(folder / "table1.csv")}
         page = paper.page(summary, ABOUT, [self.sheet, self.figure], cells, folder)

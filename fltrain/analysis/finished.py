@@ -77,11 +77,14 @@ class FinishedRun:
         Raises:
             FltrainError: if the run has no such metric.
         """
+        from matplotlib.ticker import MaxNLocator
+
         check_known(f"{self.run_id}: no metric", [metric], map(str, self.metrics), "it has")
         curve = self.metrics[metric].dropna()
         axes: Axes = curve.plot(
             ax=ax, label=f"{self.spec.composition.name}, seed {self.spec.seed}", legend=True
         )
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("communication round")
         axes.set_ylabel(metric.replace("_", " "))
         return axes

@@ -14,7 +14,6 @@ from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.items import Entry
 from fltrain.experiments.layers import leaves, merged, origins, place_in
 from fltrain.experiments.plan import plan
-from fltrain.experiments.selection import Selection
 
 
 def explain(
@@ -31,10 +30,7 @@ def explain(
     config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show layer, file and line of each setting of a cell."""
-    items = plan(config, scale).restricted(Selection(items=(item,))).items
-    if len(items) > 1:
-        raise FltrainError(f"{item!r} is a paper; name one of its items, for example {items[0].id}")
-    (planned,) = items
+    planned = options.one_item(plan(config, scale), item)
     words = {label.casefold() for label in cell or ()}
     entries = [entry for entry in planned.entries if entry.number == 0 and words <= _labels(entry)]
     if len(entries) != 1:

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fltrain.core.errors import FltrainError
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import Plan
 from fltrain.experiments.selection import Selection
 
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for data, runs and tables.")]
@@ -23,6 +26,14 @@ WhereOption = Annotated[
         "repeatable."
     ),
 ]
+
+
+def one_item(planned: Plan, name: str) -> PlannedItem:
+    """Return the item of a plan with a name; refuse a paper."""
+    items = planned.restricted(Selection(items=(name,))).items
+    if len(items) > 1 or name == items[0].paper.paper:
+        raise FltrainError(f"{name!r} is a paper; name one of its items, for example {items[0].id}")
+    return items[0]
 
 
 def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | None) -> Selection:

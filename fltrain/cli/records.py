@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fltrain.cli.options import ConfigOption, ResultsOption
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 
@@ -49,10 +49,10 @@ def export_archive(
     if runs is None:
         trained = list(where.records())
         current = [one for one in trained if (spec := one.run_spec) and spec.run_id == one.run_id]
-        left = f", {stale} stale ones left out" if (stale := len(trained) - len(current)) else ""
+        left = f", {count(stale, 'stale one')} left out" if (stale := len(trained) - len(current)) else ""
     else:
         current = [where.record(run) for run in dict.fromkeys(runs)]
-    typer.echo(f"{archive}: {export_records(current, archive)} records{left}")
+    typer.echo(f"{archive}: {count(export_records(current, archive), 'record')}{left}")
 
 
 @app.command("import")

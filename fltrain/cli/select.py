@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import ConfigOption, ResultsOption, ScaleOption
+from fltrain.cli.options import ConfigOption, ResultsOption, ScaleOption, one_item
 from fltrain.cli.output import print_table
-from fltrain.core.config import check_known
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
 
@@ -28,9 +27,8 @@ def select(
     from fltrain.experiments.tuning import select as choose
     from fltrain.experiments.tuning import selected_file, write_selection
 
-    items = {one.id: one for one in plan(config, scale).items}
-    check_known(f"scale {scale!r} has no item", [item], items, "it has")
-    selected, path = choose(items[item], Results(results)), selected_file(config, items[item])
+    trials = one_item(plan(config, scale), item)
+    selected, path = choose(trials, Results(results)), selected_file(config, trials)
     write_selection(path, selected)
     rows = []
     for cell in selected.cells:

@@ -55,6 +55,11 @@ class Entry:
         return self.layers[-1].patch
 
 
+def names_of(item: str) -> frozenset[str]:
+    """Return the names by which the user can select an item: ID, ID with ``_`` for the slash, paper."""
+    return frozenset((item, item.replace("/", "_"), item.partition("/")[0]))
+
+
 @dataclass(frozen=True)
 class PlannedItem:
     """An item at a scale, with the runs behind it.
@@ -86,14 +91,9 @@ class PlannedItem:
         return f"{self.paper.paper}/{self.name}"
 
     @property
-    def target(self) -> str:
-        """Name of the workflow's target, for example ``flfa_table1``."""
-        return f"{self.paper.paper}_{self.name}"
-
-    @property
     def names(self) -> frozenset[str]:
         """Names by which the user can select the item."""
-        return frozenset((self.paper.paper, self.id, self.target))
+        return names_of(self.id)
 
     @property
     def layout(self) -> Table | Figure:

@@ -20,7 +20,7 @@ from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.layout import CURVES_FORM, scale_sentence
+from fltrain.experiments.layout import CURVES_FORM
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
@@ -107,8 +107,8 @@ class Jobs:
                 f"the code of {listed(modules, 2)} changed since {count(len(changed), 'run')}; to train them "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
             )
-        targets = {*rules, *(item.target for item in self.plan.items)}
-        unknown = [word for word in arguments if re.fullmatch(r"\w+_[\w.]+", word) and word not in targets]
+        targets = {*rules, *(name for item in self.plan.items for name in item.names)}
+        unknown = [word for word in arguments if re.fullmatch(r"\w+[_/][\w.]+", word) and word not in targets]
         hints = [(word, suggest(word, targets, 0.8)) for word in unknown]
         return lines + [f"there is no target {word!r}{hint}" for word, hint in hints if hint]
 
@@ -214,14 +214,12 @@ class Jobs:
         """Return a paper's title, scale, texts of its page, sheets of its items, and claims."""
         items = [item for item in self.plan.items if item.paper.paper == name]
         scale, declared = self.plan.scale, self.papers[name]
-        titles, reduced = dict.fromkeys(item.scale_title for item in items), scale.reduces(declared)
         return {
             "paper": name,
             "title": declared.title,
             "kind": declared.kind,
             "scale": scale.scale,
-            "reduced": reduced,
-            "scale_note": scale_sentence("; ".join(titles), reduced),
+            "reduced": scale.reduces(declared),
             "about": {
                 "citation": declared.citation,
                 "covers": {item.name: list(item.item.covers) for item in items},

@@ -533,11 +533,6 @@ class Restriction(Settings):
         return self.to
 
 
-def scale_sentence(title: str, reduced: bool) -> str:
-    """Return one sentence about a scale."""
-    return f"{'Reduced scale' if reduced else 'Scale'}: {title}."
-
-
 def named(axis: str | None, label: str) -> str:
     """Return a label as pages show it: a number comes with the name of its axis, as in ``alpha 0.1``."""
     number = re.fullmatch(r"[+-]?\d+(\.\d+)?(e-?\d+)?", label)
@@ -578,9 +573,4 @@ class ItemJob(Settings):
     @property
     def scale_note(self) -> str:
         """One sentence about the scale of the item."""
-        return scale_sentence(self.scale, self.reduced)
-
-    @property
-    def caption_note(self) -> str:
-        """The caption, which describes the full scale."""
-        return f"At full scale: {self.caption}" if self.reduced and self.caption else self.caption
+        return f"{'Reduced scale' if self.reduced else 'Scale'}: {self.scale}."

@@ -230,6 +230,9 @@ def _expand(
     """Return an item with the runs of its cells, in the order of the axes and seeds."""
     item_id = f"{paper.paper}/{name}"
     item = paper.items[name]
+    caption = f"At full scale: {item.caption}" if item.caption and scale.reduces(paper) else item.caption
+    texts = {"title": own.heading or item.title, "caption": own.caption or caption}
+    item = item.model_copy(update=texts)
     layers = SettingsLayers(paper, name, scale, own)
     seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]

@@ -26,9 +26,6 @@ STATED = "where", "claim", "value", "unit"
 FAILURES = "failed to converge", "not reached"
 """Beginnings of the note on a value whose run failed in the paper."""
 
-FALSIFIED = "three points added"
-"""Note on a value that a control has made false."""
-
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -42,6 +39,7 @@ class PublishedValue:
         std: spread of the value, in the same unit.
         notes: remarks on the value.
         anomalies: reasons to doubt it.
+        falsified: a control has made it false on purpose (``yes`` in the column ``falsified``).
     """
 
     texts: Names
@@ -49,6 +47,7 @@ class PublishedValue:
     std: float | None
     notes: tuple[str, ...]
     anomalies: tuple[str, ...]
+    falsified: bool
 
     @classmethod
     def of(cls, texts: Names, doubts: Iterable[Anomaly]) -> Self:
@@ -58,7 +57,8 @@ class PublishedValue:
             factor * float(text) if text else None for text in (texts["value"], texts.get("std", ""))
         )
         notes = tuple(note for note in texts["note"].split("; ") if note)
-        return cls(texts, value, std, notes, tuple(doubt.reason for doubt in doubts if doubt.concerns(texts)))
+        anomalies = tuple(doubt.reason for doubt in doubts if doubt.concerns(texts))
+        return cls(texts, value, std, notes, anomalies, texts.get("falsified") == "yes")
 
     @property
     def failed(self) -> bool:

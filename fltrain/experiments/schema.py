@@ -346,6 +346,8 @@ class Reduction(Settings):
 
     Attributes:
         title: the reduced item in a few words.
+        heading: its title, if the full item's does not fit.
+        caption: its caption; the full item's one begins with "At full scale" if the scale is reduced.
         settings: settings to merge into the item's settings.
         axes: axes that replace the item's axes of the same name.
         exceptions: further patches for some cells.
@@ -358,6 +360,8 @@ class Reduction(Settings):
     """
 
     title: str | None = None
+    heading: str | None = None
+    caption: str | None = None
     settings: Patch = {}
     axes: Axes = {}
     exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()

@@ -198,7 +198,7 @@ class Selected(Settings):
 def selected_file(config: Path, item: PlannedItem) -> Path:
     """Return the file of an item's selection."""
     place = place_having(config, "scale", item.scale.scale)
-    return place / "selected" / item.scale.scale / f"{item.target}.yaml"
+    return place / "selected" / item.scale.scale / f"{item.id.replace('/', '_')}.yaml"
 
 
 def read_selection(config: Path, item: PlannedItem) -> Selected:

@@ -351,10 +351,12 @@ def _floor(test: Quantity, records: Sequence[Record]) -> float:
 
 
 def _unit(sheet: ItemJob, test: Quantity) -> str:
-    """Return the unit of a number after a space; curves, and multiples of a cell, have none."""
+    """Return the unit of a number after a space; curves have none, and multiples name their cell."""
     shown = sheet.table.measures if sheet.table else ()
-    multiple = any(one.measure == test.measure and one.relative_to for one in shown)
-    if test.relative or multiple or not test.measure:
+    multiples = [one.relative_to for one in shown if one.measure == test.measure and one.relative_to]
+    if multiples and not test.relative:
+        return f" times {', '.join(multiples[0].values())}"
+    if test.relative or not test.measure:
         return " %" if test.relative else ""
     unit = measure(test.measure).unit
     unit = "points" if unit == "%" and (test.minus or test.over) else unit
@@ -373,10 +375,18 @@ def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quan
     means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
     if len(means) > 1:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-        positive = sum(value > 0 for value in means.values())
-        parts.append(f"positive at {positive} of {len(means)} places")
+        parts.append(_signs([*means.values()]))
         parts.append(f"from {means[low]:+.4g} ({low}) to {means[high]:+.4g} ({high})")
     return parts
+
+
+def _signs(means: Sequence[float]) -> str:
+    """Return at how many places the mean is positive, or that it is negative at all."""
+    every = "both places" if len(means) == 2 else f"all {len(means)} places"
+    positive, negative = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
+    if len(means) in (positive, negative):
+        return f"{'positive' if positive else 'negative'} at {every}"
+    return f"positive at {positive or 'none'} of {len(means)} places"
 
 
 def _compared(sheet: ItemJob, test: Quantity) -> str:
@@ -541,16 +551,28 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
 
 
 # ---------------------------------------------------------------- output
-def to_markdown(title: str, scale_note: str, judged: pd.DataFrame, titles: Mapping[str, str] = {}) -> str:
-    """Return the claims as a Markdown table; ``titles`` are those of the items by name."""
+def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:
+    """Return the claims of a paper as a Markdown table, with the scales of its items."""
+    titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     shown = ["where", "claim", "stated", "verdict", "evidence", "item"]
     lines = judged[shown].astype(str)
     lines["verdict"] += judged["listed"].map({True: "", False: DROPPED})
     lines["verdict"] += judged["exploratory"].map({True: ", exploratory", False: ""})
     lines["item"] = ["; ".join(titles.get(name, name) for name in item.split(", ")) for item in lines["item"]]
     notes = [*claim_notes(judged["listed"]), *([EXPLORATORY] if judged["exploratory"].any() else [])]
-    table = markdown_table([shown, *lines.to_numpy().tolist()], numbers=False)
-    return without_tags(f"**Claims of {title}. {scale_note}**\n\n{table}\n\n{' '.join(notes)}\n")
+    scales: dict[str, list[str]] = {}
+    for sheet in sheets:
+        scales.setdefault(sheet.scale_note, []).append(sheet.title)
+    if any(sheet.restricted for sheet in sheets):
+        notes.append("Claims about runs that a restricted item lacks are left undecided.")
+    parts = [
+        " ".join([f"**Claims of {title}.**", *(scales if len(scales) == 1 else ())]),
+        markdown_table([shown, *lines.to_numpy().tolist()], numbers=False),
+        " ".join(notes),
+    ]
+    if len(scales) > 1:
+        parts.append("\n".join(f"* {'; '.join(items)}: {note}" for note, items in scales.items()))
+    return without_tags("\n\n".join(parts) + "\n")
 
 
 def claim_notes(listed: Iterable[bool]) -> list[str]:
@@ -558,15 +580,3 @@ def claim_notes(listed: Iterable[bool]) -> list[str]:
     legend = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
     dropped = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
     return [legend, *([] if all(listed) else [dropped])]
-
-
-def scale_note(note: str, sheets: Iterable[ItemJob]) -> str:
-    """Return a sentence on the scale, and on items that were restricted to a part of their runs."""
-    restricted: dict[str, list[str]] = {}
-    for sheet in sheets:
-        if sheet.restricted:
-            what = ", ".join(map(str, sheet.restricted))
-            restricted.setdefault(what, []).append(sheet.id.partition("/")[2])
-    parts = [f"restricted to {what}: {', '.join(items)}" for what, items in restricted.items()]
-    undecided = "Claims about runs that these items lack are left undecided"
-    return f"{note} {undecided}, {'; '.join(parts)}." if parts else note

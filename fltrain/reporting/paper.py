@@ -48,7 +48,7 @@ def page(
         if sheet.table:
             shown = [cell for cell in cells[sheet.id] if cell.runs]
             notes = Notes.of(sheet, shown, [])
-            grid = Grid.of(sheet, shown, notes.marks)
+            grid = Grid.of(sheet, shown, notes.marks, "badges")
             items[name] |= {"grid": grid, "notes": notes, "anchors": anchors(shown)}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import pandas as pd
 from fltrain.core.errors import count
 from fltrain.core.floats import average
 from fltrain.core.statistics import Sample, contrast
-from fltrain.experiments.layout import Bubbles, ItemJob
+from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.pictures import forest
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
@@ -27,6 +28,7 @@ from fltrain.reporting.verdict import (
     count_verdicts,
     expected_counts,
 )
+from fltrain.runs.measures import measure
 
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
@@ -63,7 +65,7 @@ def paper_summary(
     ]
     return {
         **paper,
-        "finding": finding(paper["kind"], every, titles, confirmed),
+        "finding": finding(paper["kind"], every, sheets, claims, confirmed),
         "picture": next(iter(figures), ""),  # the first figure of results
         "forest": forest(every, titles),
         "counts": verdict_counts(paper["kind"], every, claims),
@@ -109,27 +111,145 @@ def _exploratory(cells: Iterable[TableCell], claims: Sequence[Mapping[str, Any]]
 
 # ---------------------------------------------------------------- the main finding
 def finding(
-    kind: str, cells: Sequence[TableCell], titles: Mapping[str, str], confirmed: Collection[str] = ()
+    kind: str,
+    cells: Sequence[TableCell],
+    sheets: Sequence[ItemJob],
+    claims: Sequence[Mapping[str, Any]] = (),
+    confirmed: Collection[str] = (),
 ) -> str:
-    """Return a few words with the main number of a paper and its interval; empty without any number.
+    """Return one or two sentences with the main result and its numbers; empty without any number.
 
-    It is the gain of the paper's plug-in in its first item, or in the first of the ``confirmed`` ones, which
-    have a claim that was decided before their runs had been seen. Without such a gain, it is the range of the
-    differences to published values, of the gains over a base, or of our values, with intervals if there are
-    any.
+    Of a control, it is how many false and true values the rule rejects. Of a paper, it is the gain of its
+    plug-in in the first item, or in the first of the ``confirmed`` ones, which have a claim that was decided
+    before their runs had been seen. Else it is the most frequent verdict on the published values of a table,
+    the clearest difference among our own runs, a claim that our runs decide, or the extremes of one table.
     """
+    titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     first = sorted(cells, key=lambda cell: cell.item not in confirmed)
-    if kind == "paper" and (gain := main_gain(first, titles, confirmed)):
-        return gain
-    whose = "published" if kind == "paper" else "reference"
-    for what, column, ends in (
-        (f"Ours minus {whose}", "difference", "difference_interval"),
-        ("Differences from the base method", "gain", "gain_interval"),
-        ("Our values", "mean", "interval"),
-        ("Our values", "mean", ""),
-    ):
-        if finite := [cell for cell in cells if _finite(cell, column, ends)]:
-            return f"{what}, {_range(finite, column, ends, titles)}"
+    found = ""
+    if kind == "control":
+        found = _rejections(cells)
+    elif kind == "paper":
+        found = main_gain(first, titles, confirmed) or _main_verdict(cells, titles)
+    return (
+        found
+        or _clearest_difference(first, sheets, titles)
+        or _decided(claims)
+        or _extremes(first, sheets, titles)
+    )
+
+
+def _rejections(cells: Iterable[TableCell]) -> str:
+    """Return how many false and true published values of controls the rule rejects."""
+    judged = [cell for cell in cells if cell.verdict not in (None, "not run")]
+    false = [cell.verdict for cell in judged if cell.falsified]
+    true = [cell.verdict for cell in judged if not cell.falsified]
+    if not judged:
+        return ""
+    rejects, confirms, leaves = (
+        true.count(verdict) or "none" for verdict in ("not reproduced", "reproduced", "inconclusive")
+    )
+    found = f"{false.count('not reproduced') or 'none'} of {count(len(false), 'falsified value')} and "
+    return (
+        f"The rule rejects {found if false else ''}{rejects} of {count(len(true), 'true value')}. "
+        f"Of the true ones, it confirms {confirms} and leaves {leaves} open."
+    )
+
+
+def _main_verdict(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
+    """Return the most frequent verdict on the published values of the table that has most of them."""
+    tables: dict[tuple[str, str], list[TableCell]] = {}
+    for cell in cells:
+        if cell.verdict not in (None, "not run"):
+            tables.setdefault((cell.item, cell.label), []).append(cell)
+    if not tables:
+        return ""
+    (item, label), judged = max(tables.items(), key=lambda one: len(one[1]))
+    ((verdict, number),) = Counter(cell.full_verdict for cell in judged).most_common(1)
+    same = [cell for cell in judged if cell.full_verdict == verdict and _finite(cell, "difference")]
+    text = f"{titles[item]}, {label}: {number} of {count(len(judged), 'published value')} are {verdict}"
+    if not same:
+        return f"{text}."
+    if all(measure(cell.measure).margin.relative for cell in same):
+        ends = _ends([(cell.mean or 0.0) / (cell.published or math.nan) for cell in same], ".2f")
+        return f"{text}; ours are {ends} times as large."
+    ends = _ends([cell.difference or 0.0 for cell in same], "+z.2f")
+    return f"{text}; ours minus published is {ends} points."
+
+
+def _clearest_difference(
+    cells: Iterable[TableCell], sheets: Sequence[ItemJob], titles: Mapping[str, str]
+) -> str:
+    """Return the largest difference among our own runs with the best verdict: better, else worse.
+
+    Exploratory verdicts count only if there is no other.
+    """
+    own = [cell for cell in cells if cell.gain_verdict and cell.published_gain is None]
+    for verdict in ("better", "worse"):
+        shown = [cell for cell in own if cell.gain_verdict == verdict and cell.gain_interval]
+        if not shown:
+            continue
+        cell = max(shown, key=lambda cell: (not cell.exploratory, abs(cell.gain or 0.0)))
+        low, high = cell.gain_interval or (0.0, 0.0)
+        late = ", exploratory" if cell.exploratory else ""
+        which = "the only one that is" if len(shown) == 1 else f"the largest of {len(shown)} that are"
+        return (
+            f"{cell.place}: {verdict} than {_base(cell, sheets)} by {abs(cell.gain or 0.0):.2f} points "
+            f"(90 % interval {low:+z.2f} to {high:+z.2f}; “{titles[cell.item]}”, "
+            f"{count(cell.n, 'seed')}{late}). "
+            f"It is {which} {verdict}, among {count(len(own), 'difference')}."
+        )
+    return ""
+
+
+def _base(cell: TableCell, sheets: Iterable[ItemJob]) -> str:
+    """Return the labels of the cell that a gain is over."""
+    measures = [
+        one
+        for sheet in sheets
+        if sheet.table and sheet.id.partition("/")[2] == cell.item
+        for one in sheet.table.measures
+        if one.measure == cell.measure and one.gain_over
+    ]
+    return ", ".join(named(axis, label) for axis, label in measures[0].gain_over.items())
+
+
+def _decided(claims: Iterable[Mapping[str, Any]]) -> str:
+    """Return how many claims our runs decide, and the clearest of them with its first number."""
+    judged = [claim for claim in claims if claim["verdict"] in JUDGED]
+    decided = [claim for claim in judged if claim["verdict"] != "undecided"]
+    if not decided:
+        return ""
+    verdicts = Counter(claim["verdict"] for claim in decided)
+    claim = min(decided, key=lambda claim: (claim["exploratory"], claim["verdict"] != "supported"))
+    number = re.split(r" over |, by |;", claim["evidence"])[0]
+    late = ", exploratory" if claim["exploratory"] else ""
+    supported, contradicted = (verdicts[name] or "none" for name in ("supported", "contradicted"))
+    return (
+        f"Of {count(len(judged), 'claim')} that our runs test, they support {supported} and contradict "
+        f"{contradicted}. {claim['verdict'].capitalize()}{late}: "
+        f"“{claim['claim']}” ({claim['where']}; {number})."
+    )
+
+
+def _extremes(cells: Iterable[TableCell], sheets: Iterable[ItemJob], titles: Mapping[str, str]) -> str:
+    """Return the smallest and largest gain of the first table that has any, else of its values."""
+    for column, ends in (("gain", "gain_interval"), ("mean", "interval"), ("mean", "")):
+        finite = [cell for cell in cells if _finite(cell, column, ends)]
+        same = [cell for cell in finite if (cell.item, cell.label) == (finite[0].item, finite[0].label)]
+        if not same:
+            continue
+        gains, number = column == "gain", operator.attrgetter(column)
+        ranked = sorted(same, key=number)
+        texts = [
+            number_text(number(cell), cell.decimals, "+" * gains, None, getattr(cell, ends) if ends else None)
+            + f" ({cell.place})"
+            for cell in (ranked[:1] if len(ranked) == 1 else [ranked[0], ranked[-1]])
+        ]
+        what = f"{titles[same[0].item]}, {same[0].label}"
+        what += f", {'gain' if len(same) == 1 else 'gains'} over {_base(same[0], sheets)}" if gains else ""
+        brackets = "; brackets: 90 % intervals" if ends else ""
+        return f"{what}: {' to '.join(texts)}, {count(len(same), 'cell')}{brackets}."
     return ""
 
 
@@ -161,25 +281,13 @@ def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str], confirmed: 
     )
 
 
-def _finite(cell: TableCell, column: str, ends: str) -> bool:
+def _finite(cell: TableCell, column: str, ends: str = "") -> bool:
     """Return True if a number of a cell, and its interval if named, are there and finite."""
     interval = getattr(cell, ends) if ends else (0.0, 0.0)
     values = (getattr(cell, column), *(interval or [None]))
     return all(value is not None and math.isfinite(value) for value in values)
 
 
-def _range(cells: Sequence[TableCell], column: str, ends: str, titles: Mapping[str, str]) -> str:
-    """Return the smallest and the largest number of the most common accuracy."""
-    counts = Counter(cell.label for cell in cells)
-    label = max(counts, key=lambda name: ("%" in name, counts[name]))
-    ranked = sorted((cell for cell in cells if cell.label == label), key=operator.attrgetter(column))
-    several, sign = len({cell.item for cell in ranked}) > 1, "" if column == "mean" else "+"
-
-    def text(cell: TableCell) -> str:
-        interval = getattr(cell, ends) if ends else None
-        value = number_text(getattr(cell, column), cell.decimals, sign, None, interval)
-        return f"{value} in {cell.place}" + (f" ({titles[cell.item]})" if several else "")
-
-    shown = " to ".join(dict.fromkeys((text(ranked[0]), text(ranked[-1]))))
-    brackets = " Brackets: 90 % intervals." if ends else ""
-    return f"{label}: {shown}. {count(len(ranked), 'cell')} with this measure.{brackets}"
+def _ends(values: Sequence[float], form: str) -> str:
+    """Return the smallest and the largest value as text, or a single one."""
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))

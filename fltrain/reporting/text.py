@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from fltrain.core.statistics import Interval
+from fltrain.core.statistics import LEVEL, Interval
 
 
 def interval_text(interval: Interval, decimals: int, sign: str = "") -> str:
@@ -36,8 +36,11 @@ def number_text(
 
 
 def p_text(p: float) -> str:
-    """Format a p value, for example ``p 0.032`` or ``p < 0.001``."""
-    return "p < 0.001" if p < 0.001 else f"p {p:.3f}"
+    """Format a p value, for example ``p 0.032`` or ``p < 0.001``; more digits show a side of the level."""
+    if p < 0.001:
+        return "p < 0.001"
+    shown = (f"{p:.{decimals}f}" for decimals in range(3, 8))
+    return f"p {next((text for text in shown if float(text) != LEVEL), f'{p:.3f}')}"
 
 
 def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -14,11 +15,12 @@ import pandas as pd
 
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
+from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import NONE, choose, flat_settings, parse_where, short_names
+from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
 
 UNASSIGNED = "unassigned"
 
@@ -148,16 +150,29 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         raise FltrainError(
             "there are no runs, or only stale ones, see `fltrain status`; train some, or name another folder"
         )
+    conditions = _by_id(conditions, {item for run in runs for item in run.fields["items"].split()})
     try:
         return choose(runs, conditions, lambda run: run.named)
     except FltrainError as error:
         unknown = sum(run.fields["paper"] == UNASSIGNED for run in runs)
         if unknown and keys & {"paper", "items"} and "scale" not in keys:
             raise FltrainError(
-                f"{error}; the items of {count(unknown, 'run')} are unknown: after an import, name the "
-                "scale, for example --where scale=published"
+                f"{error}; {count(unknown, 'run')} belong to no item of the scales made in {folder.root}; "
+                "if another scale has them, name it, for example --where scale=published"
             ) from None
         raise
+
+
+def _by_id(conditions: Iterable[Condition], ids: Iterable[str]) -> tuple[Condition, ...]:
+    """Return the conditions with the IDs of the items that a name stands for, such as a paper's."""
+    ids = sorted(ids)
+    found: list[Condition] = []
+    for one in conditions:
+        if one.key == "items":
+            same = [[item for item in ids if name in names_of(item)] or [name] for name in one.values]
+            one = replace(one, values=tuple(dict.fromkeys(itertools.chain.from_iterable(same))))
+        found.append(one)
+    return tuple(found)
 
 
 # ---------------------------------------------------------------------------------------------- data frames

@@ -144,7 +144,7 @@ def test_records_that_would_not_be_imported_are_not_exported(
         export_records(source.records(), path)
     (one.folder / "costs.json").write_text(whole)
     (one.folder / "spec.json").write_text(json.dumps({**one.spec, "a_setting_of_another_time": 1}))
-    notice = f"{path}: 1 records, 1 stale ones left out"
+    notice = f"{path}: 1 record, 1 stale one left out"
     assert list(call("export", str(path), "--results", str(source.root))) == [notice]
     monkeypatch.setattr(FedAvg, "revision", 2)
     with pytest.raises(FltrainError, match=r"another version of fltrain \(methods 1 -> 2\)"):
@@ -251,9 +251,9 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
         return line, {run for run, _ in names}
 
     assert exported() == (f"{path}: 2 records", {one.run_id, other.run_id})
-    assert exported(one.run_id, one.run_id) == (f"{path}: 1 records", {one.run_id})
+    assert exported(one.run_id, one.run_id) == (f"{path}: 1 record", {one.run_id})
     planned = tiny(rounds=2, seed=0).run_id
-    assert exported("--scale", "one", "--config", str(config)) == (f"{path}: 1 records", {planned})
+    assert exported("--scale", "one", "--config", str(config)) == (f"{path}: 1 record", {planned})
     arguments = ("import", path, "--results", str(target.root))
     assert list(call(*arguments)) == [f"{path}: 1 added, 0 unchanged"]
     assert list(call(*arguments)) == [f"{path}: 0 added, 1 unchanged"]

@@ -131,7 +131,7 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
         (SINGLE, POSITIVE, "undecided", "it takes three seeds"),
-        (SINGLE, EVERY, "undecided", "positive at 8 of 8 places"),
+        (SINGLE, EVERY, "undecided", "positive at all 8 places"),
         # The average over all places is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
@@ -191,6 +191,13 @@ def test_evidence_states_the_subtraction(runs: Runs, test: Yaml, mean: str) -> N
     assert f"{mean} over 3 seeds" in runs.judged(test).evidence
 
 
+def test_a_mean_that_is_negative_everywhere_is_called_so(runs: Runs) -> None:
+    runs.pairs({"a": (-1.0, -2.0, -3.0), "b": (-1.0, -1.5, -2.0)})
+    assert "over 3 seeds, negative at both places, from" in runs.judged(POSITIVE).evidence
+    runs.pairs({"c": (0.0, 0.0, 0.0)})
+    assert "over 3 seeds, positive at none of 3 places, from" in runs.judged(POSITIVE).evidence
+
+
 def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     """The loss is not significant at any single place, but at all places together."""
     draws = np.random.default_rng(0).normal(0, 1, (6, 5))
@@ -219,7 +226,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "over 3 seeds, positive at 2 of 2 places, from +3.5 (u) to +13.5 (v)" in found.evidence
+    assert "over 3 seeds, positive at both places, from +3.5 (u) to +13.5 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -242,11 +249,11 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
     assert runs.judged(compared, sheet=sheet).evidence == averaged.evidence
 
 
-def test_multiples_of_a_cell_have_no_unit(runs: Runs) -> None:
+def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).evidence.startswith("mean +23.33 points [")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("mean +0.4538 [")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("mean +0.4538 times none [")
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
@@ -576,12 +583,15 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     judged = judgement.judge(
         [claim], read_claims(stated), [sheet], runs.results.record, lambda _: nothing, True
     )
-    markdown = judgement.to_markdown("A toy", "Reduced scale: toy.", judged, {"toy": "A title"})
-    markdown = markdown.splitlines()
-    assert markdown[0] == "**Claims of A toy. Reduced scale: toy.**"
+    other = sheet.model_copy(update={"id": "toy/other", "title": "Another", "scale": "other"})
+    *markdown, first, second = judgement.to_markdown("A toy", [sheet, other], judged).splitlines()
+    assert markdown[0] == "**Claims of A toy.**"
+    assert (first, second) == (f"* {sheet.title}: {sheet.scale_note}", "* Another: Reduced scale: other.")
+    (heading, *_) = judgement.to_markdown("A toy", [sheet], judged).splitlines()
+    assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
         r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 points [+1.931, +2.269] (x minus none) "
-        "over 3 seeds. | A title |"
+        f"over 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")

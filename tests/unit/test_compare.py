@@ -245,12 +245,25 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
-        ("items=flfa/table1", "the items of 10 runs are unknown: .* for example --where scale=published"),
+        (
+            "items=flfa/table1",
+            "10 runs belong to no item of the scales made in .* for example --where scale=published",
+        ),
     ],
 )
 def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message: str) -> None:
     with pytest.raises(FltrainError, match=message):
         chosen(root, where)
+
+
+@pytest.mark.parametrize("name", ["flfa/figure2", "flfa_figure2", "flfa"])
+def test_an_item_is_chosen_by_each_of_its_names(tmp_path: Path, name: str) -> None:
+    for item in plan(CONFIG, "demo").items:
+        if item.id in ("flfa/figure2", "ecgr/figure2"):
+            record(Results(tmp_path), item.entries[0].spec, 0.5)
+    (tmp_path / "demo").mkdir()
+    (found,) = chosen(tmp_path, f"items={name}")
+    assert "flfa/figure2" in found.fields["items"].split()
 
 
 def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
@@ -259,7 +272,7 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
         item = next(one for one in plan(CONFIG, scale).items if one.paper.paper == "flfa")
         record(Results(tmp_path), item.entries[0].spec, 0.5)
     (tmp_path / "demo").mkdir()
-    with pytest.raises(FltrainError, match="are unknown: after an import, name the scale"):
+    with pytest.raises(FltrainError, match="if another scale has them, name it"):
         chosen(tmp_path, "items=fair/accuracy")
     with pytest.raises(FltrainError, match=r"no run is left with scale=published \(there are: demo, none\)"):
         chosen(tmp_path, "scale=published")

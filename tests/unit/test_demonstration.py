@@ -31,6 +31,13 @@ def test_each_paper_has_a_table_and_a_figure(demonstration: Plan) -> None:
     assert kinds == {paper: {"table", "figure"} for paper in declared}
 
 
+def test_captions_describe_what_ran(demonstration: Plan) -> None:
+    """Captions of the full scale name further methods and settings, so each reduced item has its own."""
+    assert not [item.id for item in demonstration.items if item.item.caption.startswith("At full scale")]
+    (item,) = (one for one in plan(CONFIG, "small").items if one.id == "flfa/table1")
+    assert item.item.caption.startswith("At full scale: Mean of the test accuracy")
+
+
 def seeds(item: PlannedItem) -> int:
     return len({entry.seed for entry in item.entries})
 

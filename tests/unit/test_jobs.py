@@ -88,7 +88,7 @@ def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: 
         ("-f results/runs/digits-fedavg-0/summary.json", True),
         ("results/runs/digits-fedavg-0/summary.json", False),
         ("-R claims --until train", False),
-        ("-f flfa_table1", False),
+        ("-f flfa/table1", False),
     ],
 )
 def test_training_that_snakemake_is_forced_to_is_done(arguments: str, forced: bool) -> None:
@@ -112,9 +112,10 @@ def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> N
 
 
 def test_unknown_targets_are_told(folder: Path) -> None:
-    arguments = ["snakemake", "--until", "model_figure", "--config", "scale=one", "toy_tabel1", "toy_table1"]
-    assert jobs(folder).notes(arguments, ["all", "model_figure"]) == [
-        "there is no target 'toy_tabel1'; did you mean 'toy_table1'?"
+    arguments = ["snakemake", "--until", "model_figure", "--config", "scale=one", "toy_table1", "toy/table1"]
+    assert jobs(folder).notes([*arguments, "toy_tabel1", "toy/tabel1"], ["all", "model_figure"]) == [
+        "there is no target 'toy_tabel1'; did you mean 'toy_table1'?",
+        "there is no target 'toy/tabel1'; did you mean 'toy/table1'?",
     ]
 
 

@@ -308,6 +308,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         f"table1.html{link}" for link in table.links if link.startswith("#cell-")
     ]
     assert "figure1.png" in page.loaded
+    assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "expected 1.5" in page.of("small")
     assert "FLFA <always> helps" in page.of("td") and "contradicted†" in page.of("span")
     assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
@@ -339,31 +340,88 @@ def numbers(row: str, **columns: Any) -> TableCell:
     return TableCell(**{"item": "table1", "row": row, "label": "accuracy, %", "decimals": 2, **columns})
 
 
-def test_a_finding_has_numbers_and_intervals() -> None:
-    """Without a plug-in's gain, the sentence names the extremes."""
-    cells = [
-        numbers("a", gain=1.0, gain_low=0.5, gain_high=1.5),
-        numbers("b", gain=-2.0, gain_low=-3.0, gain_high=-1.0),
-        numbers("c", gain=0.001, gain_low=-1.0, gain_high=1.0),
-        *(numbers(row, label="rounds", gain=1.0, gain_low=0.0, gain_high=2.0) for row in "efgh"),
-        numbers("d", gain=9.0, gain_low=-math.inf, gain_high=math.inf),
-    ]
-    titles = {"table1": "Accuracy"}
-    for kind in ("comparison", "control"):
-        assert summary.finding(kind, cells, titles) == (
-            "Differences from the base method, accuracy, %: -2.00 [-3.00, -1.00] in b to "
-            "+1.00 [+0.50, +1.50] in a. 3 cells with this measure. Brackets: 90 % intervals."
-        )
-    one = [numbers("a", mean=60.5, low=60.0, high=61.0)]
-    assert summary.finding("paper", one, titles) == (
-        "Our values, accuracy, %: 60.50 [60.00, 61.00] in a. 1 cell with this measure. "
-        "Brackets: 90 % intervals."
-    )
-    two = [numbers("a", mean=60.5), numbers("b", mean=61.0)]
-    assert summary.finding("paper", two, titles) == (
-        "Our values, accuracy, %: 60.50 in a to 61.00 in b. 2 cells with this measure."
-    )
-    assert summary.finding("paper", [numbers("a")], titles) == ""
+FAR = {"gain": 9.0, "gain_low": 7.0, "gain_high": 11.0, "gain_verdict": "better", "n": 3, "exploratory": True}
+NEAR = {"gain": 5.0, "gain_low": 3.0, "gain_high": 7.0, "gain_verdict": "better", "n": 8}
+WORSE = {"gain": -2.0, "gain_low": -3.0, "gain_high": -1.0, "gain_verdict": "worse", "n": 3}
+FEWER = {"verdict": "not reproduced", "side": "less", "published": 100.0, "measure": "rounds_to_target"}
+JUDGED = {"verdict": "supported", "exploratory": False, "claim": "A grows", "where": "sec. 2"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "claims", "finding"),
+    [
+        (
+            "control",
+            {
+                "a": {"verdict": "not reproduced", "falsified": True},
+                "b": {"verdict": "inconclusive", "falsified": True},
+                "c": {"verdict": "reproduced"},
+                "d": {"verdict": "inconclusive"},
+                "e": {"verdict": "not run"},
+            },
+            [],
+            "The rule rejects 1 of 2 falsified values and none of 2 true values. Of the true ones, it "
+            "confirms 1 and leaves 1 open.",
+        ),
+        (
+            "paper",
+            {
+                "a": {**FEWER, "mean": 25.0, "difference": -75.0},
+                "b": {**FEWER, "mean": 50.0, "difference": -50.0},
+                "c": {"verdict": "inconclusive", "mean": 60.0, "published": 60.0, "difference": 0.0},
+            },
+            [],
+            "Accuracy & gain, accuracy, %: 2 of 3 published values are not reproduced (less); ours are "
+            "0.25 to 0.50 times as large.",
+        ),
+        (
+            "comparison",
+            {"a": FAR, "b": NEAR, "c": WORSE, "d": {**NEAR, "gain_verdict": "inconclusive"}},
+            [],
+            "b: better than BP by 5.00 points (90 % interval +3.00 to +7.00; “Accuracy & gain”, 8 seeds). "
+            "It is the largest of 2 that are better, among 4 differences.",
+        ),
+        (
+            "comparison",
+            {"c": WORSE},
+            [],
+            "c: worse than BP by 2.00 points (90 % interval -3.00 to -1.00; “Accuracy & gain”, 3 seeds). "
+            "It is the only one that is worse, among 1 difference.",
+        ),
+        (
+            "comparison",
+            {"a": {"mean": 60.0}},
+            [
+                {
+                    **JUDGED,
+                    "evidence": "mean +1 points [+0.5, +1.5] (x minus y) over 3 seeds; one-sided p 0.01.",
+                },
+                {**JUDGED, "verdict": "contradicted", "claim": "B falls", "evidence": "mean +2"},
+                {**JUDGED, "verdict": "undecided", "evidence": ""},
+            ],
+            "Of 3 claims that our runs test, they support 1 and contradict 1. Supported: “A grows” (sec. 2; "
+            "mean +1 points [+0.5, +1.5] (x minus y)).",
+        ),
+        (
+            "paper",
+            {
+                "a": {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5},
+                "b": {"gain": -2.0, "gain_low": -3.0, "gain_high": -1.0},
+                "c": {"gain": 9.0, "gain_low": -math.inf, "gain_high": math.inf},
+            },
+            [],
+            "Accuracy & gain, accuracy, %, gains over BP: -2.00 [-3.00, -1.00] (b) to +1.00 [+0.50, +1.50] "
+            "(a), 2 cells; brackets: 90 % intervals.",
+        ),
+        ("paper", {"a": {"mean": 60.5}}, [], "Accuracy & gain, accuracy, %: 60.50 (a), 1 cell."),
+        ("paper", {"a": {}}, [], ""),
+    ],
+)
+def test_a_finding_leads_with_the_main_result(
+    tmp_path: Path, kind: str, columns: dict[str, dict[str, Any]], claims: list[dict[str, Any]], finding: str
+) -> None:
+    cells = [numbers(row, **{"measure": "final_accuracy", **one}) for row, one in columns.items()]
+    assert summary.finding(kind, cells, [Toy(tmp_path).sheet], claims) == finding
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

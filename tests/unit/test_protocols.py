@@ -82,7 +82,7 @@ def declared(paper: str) -> Declared:
     found = Declared()
     for item in plan(CONFIG, "paper").items:
         if item.paper.paper == paper:
-            found.targets.add(item.target)
+            found.targets.add(item.id)
             found.assumptions.update(item.paper.assumptions, item.item.assumptions)
             for entry in item.entries:
                 for path, value, default in settings_of(entry.spec):

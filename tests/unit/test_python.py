@@ -120,6 +120,8 @@ def test_a_registered_network_is_trained_and_loaded(tmp_path: Path) -> None:
     assert float(right) == pytest.approx(record.metrics["test_accuracy"].iloc[-1])
     with pytest.raises(FltrainError, match=r"no metric 'drift' \(it has: test_accuracy"):
         record.plot("drift")
+    ticks = record.plot().get_xticks()
+    assert [*ticks] == [*map(round, ticks)], "rounds are whole numbers"
 
 
 def test_a_run_without_a_model_says_how_to_keep_one(tmp_path: Path) -> None:

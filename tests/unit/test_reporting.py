@@ -22,7 +22,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import PAGE_COLUMNS, Grid, published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import latex, number_text
+from fltrain.reporting.text import latex, number_text, p_text
 from fltrain.runs.measures import CURVES, MEASURES
 from fltrain.runs.record import Record, write_record
 
@@ -542,7 +542,7 @@ def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: 
     text = written(runs, runs.table(ACCURACY, assumptions=["A-1: assumed."]))["tex"]
     inside, _, below = text.partition(r"\end{table}")
     assert "Caption of the item." not in inside
-    assert r"{\footnotesize At full scale: Caption of the item.\par}" in below
+    assert r"{\footnotesize Caption of the item.\par}" in below
     assert "\n% A-1: assumed." in below
 
 
@@ -552,15 +552,17 @@ def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
     assert number_text(-0.005001, 2) == "-0.01"
 
 
+def test_a_p_value_near_the_level_shows_its_side() -> None:
+    assert [p_text(p) for p in (0.0321, 0.0498, 0.050004, 0.05, 0.0002)] == [
+        *("p 0.032", "p 0.0498", "p 0.050004", "p 0.050", "p < 0.001")
+    ]
+
+
 @pytest.mark.parametrize("reduced", [False, True])
-def test_captions_and_assumptions_belong_to_the_full_scale(runs: Runs, reduced: bool) -> None:
-    """A reduced scale can have other settings than a caption or an assumption says."""
+def test_assumptions_belong_to_the_full_scale(runs: Runs, reduced: bool) -> None:
+    """A reduced scale can have other settings than an assumption says."""
     runs.add({"method": "a"}, 0.5)
-    sheet = runs.table(ACCURACY, caption="The rate is 0.001.", assumptions=("F-1: yes.",), reduced=reduced)
-    texts = written(runs, sheet)
-    assert all(
-        ("At full scale: The rate is 0.001." in texts[form]) == reduced for form in ("md", "tex", "html")
-    )
+    texts = written(runs, runs.table(ACCURACY, assumptions=("F-1: yes.",), reduced=reduced))
     assert all(("Assumed at full scale, where" in texts[form]) == reduced for form in ("md", "tex"))
 
 

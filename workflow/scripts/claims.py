@@ -19,7 +19,6 @@ with job(snakemake.log[0]):
     sheets = [ItemJob.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     about = paper.pop("about")
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
-    paper["scale_note"] = judgement.scale_note(paper["scale_note"], sheets)
     anomalies = Path(snakemake.input.anomalies[0])
     published = {Path(path).name: Path(path) for path in snakemake.input.published}
     statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]
@@ -37,9 +36,8 @@ with job(snakemake.log[0]):
     judged = judgement.judge(
         claims, statements, sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"], cells
     )
-    titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     write_text(Path(outputs.csv), judged.to_csv(index=False))
-    write_text(Path(outputs.md), judgement.to_markdown(paper["title"], paper["scale_note"], judged, titles))
+    write_text(Path(outputs.md), judgement.to_markdown(paper["title"], sheets, judged))
     summary = paper_summary(paper, sheets, judged, cells)
     write_json(Path(outputs.summary), summary)
     write_text(Path(outputs.page), pages.page(summary, about, sheets, cells, tables))

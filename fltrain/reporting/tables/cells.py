@@ -167,6 +167,7 @@ def _cell(
         published_std=printed.std if printed else None,
         published_seeds=sheet.reported_seeds if printed else None,
         published_failed=printed is not None and printed.failed,
+        falsified=printed is not None and printed.falsified,
         published_gain=published_gain,
         gain_margin=measured.gain_margin if has_base else None,
         published_notes=printed.notes if printed else (),

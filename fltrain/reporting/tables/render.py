@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Literal
 
 from fltrain.core.statistics import LEVEL, Sample, contrast, holm
 from fltrain.experiments.layout import ItemJob, Measured, named
@@ -40,7 +41,7 @@ SIGNS = {
     "inconclusive": "?",
 }
 """Verdicts in LaTeX tables."""
-PAGE_COLUMNS = 8
+PAGE_COLUMNS = 7
 """Most columns that stand next to one another on a page."""
 LONG_FORM = ("difference", "verdict", "published-gain")
 """Kinds of columns that LaTeX tables leave out."""
@@ -99,6 +100,7 @@ class GridEntry:
         marks: numbers of the notes below.
         best: no other of our values in the column is better.
         tied: not shown to be worse than the best one.
+        badge: the verdict, if it stands below the value instead of in a column of its own.
     """
 
     text: str = ""
@@ -108,6 +110,7 @@ class GridEntry:
     marks: tuple[str, ...] = ()
     best: bool = False
     tied: bool = False
+    badge: str = ""
 
     @property
     def marked(self) -> str:
@@ -220,11 +223,16 @@ class Grid:
 
     @classmethod
     def of(
-        cls, sheet: ItemJob, shown: Sequence[TableCell], marks: Mapping[str, str], short: bool = False
+        cls,
+        sheet: ItemJob,
+        shown: Sequence[TableCell],
+        marks: Mapping[str, str],
+        form: Literal["wide", "short", "badges"] = "wide",
     ) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ.
 
-        The ``short`` form has our values, gains and the published values only.
+        The form ``short`` has our values, gains and the published values only. The form ``badges`` has
+        verdicts below the values, so that a phone shows them, instead of in columns of their own.
         """
         layout = layout_of(sheet)
         intervals = {(one.measure, one.label or measure(one.measure).label): one for one in layout.measures}
@@ -232,13 +240,17 @@ class Grid:
         for cell in shown:
             place = (cell.label, named(layout.panels, cell.panel), named(layout.columns, cell.column))
             as_interval = intervals[cell.measure, cell.label].interval
-            for heading, entry in entries_of(cell, as_interval, sheet.reduced, marks).items():
-                if not (short and entry.kind in LONG_FORM):
+            entries = entries_of(cell, as_interval, sheet.reduced, marks)
+            if form == "badges":
+                for value, verdict in ((cell.label, "verdict"), ("gain", "verdict on the gain")):
+                    entries[value] = replace(entries[value], badge=entries.pop(verdict).text)
+            for heading, entry in entries.items():
+                if not (form == "short" and entry.kind in LONG_FORM):
                     columns.setdefault((*place, heading), {})[cell.row] = entry
         columns = {
-            place: _with_best(entries)
-            for place, entries in columns.items()
-            if any(entry.marked for entry in entries.values())
+            place: _with_best(column)
+            for place, column in columns.items()
+            if any(entry.marked for entry in column.values())
         }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         quantities = {place[3] for place in columns}

@@ -16,7 +16,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import Interval, OverSeeds
-from fltrain.experiments.published import FALSIFIED
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
 Side = Literal["better", "worse", "more", "less", ""]
@@ -106,6 +105,7 @@ class TableCell(BaseModel):
     published_std: Number = _column("published standard deviation")
     published_seeds: int | None = _column("seeds of the paper, if it states them")
     published_failed: bool = _column("the paper says that its own runs failed", False)
+    falsified: bool = _column("a control has made the published value false on purpose", False)
     published_gain: Number = _column("published gain over the base method")
     published_notes: Texts = _column("notes on the published value", ())
     anomalies: Texts = _column("reasons to doubt the published value", ())
@@ -177,7 +177,7 @@ class TableCell(BaseModel):
     @property
     def intended(self) -> bool:
         """The rule rejects a value that a control has made false."""
-        return self.verdict == "not reproduced" and FALSIFIED in self.published_notes
+        return self.falsified and self.verdict == "not reproduced"
 
     @property
     def full_verdict(self) -> str:

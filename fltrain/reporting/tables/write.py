@@ -57,7 +57,7 @@ def texts(
     missing = absent(sheet, printed, shown)
     records = [runs(cell.run) for cell in sheet.cells]
     notes = Notes.of(sheet, shown, missing, notes_on(records), targets_text(sheet, runs, printed))
-    grid, short = (Grid.of(sheet, shown, notes.marks, form) for form in (False, True))
+    grid, short = Grid.of(sheet, shown, notes.marks), Grid.of(sheet, shown, notes.marks, "short")
     common = {"sheet": sheet, "heading": f"{sheet.title}. {sheet.scale_note}"}
 
     def markdown() -> str:
@@ -75,6 +75,7 @@ def texts(
         return template.render(**common, label=label, grid=short, blocks=blocks, notes=below)
 
     def html() -> str:
+        grid = Grid.of(sheet, shown, notes.marks, "badges")
         return TEMPLATES.get_template("table.html").render(
             **common,
             name=Path(sheet.id).name,

@@ -22,6 +22,9 @@ ANNOUNCED = ("data", "model_figure", "index", "track")
 SHOWN = ("Nothing to be done", "Complete log", "Shutting down", "Unlocked", "Congratulations", "archived")
 """Beginnings of Snakemake's remarks that help the user."""
 
+REPEATED = ("CalledProcessError", "At least one job did not complete")
+"""Parts of errors that repeat an earlier message: a job failed, or the user stopped the workflow."""
+
 
 class LogHandler(LogHandlerBase):
     """A handler of log records that prints to standard error."""
@@ -60,8 +63,8 @@ class LogHandler(LogHandlerBase):
                 return self.finished(self.jobs[record.job_id].removeprefix("training "))
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
                 return failure(self.jobs.get(record.jobid) or f"rule {record.rule_name}", record.log)
-            case LogEvent.ERROR if "CalledProcessError" in record.getMessage():
-                return ""  # it only repeats the command of a job whose failure is reported
+            case _ if any(part in record.getMessage() for part in REPEATED):
+                return ""
             case event:
                 remark = event is None and record.getMessage().startswith(SHOWN)
                 return self.format(record) if remark or record.levelno > logging.INFO else ""
