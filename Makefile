@@ -135,10 +135,11 @@ STUB := $(BIN)/pytest -n $(CORES) tests/engine
 
 test: env ## run the tests
 	@$(PYTEST) -m "not slow and not gpu"
-	@$(STUB)
+	@$(STUB) -m "not slow"
 
 test-slow: env ## run the slow tests, which `make test` leaves out
 	@$(PYTEST) -m "slow and not gpu"
+	@$(STUB) -m slow
 
 test-gpu: env ## run tests of training on a GPU
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \

@@ -1,28 +1,54 @@
-"""Settings and fixtures of all tests."""
+"""Settings and fixtures of all tests. The process that only starts workers does not import PyTorch."""
+
+from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from filelock import FileLock
 
 from fltrain.core.own import VARIABLE
 from fltrain.runtime.determinism import determined
 
+if TYPE_CHECKING:
+    import torch
+
 # Tests ignore the own folder of the user who runs them.
 os.environ.pop(VARIABLE, None)
 
-# One thread fixes the order of sums, and is fast enough for small networks.
-torch.set_num_threads(1)
+# Files of tests need not survive a power loss, and a record has ten flushes of a few milliseconds each.
+os.fsync = lambda file: None
+
+# PyTorch and the collected tests stay until the end: searching them for garbage takes seconds.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Exempt PyTorch and the collected tests from garbage collection: passing over them takes a second."""
-    gc.collect()
+    """Let the tests collect their own garbage, and compute on one thread.
+
+    One thread fixes the order of sums, and is fast enough for small networks.
+    """
+    import torch
+
+    torch.set_num_threads(1)
     gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture
+def watch() -> None:
+    """Tests that use this fixture keep the guard of the first local steps."""
+
+
+@pytest.fixture(autouse=True)
+def unwatched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the guard of the first local steps, which takes half of the time of short runs."""
+    if "watch" not in request.fixturenames:
+        monkeypatch.setattr("fltrain.engine.local.WATCHED_ROUNDS", 0)
 
 
 Once = Callable[[str, Callable[[Path], None]], Path]
@@ -31,6 +57,8 @@ Once = Callable[[str, Callable[[Path], None]], Path]
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Each device that the test runs on; `make test-gpu` runs it on the GPU."""
+    import torch
+
     if request.param != "cpu" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     chosen = torch.device(request.param)

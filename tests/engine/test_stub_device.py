@@ -4,7 +4,6 @@ A stub device checks it, see ``stub``: the tests need no GPU.
 """
 
 from typing import Literal
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,14 +12,13 @@ from torch import Tensor
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine import local
 from fltrain.engine.local import LocalTraining
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Local, State
 
-from ..properties.helpers import EVERY, KINDS, by_name, simulation, small, with_tests
+from ..properties.helpers import EVERY, KINDS, by_name, simulation, with_tests
 from ..properties.test_cuda_graph import Replaying
 from .stub import Transfers, on_stub_device, stub_device
 
@@ -34,6 +32,8 @@ METHODS = [
 ]
 """Every base method and every plug-in, and all plug-ins together."""
 
+CAPTURED = ("ditto", "fedsol+ecgr+fedimpro+flfa")
+"""Methods whose captured steps `make test` checks, too; other captured steps differ little from the loop."""
 
 READING = {
     *("engine.evaluation.accuracy", "engine.evaluation.loss", "engine.simulation._tested"),
@@ -71,11 +71,9 @@ def run(trainer: str, *methods: Method) -> Transfers:
     first, second = (24, 13) if personal else (18, 10)
     clients = Partition([np.arange(first), np.arange(first, first + second)], digest="")
     rounds = 2 if trainer == Replaying.name else 1
-    # The device finds reads itself; the watch on the first steps would end the run before.
-    with patch.object(local, "WATCHED_ROUNDS", 0), on_stub_device() as transfers:
+    with on_stub_device() as transfers:
         federation = simulation(
             *methods,
-            model=small(*methods),
             partition=with_tests(clients) if personal else clients,
             trainer=TRAINERS[trainer],
             device=stub_device(),
@@ -94,7 +92,11 @@ def run(trainer: str, *methods: Method) -> Transfers:
 @pytest.mark.parametrize(
     ("methods", "trainer"),
     [
-        pytest.param(methods, trainer, id=f"{by_name(methods)}-{trainer}")
+        pytest.param(
+            *(methods, trainer),
+            id=f"{by_name(methods)}-{trainer}",
+            marks=pytest.mark.slow if trainer == Replaying.name and by_name(methods) not in CAPTURED else (),
+        )
         for methods in METHODS
         for trainer in TRAINERS
         if trainer == LocalTraining.name or by_name(methods) in KINDS

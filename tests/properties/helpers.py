@@ -26,7 +26,6 @@ from fltrain.methods.training import Constant, Training
 from fltrain.methods.types import Examples, Local, Task, Update
 from fltrain.models.base import Model
 from fltrain.models.networks.lenet5 import LeNet5
-from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import Evaluation, Participation, RunSpec
 
 CPU = torch.device("cpu")
@@ -61,12 +60,7 @@ class Tiny(Model):
 
 
 MODEL_FOR = {"fedma": LeNet5()}
-"""Methods that cannot use ``mobilenet_tiny``, and the model for their tests."""
-
-
-def small(*methods: Method | type[Method]) -> Model:
-    """Return a network that a base method, with any plug-ins, can train in little time."""
-    return MODEL_FOR.get(by_name(methods[0]), Tiny())
+"""Methods that cannot use networks with norm layers, and the model for their tests."""
 
 
 BASES = [method for method in METHODS.values() if not method.plugin]
@@ -177,14 +171,14 @@ def simulation(
     device: torch.device = CPU,
     **training: object,
 ) -> Simulation:
-    """A federation that trains with a base method (default: federated averaging) and plug-ins.
+    """A federation of a small network, a base method (default: federated averaging) and plug-ins.
 
     If clients have personal models, they also have test images. The spec is not validated, so that tests can
     define methods and models.
     """
     if not methods or methods[0].plugin:
         methods = (METHODS["fedavg"](), *methods)
-    model = model or MODEL_FOR.get(methods[0].name, MobileNetTiny())
+    model = model or MODEL_FOR.get(methods[0].name, Tiny())
     data = data or digits(16 if isinstance(model, LeNet5) else 8)
     settings = {"epochs": 1, "batch_size": 16, "lr": 0.05, "lr_schedule": Constant(), **training}
     spec = RunSpec.model_construct(

@@ -28,12 +28,10 @@ from fltrain.models.networks.lenet5 import LeNet5
 from .helpers import (
     KINDS,
     REPRESENTATIVES,
-    Tiny,
     by_name,
     reference,
     simulation,
     slow_unless,
-    small,
     trained,
 )
 from .tape import taped
@@ -128,7 +126,7 @@ def test_a_step_in_fixed_memory_equals_the_reference(
     methods: tuple[AnyMethod, ...], device: torch.device
 ) -> None:
     """Up to rounding: numbers of the round are tensors there."""
-    plain, fixed = compared(graphs(device), *methods, **SHORT, model=small(*methods), device=device)
+    plain, fixed = compared(graphs(device), *methods, **SHORT, device=device)
     assert fixed.trainer.replays >= fixed.trainer.captures > 0
     assert_equal_up_to_rounding(plain, fixed)
 
@@ -166,21 +164,14 @@ def test_a_capture_that_cuda_refuses_ends_the_run(name: str) -> None:
         simulation(trainer=Refused, **SETTINGS).round(0)
 
 
-def test_captured_steps_read_images_at_their_addresses() -> None:
-    settings = {"augmentation": Augmentation(flip=True), "model": Tiny(), **SETTINGS}
-    plain, run = (simulation(trainer=one, **settings) for one in (LocalTraining, Replaying))
-    images = run.trainer.images
-    for number in range(2):
-        plain.round(number)
-        run.round(number)
-        assert run.trainer.images is images
-        torch.testing.assert_close(plain.server.weights, run.server.weights, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.usefixtures("double")
-def test_every_step_draws_a_new_dropout_mask(device: torch.device) -> None:
-    plain, fixed = compared(graphs(device), FedAvg(), model=DroppingModel(), rounds=3, device=device)
-    assert_equal_up_to_rounding(plain, fixed)
+@pytest.mark.parametrize(
+    "settings", [{"augmentation": Augmentation(flip=True)}, {"model": DroppingModel(), "rounds": 3}], ids=str
+)
+def test_every_step_has_new_images_and_dropout_masks(
+    settings: dict[str, object], device: torch.device
+) -> None:
+    assert_equal_up_to_rounding(*compared(graphs(device), FedAvg(), **settings, device=device))
 
 
 class Growing(FedAvg):
@@ -229,7 +220,7 @@ class Swapping(FedAvg):
 
 @pytest.mark.usefixtures("double")
 def test_step_states_in_shared_memory_do_not_overwrite_each_other() -> None:
-    assert_equal_up_to_rounding(*compared(Replaying, Swapping(), fraction=1.0, model=Tiny()))
+    assert_equal_up_to_rounding(*compared(Replaying, Swapping(), fraction=1.0))
 
 
 @pytest.mark.gpu

@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections import Counter
 from functools import cache
@@ -16,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fltrain.cli import main
 from fltrain.core.errors import FltrainError
 from fltrain.engine.checkpoint import Checkpoints, Progress
 from fltrain.engine.simulation import Simulation
@@ -26,8 +23,6 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Schedule
-from fltrain.runs.record import Results
-from fltrain.runs.spec import RunSpec
 from fltrain.runtime.determinism import Profile, determined
 
 from .helpers import (
@@ -35,7 +30,6 @@ from .helpers import (
     EVERY,
     KINDS,
     REPRESENTATIVES,
-    Tiny,
     Tracing,
     by_name,
     digits,
@@ -43,7 +37,6 @@ from .helpers import (
     simulation,
     skewed,
     slow_unless,
-    small,
     trained,
     with_tests,
 )
@@ -65,7 +58,7 @@ def seed_everywhere(seed: int) -> None:
 def settings_of(methods: tuple[Method, ...]) -> dict[str, object]:
     """Settings with tests after local training, so that client states contain trained models."""
     point = "after_local" if methods[0].name in ("fedavg", "fedfcd") else "after_download"
-    return {"rounds": 3, "statistics": STATISTICS, "point": point, "model": small(*methods)}
+    return {"rounds": 2, "statistics": STATISTICS, "point": point}
 
 
 def traced_run(methods: tuple[Method, ...], device: torch.device = CPU) -> Simulation:
@@ -108,7 +101,7 @@ def visits(federation: Simulation) -> Visits:
 def visits_of_averaging(personal: bool) -> Visits:
     """Visits of federated averaging; clients have test images if the models are personal."""
     partition = with_tests(skewed(digits())) if personal else None
-    return visits(trained(FedAvg(), partition=partition, rounds=3, trainer=Tracing))
+    return visits(trained(FedAvg(), partition=partition, rounds=2, trainer=Tracing))
 
 
 @combinations
@@ -130,7 +123,7 @@ def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, .
 
 def test_batches_of_a_client_do_not_depend_on_the_other_clients() -> None:
     some, everything = (
-        visits(trained(rounds=3, trainer=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
+        visits(trained(rounds=2, trainer=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
     )
     assert len(some) < len(everything)
     assert all(visit in everything for visit in some)
@@ -231,37 +224,6 @@ def test_operations_without_a_deterministic_algorithm_are_recorded() -> None:
     assert determinism.facts["nondeterministic_operations"] == ["CuBLAS", "put_"]
 
 
-def test_two_processes_write_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
-    settings = {
-        "dataset": "digits",
-        "partition": {"name": "dirichlet", "clients": 10},
-        "model": "mobilenet_tiny",
-        "method": "scaffold",
-        "plugins": ["flfa", "ecgr"],
-        "training": {"epochs": 1, "batch_size": 32, "lr": 0.1, "augmentation": {"crop_padding": 1}},
-        "rounds": 2,
-        "participation": {"fraction": 0.2},
-        "evaluation": {"statistics": ["drift", "similarity", "separability"], "keep": "model"},
-    }
-    spec = RunSpec.parse(settings, "test")
-    (tmp_path / "spec.json").write_text(spec.to_json())
-    path = tmp_path / "spec.json"
-    command = ["fltrain", "train", str(path), "--quiet", "--device", str(device), "--results"]
-    monkeypatch.setattr(sys, "argv", [*command, str(tmp_path / "here")])
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert not left.value.code
-    other = [sys.executable, "-m", *command, str(tmp_path / "there")]
-    subprocess.run(other, check=True, env={**os.environ, "PYTHONHASHSEED": "1"})
-    folders = [Results(tmp_path / process).run(spec.run_id) for process in ("here", "there")]
-    for folder in folders:
-        assert json.loads((folder / "provenance.json").read_text())["determinism"] == "bitwise"
-    for name in ("metrics.jsonl", "summary.json", "models.safetensors"):
-        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
-
-
 def state(run: Simulation) -> dict[str, Any]:
     """All data that later rounds and the record depend on."""
     server = run.server
@@ -291,7 +253,7 @@ def test_resuming_from_a_checkpoint_changes_no_result(
     tmp_path: Path, methods: tuple[Method, ...], device: torch.device
 ) -> None:
     expected, rows, seen = traced_run(methods, device), [], []
-    for stop in (1, 2, 3):  # each part in a separate simulation
+    for stop in (1, 2):  # each part in a separate simulation
         part = simulation(*methods, device=device, **settings_of(methods))
         checkpoints = Checkpoints(tmp_path / "run", {"spec": 1})
         progress = checkpoints.restore(part) or Progress([], 0.0, [])
@@ -301,7 +263,7 @@ def test_resuming_from_a_checkpoint_changes_no_result(
             progress.rows += part.round(part.finished)
         assert checkpoints.save(part, progress)
         rows = progress.rows
-    assert seen == [0, 1, 2]
+    assert seen == [0, 1]
     assert json.dumps(rows) == json.dumps(expected.rows)
     assert_equal(state(part), state(expected))
 
@@ -331,14 +293,14 @@ DRAWS = {"Python": random.random, "NumPy": np.random.rand, "PyTorch": lambda: to
 def test_draws_from_global_generators_are_refused(draw: str) -> None:
     message = rf"^the server's part of a round.* draws from the global generator of {draw}, .*self\.random"
     with pytest.raises(FltrainError, match=message):
-        trained(Drawing(draw=draw), model=Tiny(), rounds=1, fraction=0.34)
+        trained(Drawing(draw=draw), rounds=1, fraction=0.34)
 
 
 @pytest.mark.parametrize(("draw", "workers"), [("Python", 1), ("NumPy", 2)])
 def test_draws_in_local_training_are_refused(draw: str, workers: int) -> None:
     """PyTorch's generator has the stream of the client there."""
     with pytest.raises(FltrainError, match=f"^local training draws from the global generator of {draw}"):
-        trained(Drawing(draw=draw, server=False), model=Tiny(), rounds=1, fraction=0.5, workers=workers)
+        trained(Drawing(draw=draw, server=False), rounds=1, fraction=0.5, workers=workers)
 
 
 class Naming(FedAvg):
@@ -354,8 +316,7 @@ class Naming(FedAvg):
 
 
 def test_names_and_types_of_states_survive_a_checkpoint(tmp_path: Path) -> None:
-    settings = {"model": Tiny(), "fraction": 0.34}
-    first, second = trained(Naming(), rounds=1, **settings), simulation(Naming(), **settings)
+    first, second = trained(Naming(), rounds=1, fraction=0.34), simulation(Naming(), fraction=0.34)
     checkpoints = Checkpoints(tmp_path, {})
     assert checkpoints.save(first, Progress([], 0.0, [{}]))
     checkpoints.restore(second)

@@ -104,24 +104,6 @@ def test_published_algorithm(alpha: float, momentum: float, monkeypatch: pytest.
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
-def test_sampled_clients_reach_the_common_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the clients per round; federated averaging oscillates, and without alpha even more so."""
-    spread = []
-    for method in (FedDyn(alpha=1.0), FedAvg(), FedDyn(alpha=1e-6)):
-        federation = FOUR_CLIENTS.federation(method, monkeypatch, steps=5, fraction=0.5)
-        weights_after(federation, 40)
-        path = []
-        for number in range(40, 70):
-            federation.round(number)
-            path.append(federation.server.weights.numpy() - FOUR_CLIENTS.optimum)
-        if not spread:
-            np.testing.assert_allclose(path[-1], 0, atol=1e-4)
-        spread.append(np.std(path, axis=0).max())
-    dynamic, averaging, without_alpha = spread
-    assert dynamic < 0.01 < 0.1 < averaging
-    assert without_alpha > 1.5 * averaging
-
-
 def test_data_mode_equals_the_form_without_h(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of different size, in the form without h: a_k = -lam_k / alpha_k collects displacements."""
     method = FedDyn(alpha=0.5, alpha_mode="data")

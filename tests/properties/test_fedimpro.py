@@ -19,11 +19,9 @@ from fltrain.methods.fedimpro import FedImpro
 from fltrain.methods.fedrs import FedRS
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.types import Server, Update
-from fltrain.models.base import Model
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.models.networks.resnet import ResNet18, ResNet50
 
 from .helpers import (
     FULL_BATCH,
@@ -534,7 +532,9 @@ def test_the_part_below_the_cut_learns_from_images_only_and_the_part_above_from_
 
 def test_batchnorm_above_the_cut_sees_images_and_samples_together() -> None:
     """Below the cut it sees images only; running statistics above come from the joint batch."""
-    federation = simulation(FedImpro(split=4, n_hat=33, **AT_ONCE), fraction=0.1, batch_size=FULL_BATCH)
+    federation = simulation(
+        FedImpro(split=4, n_hat=33, **AT_ONCE), model=MobileNetTiny(), fraction=0.1, batch_size=FULL_BATCH
+    )
     inputs: dict[str, Tensor] = {}
     norms = {name: module for name, module in federation.network.named_modules() if name.endswith("_norm")}
 
@@ -561,14 +561,6 @@ def test_batchnorm_above_the_cut_sees_images_and_samples_together() -> None:
         torch.testing.assert_close(
             module.running_var, 0.9 * before[name][1] + 0.1 * variance, rtol=1e-4, atol=1e-6
         )
-
-
-@pytest.mark.parametrize(
-    ("model", "cut"), [(ResNet18(), 9), (ResNet50(), 22), (MobileNetTiny(), 4), (LeNet5(), 1)], ids=str
-)
-def test_the_default_cut_is_the_middle_one(model: Model, cut: int) -> None:
-    with torch.device("meta"):
-        assert model.network(1, 28, 10).cut(None) == cut
 
 
 def test_samples_are_the_same_in_all_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

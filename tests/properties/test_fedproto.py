@@ -197,19 +197,6 @@ def test_the_nearest_known_mean_decides() -> None:
         assert 0 < row["loss"] < 100
 
 
-def test_decisions_do_not_change_when_features_and_means_move_together() -> None:
-    """A common shift of features and means changes no decision."""
-    method = FedProto()
-    random = torch.Generator().manual_seed(0)
-    seen, means, by = (torch.randn(n, 8, generator=random) for n in (40, 10, 1))
-    known = torch.arange(10) % 3 > 0
-    decided = decide(method, seen, means, known).argmax(1)
-    assert len(decided.unique()) == known.sum()
-    for distance in (1, 5, 20):
-        moved = decide(method, seen + distance * by, means + distance * by, known).argmax(1)
-        assert torch.equal(moved, decided)
-
-
 def test_unknown_classes_are_never_chosen() -> None:
     """Even if the placeholder of the class is the nearest; losses stay finite."""
     method = FedProto()

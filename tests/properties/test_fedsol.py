@@ -191,7 +191,7 @@ def rerouted(federation: Simulation, step: LocalStep, network: Network) -> dict[
 def test_feedback_alignment_acts_in_both_passes_or_in_the_loss_pass_only(passes: str) -> None:
     method = FedSOL(perturbation="fixed", feedback=passes)
     flfa = Flfa(strategy="fixed", layers=("stage1.project", "head_conv1.0"), feedback="random", scale="none")
-    federation = trained(method, flfa, rounds=1)
+    federation = trained(method, flfa, model=MobileNetTiny(), rounds=1)
     here, _ = elsewhere(federation, seed=1)
     step = step_of(federation, kind=Watched, weights=here)
     found, _ = step.hooks.gradient(step, federation.model.weights)

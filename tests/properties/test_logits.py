@@ -94,19 +94,6 @@ def test_with_equal_counts_it_is_federated_averaging() -> None:
         assert own.loss.item() == pytest.approx(other.loss.item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("chosen", [CHOICES[0], CHOICES[-1]], ids=str)
-def test_losses_of_all_batches_are_finite(chosen: dict[str, str]) -> None:
-    """Also with a single class, which gives no gradient with ``mask``."""
-    settings = {"rounds": 1, "fraction": 1.0, "batch_size": 8, "trainer": Tracing}
-    for partition in (None, one_class_each()):
-        federation = trained(FedLC(tau=10.0, **chosen), partition=partition, **settings)
-        for update in federation.trainer.updates:
-            assert update.loss.isfinite()
-            assert update.weights.isfinite().all()
-            if partition and chosen["missing"] == "mask":
-                assert update.loss == 0
-
-
 def test_the_exclusive_denominator_is_refused_if_it_would_be_empty() -> None:
     spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 5}, "model": "mobilenet_tiny"}
     method = {"name": "fedlc", "denominator": "exclusive"}

@@ -15,15 +15,14 @@ from fltrain.methods.types import Outputs
 from fltrain.models.base import Model, build
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
-from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import Tracing, assert_same_model, by_name, simulation, trained
+from .helpers import Tiny, Tracing, assert_same_model, by_name, simulation, trained
 from .ordinary import check_round, elsewhere, features, gradient_of, replica, step_of
 
 Weights = tuple[Tensor, Tensor]
 """Weights and buffers of a model."""
 
-models = pytest.mark.parametrize("model", [MobileNetTiny(), LeNet5()], ids=by_name)
+models = pytest.mark.parametrize("model", [Tiny(), LeNet5()], ids=by_name)
 
 
 def contrast(own: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
@@ -92,7 +91,7 @@ def test_penalty_in_double_precision(tau: float, distance: float) -> None:
 
 
 SETTINGS = [{}, {"mu": 5.0, "tau": 0.1, "first": "initial"}, {"first": "random"}, {"head": "mlp"}]
-CASES = [(MobileNetTiny(), settings) for settings in SETTINGS] + [(LeNet5(), {})]
+CASES = [(Tiny(), settings) for settings in SETTINGS] + [(LeNet5(), {})]
 
 
 @pytest.mark.parametrize(("model", "settings"), CASES, ids=str)

@@ -19,13 +19,10 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedbn import FedBN
 from fltrain.models.base import Private
 from fltrain.models.networks.mlp import Mlp
-from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import RunSpec
 
 from .helpers import (
     BASES,
-    FORWARD_ORDER,
-    LAYERS,
     PLUGINS,
     Tracing,
     by_name,
@@ -41,8 +38,8 @@ PARTS = ("head", "body", "all", "batchnorm")
 CLIENTS = 6
 FEW = {"fraction": 0.34, "model": Mlp(hidden=12)}
 """Two of the six clients in a round, and a small network."""
-NORMED = {"fraction": 0.34, "model": MobileNetTiny()}
-"""A network with BatchNorm."""
+CONVOLUTIONS, NORMS = ("stem.0", "last.0"), ("stem.1", "last.1")
+"""Layers of the default network before its classifier."""
 
 
 def own_tests() -> Partition:
@@ -52,8 +49,8 @@ def own_tests() -> Partition:
 def part_mask(federation: Simulation, part: Private) -> Tensor:
     """Mask of a part in the weight vector, by the parameters' names."""
     slots = federation.model.layout.parameters
-    modules = {"all": FORWARD_ORDER, "head": ["classifier"], "body": FORWARD_ORDER[:-1]}
-    modules["batchnorm"] = [name for name in FORWARD_ORDER if name not in LAYERS]
+    modules = {"head": ["classifier"], "body": [*CONVOLUTIONS, *NORMS], "batchnorm": NORMS}
+    modules["all"] = [*modules["head"], *modules["body"]]
     held = [slot.name.rpartition(".")[0] in modules[part] for slot in slots]
     return torch.cat(
         [torch.full((slot.stop - slot.start,), own) for slot, own in zip(slots, held, strict=True)]
@@ -81,7 +78,7 @@ class Keeping(Method):
 @pytest.mark.parametrize("part", PARTS)
 def test_private_parameters_stay_with_their_client(part: Private) -> None:
     """Clients start and are tested with their own part and the mean of the rest."""
-    federation = simulation(Keeping(keeps=part), trainer=Tracing, **NORMED)
+    federation = simulation(Keeping(keeps=part), trainer=Tracing, fraction=0.34)
     private, initial = part_mask(federation, part), federation.server.weights.clone()
     own: dict[int, Tensor] = {}
     own_statistics = part in ("all", "batchnorm")
@@ -118,7 +115,8 @@ def test_private_parameters_stay_with_their_client(part: Private) -> None:
 
 def test_local_statistics_stay_with_their_client() -> None:
     """Weights are averaged; running statistics and counters continue from the client's last values."""
-    federation = simulation(FedAvg(), trainer=Tracing, batchnorm="local", partition=own_tests(), **NORMED)
+    settings = {"batchnorm": "local", "partition": own_tests(), "fraction": 0.34}
+    federation = simulation(FedAvg(), trainer=Tracing, **settings)
     initial, data = federation.server, federation.data.train
     buffers: dict[int, Tensor] = {}
     counters: dict[int, Tensor] = {}

@@ -8,7 +8,6 @@ from torch.nn import functional
 from fltrain.core.errors import FltrainError
 from fltrain.data.augmentation import Augmentation
 from fltrain.engine.simulation import Simulation
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.ops.vectors import clip_norm
 from fltrain.methods.scaffold import Scaffold
 from fltrain.models.base import Model
@@ -16,9 +15,9 @@ from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.runs.spec import RunSpec
 
-from .helpers import FULL_BATCH, Tracing, assert_same_steps, drawn, simulation, trained
+from .helpers import FULL_BATCH, Tracing, drawn, simulation
 from .ordinary import gradient_of, replica
-from .quadratics import SIZE, TWO_CLIENTS, weights_after
+from .quadratics import SIZE, TWO_CLIENTS
 
 AFTER_STEP = {"correction": "after_step", "normaliser": "plain"}
 COPIES = (1, 2)
@@ -30,10 +29,6 @@ def control_of(federation: Simulation, client: int | None = None) -> np.ndarray:
     states = federation.server.states if client is None else federation.clients[client]
     (method,) = federation.composition.methods
     return states[method.name]["control"].double().numpy()
-
-
-TARGETS = {"uniform": (1.0, 1.0), "weights": (1.0, 1.0), "scaled": COPIES, "data": COPIES}
-"""The fixed point is at a zero mean of all controls, for any averaging of weights."""
 
 
 def reference(method: Scaffold, rounds: int, *, steps: int, momentum: float, lr: float) -> np.ndarray:
@@ -95,22 +90,6 @@ def test_variants_agree_with_an_independent_implementation(
         federation.round(rounds - 1)
         reached = federation.server.weights.double().numpy()
         np.testing.assert_allclose(reached, reference(method, rounds, **settings), atol=2e-5)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize(
-    ("settings", "momentum"), [({}, 0.9), ({"option": "I"}, 0.9), (AFTER_STEP, 0.0)], ids=str
-)
-def test_each_weighting_reaches_its_optimum_with_and_without_momentum(
-    settings: dict[str, str], momentum: float, weighting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method = Scaffold(**settings, weighting=weighting)
-    training = {"momentum": momentum, "lr": 0.2 if momentum else 0.4}
-    federation = TWO_CLIENTS.federation(method, monkeypatch, steps=4, copies=COPIES, **training)
-    optimum = TWO_CLIENTS.weighted_optimum(TARGETS[weighting])
-    np.testing.assert_allclose(weights_after(federation, 25), optimum, atol=1e-3)
-    optima = [TWO_CLIENTS.weighted_optimum(target) for target in (COPIES, (1.0, 1.0))]
-    assert np.abs(optima[0] - optima[1]).max() > 0.1
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -176,18 +155,6 @@ def test_control_is_the_full_gradient(model: Model, settings: dict[str, object])
         expected = gradient_of(functional.cross_entropy(network(images), labels), network)
         assert expected.norm() > 0.1
         np.testing.assert_allclose(control_of(federation, client), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_measuring_the_full_gradient_changes_nothing_else() -> None:
-    """Round 1 has no corrections yet: batches, weights, running statistics and counters are FedAvg's."""
-    settings = {"rounds": 1, "epochs": 2, "trainer": Tracing}
-    controlled, plain = trained(Scaffold(option="I"), **settings), trained(FedAvg(), **settings)
-    assert_same_steps(controlled, plain)
-    for one, other in zip(controlled.trainer.updates, plain.trainer.updates, strict=True):
-        assert torch.equal(one.buffers, other.buffers)
-        assert torch.equal(one.counters, other.counters)
-        assert torch.equal(one.loss, other.loss)
-    assert torch.equal(controlled.server.buffers, plain.server.buffers)
 
 
 def test_corrections_after_the_step_need_the_plain_normaliser() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
+from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import FORWARD_ORDER, changed_parameters
 from .ordinary import elsewhere, features, federation_of, replica, step_of
@@ -19,7 +20,7 @@ FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("gl
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
     """Without ``route``, errors are propagated as in a network without plug-ins."""
-    federation, plain = federation_of(flfa), federation_of()
+    federation, plain = (federation_of(*plugins, model=MobileNetTiny()) for plugins in ((flfa,), ()))
     plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
     here, _ = elsewhere(federation)
     ordinary = step_of(plain, weights=here).differentiate()[0]

@@ -14,7 +14,6 @@ from fltrain.core.own import VARIABLE
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import MIRROR, OFFLINE
 from fltrain.data.prepared import PreparedData, load_prepared, prepare
-from fltrain.experiments.plan import Plan, plan
 from fltrain.runtime.signals import ENDINGS
 
 # The same examples in every run, however slow the machine.
@@ -65,9 +64,3 @@ def digits_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def digits(digits_file: Path) -> PreparedData:
     """The handwritten digits."""
     return load_prepared(Dataset(name="digits"), digits_file)
-
-
-@pytest.fixture(scope="session")
-def papers() -> Plan:
-    """The papers' own protocol."""
-    return plan(Path(__file__).parents[2] / "config", "paper")

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,22 @@ from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.plan import Plan, plan
 from fltrain.runs import today
 from fltrain.runs.record import Record, Results, sealed, write_record
 from fltrain.runs.spec import RunSpec
 
+CONFIG = Path(__file__).parents[2] / "config"
 CPU = torch.device("cpu")
 DIVERGED, MISSING = "diverged", "missing"
 ANOTHER_USER = 65534
 Row = dict[str, Any]
+
+
+@cache
+def shipped(scale: str) -> Plan:
+    """The plan of a scale of this project, made once; tests must not change it."""
+    return plan(CONFIG, scale)
 
 
 class Cells:

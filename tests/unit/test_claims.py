@@ -15,14 +15,13 @@ from fltrain.core.files import write_json
 from fltrain.experiments import claims as tests_of_claims
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob
-from fltrain.experiments.plan import Plan
 from fltrain.experiments.published import Published, Statement, read_claims
 from fltrain.reporting import claims as judgement
 from fltrain.reporting.summary import paper_summary
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.runs.record import Results
 
-from .helpers import DIVERGED, MISSING, Cells, accuracies, drifts
+from .helpers import DIVERGED, MISSING, Cells, accuracies, drifts, shipped
 
 ROOT = Path(__file__).parents[2]
 Number = float | str
@@ -650,8 +649,8 @@ NIGHTLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("flfa", "ecgr
 
 
 @pytest.mark.parametrize("paper", ["fedfcd", *NIGHTLY])
-def test_the_papers_claims_are_judged_without_any_run(papers: Plan, paper: str, tmp_path: Path) -> None:
-    items = [item for item in papers.items if item.paper.paper == paper]
+def test_the_papers_claims_are_judged_without_any_run(paper: str, tmp_path: Path) -> None:
+    items = [item for item in shipped("paper").items if item.paper.paper == paper]
     reported = ROOT / "config" / "reported"
 
     def published(sheet: ItemJob) -> Published:

@@ -1,20 +1,18 @@
 """The demonstration: its methods, tables, figures and seeds."""
 
-from pathlib import Path
-
 import pytest
 
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Table
-from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.plan import Plan
 from fltrain.methods import METHODS
 
-CONFIG = Path(__file__).parents[2] / "config"
+from .helpers import shipped
 
 
 @pytest.fixture(scope="module")
 def demonstration() -> Plan:
-    return plan(CONFIG, "demo")
+    return shipped("demo")
 
 
 def test_every_method_is_trained(demonstration: Plan) -> None:
@@ -27,14 +25,14 @@ def test_each_paper_has_a_table_and_a_figure(demonstration: Plan) -> None:
     for item in demonstration.items:
         if item.paper.kind == "paper":
             kinds.setdefault(item.paper.paper, set()).add("table" if item.item.table else "figure")
-    declared = {item.paper.paper for item in plan(CONFIG, "paper").items if item.paper.kind == "paper"}
+    declared = {item.paper.paper for item in shipped("paper").items if item.paper.kind == "paper"}
     assert kinds == {paper: {"table", "figure"} for paper in declared}
 
 
 def test_captions_describe_what_ran(demonstration: Plan) -> None:
     """Captions of the full scale name further methods and settings, so each reduced item has its own."""
     assert not [item.id for item in demonstration.items if item.item.caption.startswith("At full scale")]
-    (item,) = (one for one in plan(CONFIG, "small").items if one.id == "flfa/table1")
+    (item,) = (one for one in shipped("small").items if one.id == "flfa/table1")
     assert item.item.caption.startswith("At full scale: Mean of the test accuracy")
 
 
@@ -50,7 +48,7 @@ def test_gains_have_three_seeds(demonstration: Plan) -> None:
 
 def test_controls_have_verdicts_on_the_protocol_of_the_published_runs(demonstration: Plan) -> None:
     controls = [item for item in demonstration.items if item.paper.kind == "control"]
-    published = set(plan(CONFIG, "published").runs)
+    published = set(shipped("published").runs)
     assert [item.id for item in controls] == ["controls/flower", "controls/flower_spiked"]
     for item in demonstration.items:
         assert item.sheet.reduced == (item not in controls)

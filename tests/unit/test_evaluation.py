@@ -62,14 +62,6 @@ def test_features_are_the_inputs_of_the_classifier(split: ImageSet, network: Net
     assert not features.requires_grad
 
 
-LOCAL: dict[str, Any] = {
-    "local_test": {},
-    "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5},
-    "model": "mlp",
-    "rounds": 2,
-}
-
-
 def normalised(images: Any, mean: Any, std: Any) -> Tensor:
     """Images in double precision, by the definition."""
     shape = (1, -1, 1, 1)
@@ -85,26 +77,6 @@ def answers(simulation: Simulation, images: Tensor, labels: Any) -> tuple[Tensor
         logits = network(images)
     network.float()
     return logits.argmax(1) == expected, functional.cross_entropy(logits, expected, reduction="none")
-
-
-def test_rows_of_clients_tests_equal_a_direct_computation(digits: PreparedData) -> None:
-    simulation = federation(tiny(**LOCAL), digits)
-    rows = [row for row in simulation.round(0) if row["kind"] == "evaluation"]
-    assert [row["split"] for row in rows] == ["local_test"]
-    (row,) = rows
-
-    tests = [client.tolist() for client in simulation.data.tests]
-    images = np.concatenate([digits.train_images, digits.test_images])
-    truth = np.concatenate([digits.train_labels, digits.test_labels])
-    correct, losses = answers(simulation, normalised(images, digits.mean, digits.std), truth)
-    chosen = [image for test in tests for image in test]
-    assert (row["images"], row["view"]) == (len(chosen), "global")
-    assert row["accuracy"] == pytest.approx(int(correct[chosen].sum()) / len(chosen), abs=1e-12)
-    assert row["loss"] == pytest.approx(float(losses[chosen].mean()), rel=1e-5)
-    clients = [int(correct[test].sum()) / len(test) for test in tests]
-    assert row["macro"] == pytest.approx(np.mean(clients), abs=1e-12)
-    assert row["std"] == pytest.approx(np.std(clients), abs=1e-12)
-    assert row["macro"] != row["accuracy"] and row["std"] > 0
 
 
 def test_a_run_ends_when_it_reaches_its_target_accuracy(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -140,6 +141,36 @@ def test_a_command_fails_on_a_full_disk_and_succeeds_with_space(
     done = fltrain(place, *command)
     assert done.code == 0, done.output
     assert (place / path).exists()
+
+
+LOGGED = Path("logs", "deep", "job.log")
+
+
+def lines(folder: Path) -> list[str]:
+    """Lines of the log; without date and time at the start."""
+    dated = (folder / LOGGED).read_text().splitlines()
+    return [re.sub(r"^\d{4}-\d\d-\d\d [\d:,]+ ", "@ ", line) for line in dated]
+
+
+def a_job(fault: Exception | None) -> None:
+    with job(str(LOGGED)):
+        LOG.info("half way: %d", 7)
+        if fault:
+            raise fault
+    print("after the job")
+
+
+def test_a_job_is_reported_in_its_log(tmp_path: Path) -> None:
+    assert run(partial(a_job, None), tmp_path) == Done(0, "after the job\n")
+    assert lines(tmp_path) == ["@ half way: 7", "@ done"]
+    done = run(partial(a_job, ZeroDivisionError("lost")), tmp_path)
+    assert done.code == 1 and done.output.splitlines()[-1] == "ZeroDivisionError: lost"
+    assert lines(tmp_path)[:3] == [
+        "@ half way: 7",
+        "@ the job failed",
+        "Traceback (most recent call last):",
+    ]
+    assert lines(tmp_path)[-1] == "ZeroDivisionError: lost"
 
 
 def make_table(rows: int) -> None:

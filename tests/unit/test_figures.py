@@ -16,12 +16,11 @@ from scipy import stats
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.layout import Cell, ItemJob
-from fltrain.experiments.plan import Plan
 from fltrain.methods import METHODS
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures import style
 
-from .helpers import DIVERGED, MISSING, Cells, Row, accuracies
+from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, shipped
 
 Yaml = dict[str, Any]
 
@@ -148,10 +147,10 @@ def test_numeric_labels_are_coloured_from_dark_to_light() -> None:
     assert across_methods == found, "no label has one method only"
 
 
-def test_lines_of_the_papers_figures_differ(papers: Plan) -> None:
+def test_lines_of_the_papers_figures_differ() -> None:
     """No two lines of a declared figure have the same style, and no two bars, which have no dash."""
     drawn = 0
-    for item in papers.items:
+    for item in shipped("paper").items:
         series = getattr(item.item.figure, "series", None)
         if series in item.axes:
             found = style.looks(item.axes[series], series, item.sheet.cells)

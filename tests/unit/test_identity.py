@@ -13,12 +13,11 @@ from pydantic import Field
 from fltrain.core.config import Settings, added
 from fltrain.core.hashing import canonical_json
 from fltrain.data.feature_skew import FeatureSkew
-from fltrain.experiments.plan import plan
 from fltrain.runs.spec import RunSpec
 
 from ..golden import identity
 from ..golden.identity import Locked
-from .helpers import TINY
+from .helpers import TINY, shipped
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +60,7 @@ def test_a_new_setting_in_every_class_changes_no_id() -> None:
     assert run_id == RunSpec.parse(spec, "spec").run_id
     assert ids == [
         [entry.spec.run_id, entry.spec.partition_id]
-        for item in plan(ROOT / "config", "demo").items
+        for item in shipped("demo").items
         for entry in item.entries
     ]
 

@@ -138,7 +138,7 @@ def test_targets_are_attacked_independently(
 
 
 @EACH_ATTACKER
-@pytest.mark.parametrize(("channels", "side"), [(1, 8), (3, 8), (3, 13), (1, 28), (3, 32), (1, 4)])
+@pytest.mark.parametrize(("channels", "side"), [(3, 13), (1, 28), (1, 4)])
 def test_images_of_any_size_and_colour(settings: dict[str, Any], channels: int, side: int) -> None:
     images = smooth(2, channels, side)
     found = invert(lambda given: 2 * given, 2 * images, images.shape[1:], Attack(**{**settings, "steps": 12}))

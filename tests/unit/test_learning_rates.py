@@ -1,15 +1,10 @@
-"""Schedules of the learning rate: factors by round, notation, and the rates of clients."""
+"""Schedules of the learning rate: factors by round."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from fltrain.data.prepared import PreparedData
-from fltrain.engine.local import LocalTraining, Round
 from fltrain.methods.training import LEARNING_RATES, Exponential, LearningRate, Steps
-
-from .helpers import federation, tiny
 
 
 def rates(schedule: LearningRate, rounds: int = 100) -> list[float]:
@@ -28,7 +23,8 @@ def test_exponential_decays_by_round() -> None:
     assert set(rates(Exponential(decay=1.0))) == {1.0}
 
 
-def check_halving_every_ten_rounds(schedule: LearningRate) -> None:
+@pytest.mark.parametrize("schedule", [Steps(every=10, decay=0.5), Steps()], ids=str)
+def test_halving_every_ten_rounds(schedule: LearningRate) -> None:
     """ECGR's code halves at the start of rounds 10, 20 ... 100 (counted from 1)."""
     factors = dict(enumerate(rates(schedule), start=1))
     assert {factors[round] for round in range(1, 10)} == {1.0}
@@ -37,11 +33,6 @@ def check_halving_every_ten_rounds(schedule: LearningRate) -> None:
     assert {factors[round] for round in range(60, 70)} == {1 / 64}
     assert {factors[round] for round in range(90, 100)} == {1 / 512}
     assert factors[100] == 1 / 1024
-
-
-def test_halving_every_ten_rounds() -> None:
-    check_halving_every_ten_rounds(Steps(every=10, decay=0.5))
-    check_halving_every_ten_rounds(Steps())
 
 
 def test_cosine_falls_from_one_to_zero() -> None:
@@ -54,34 +45,3 @@ def test_cosine_falls_from_one_to_zero() -> None:
     assert all(later < earlier for earlier, later in pairwise(factors))
     assert factors[-1] > 0
     assert schedule.factor(12) == schedule.factor(1000) == pytest.approx(0, abs=1e-12)
-
-
-class RateRecorder(LocalTraining):
-    """Records the learning rates of clients, by round."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.rates_by_step: list[tuple[int, float]] = []
-
-    def train(self, round: Round, clients: Any, kept: Any) -> Any:
-        self.number = round.number
-        return super().train(round, clients, kept)
-
-    def step(self, hooks: Any, optimiser: Any, indices: Any, changes: Any) -> Any:
-        (local, *_) = hooks.locals_.values()
-        assert optimiser.rate == local.lr
-        self.rates_by_step.append((self.number, optimiser.rate))
-        return super().step(hooks, optimiser, indices, changes)
-
-
-def test_clients_train_with_the_rate_of_their_round(digits: PreparedData) -> None:
-    """Constant within a round, for any number of steps."""
-    training = {"lr": 0.1, "lr_schedule": {"name": "step", "every": 2}, "batch_size": 64, "epochs": 1}
-    simulation = federation(tiny(training=training, rounds=5, evaluation={"every": 5}), digits, RateRecorder)
-    for number in range(5):
-        simulation.round(number)
-    rates_by_step = simulation.trainer.rates_by_step
-    expected = {0: 0.1, 1: 0.05, 2: 0.05, 3: 0.025, 4: 0.025}
-    assert len(rates_by_step) > 10
-    assert rates_by_step == [(number, expected[number]) for number, _ in rates_by_step]
-    assert {number for number, _ in rates_by_step} == set(expected)

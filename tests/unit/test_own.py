@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.own import VARIABLE
+from fltrain.core.own import PACKAGE, VARIABLE, import_own
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Register, read_added
 
@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "config" / "examples" / "own"
 
 
-def run(folder: Path, *arguments: str, own: Path | None = TEMPLATE, given: str = "") -> str:
-    """The output of a program in a folder with the project's configuration."""
-    environment = {**os.environ, "COLUMNS": "250"} | ({VARIABLE: str(own)} if own else {})
+def run(folder: Path, *arguments: str, given: str = "") -> str:
+    """The output of a program in a folder with the project's configuration, and with the template."""
+    environment = {**os.environ, "COLUMNS": "250", VARIABLE: str(TEMPLATE)}
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, input=given
     )
@@ -36,25 +36,33 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+# One process, because components are loaded once per process.
+PROGRAM = """
+import sys
+from fltrain.cli import main
+for arguments in ("plan --scale mine --gpu a100", "train - --device cpu --quiet --set method=fedhalf"):
+    sys.argv = ["fltrain", *arguments.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, arguments
+from fltrain.experiments.jobs import Jobs
+print(Jobs.of({"scale": "mine"}).paper_inputs("mine")["published"])
+"""
+
+
 def test_the_template_is_planned_and_trained(project: Path) -> None:
-    planned = run(project, "-m", "fltrain", "plan", "--scale", "mine", "--gpu", "a100")
-    assert "Accuracy with smaller gradients" in planned and "NVIDIA A100" in planned
     settings = yaml.safe_load((TEMPLATE / "papers" / "mine.yaml").read_text())["settings"]
-    given = yaml.safe_dump({**settings, "rounds": 1})
-    train = ("-m", "fltrain", "train", "-", "--device", "cpu", "--quiet", "--set", "method=fedhalf")
-    assert "my-digits-fedhalf-" in (trained := run(project, *train, given=given)), trained
-    assert ": completed, see" in trained
-    assert "unknown method 'fedhalf'" in run(project, *train, own=None, given=given.replace("my-", ""))
+    shown = run(project, "-c", PROGRAM, given=yaml.safe_dump({**settings, "rounds": 1}))
+    assert "Accuracy with smaller gradients" in shown and "NVIDIA A100" in shown, shown
+    assert "my-digits-fedhalf-" in shown and ": completed, see" in shown, shown
+    assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in shown
 
 
+@pytest.mark.slow
 def test_the_workflow_makes_the_template(project: Path) -> None:
     dry = run(project, "-m", "snakemake", "--dry-run", "--config", "scale=mine")
     assert "results/runs/my-digits-fedhalf-" in dry and "results/mine/mine/table1.csv" in dry, dry
-    jobs = (
-        "from fltrain.experiments.jobs import Jobs; "
-        "print(Jobs.of({'scale': 'mine'}).paper_inputs('mine')['published'])"
-    )
-    assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in run(project, "-c", jobs)
 
 
 def test_registers_are_added_and_names_in_both_places_refused(
@@ -85,10 +93,10 @@ def test_registers_are_added_and_names_in_both_places_refused(
         plan(config, "one")
 
 
-def test_a_module_that_cannot_be_loaded_is_named(project: Path) -> None:
-    own = project / "own"
-    (own / "methods").mkdir(parents=True)
-    (own / "methods" / "broken.py").write_text("import nothing_like_this\n")
-    message = run(project, "-m", "fltrain", "plan", own=own)
-    assert "own/methods/broken.py: cannot be loaded (ModuleNotFoundError" in message
-    assert "Traceback" not in message
+def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "methods").mkdir()
+    (tmp_path / "methods" / "broken.py").write_text("import nothing_like_this\n")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    with pytest.raises(FltrainError, match=r"methods/broken\.py: cannot be loaded \(ModuleNotFoundError"):
+        import_own("methods")

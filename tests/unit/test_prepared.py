@@ -60,13 +60,6 @@ def test_prepared_data_are_read_back(digits: PreparedData) -> None:
     assert (digits.mean, digits.std, digits.writers) == ((0.3053,), (0.3759,), None)
 
 
-def test_preparing_again_gives_the_same_bytes(digits_file: Path, tmp_path: Path) -> None:
-    prepare(DIGITS, tmp_path / "again.safetensors", tmp_path)
-    for ending in (".safetensors", ".png"):
-        again = tmp_path / "again.safetensors"
-        assert again.with_suffix(ending).read_bytes() == digits_file.with_suffix(ending).read_bytes()
-
-
 def test_images_are_resized_bilinearly(tmp_path: Path, digits: PreparedData) -> None:
     dataset = Dataset(name="digits", image_size=16)
     data = prepare(dataset, tmp_path / "digits-16px.safetensors", tmp_path)
@@ -142,19 +135,6 @@ def test_a_contact_sheet_is_written_next_to_the_file(
         found = shown[tile * label :, tile * column :][: data.side, : data.side]
         assert np.array_equal(found, np.repeat(expected.transpose(1, 2, 0), 3, axis=2))
     assert (shown[tile - 2 : tile] == 255).all() and (shown[:, tile - 2 : tile] == 255).all()
-
-
-def test_the_sheet_of_a_test_set_shows_its_test_images(tmp_path: Path, register: Register) -> None:
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    np.save(raw / "cifar10.1_v4_data.npy", pixels(8, 32, 32, 3))
-    np.save(raw / "cifar10.1_v4_labels.npy", np.arange(8) // 4)
-    reader = {"name": "cifar10_1", "version": "v4"}
-    register({"mine": {"reader": reader, "path": str(raw), "train_images": 0}})
-    data = prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
-    assert np.isfinite(data.mean).all() and (data.train_images.shape, data.classes) == ((0, 3, 32, 32), 2)
-    shown = np.asarray(Image.open(tmp_path / "mine.png"))
-    assert np.array_equal(shown[34:66, 34:66], data.test_images[5].transpose(1, 2, 0))
 
 
 # ------------------------------------------------------------------------------------ normalisation

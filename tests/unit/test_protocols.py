@@ -13,9 +13,10 @@ import yaml
 
 from fltrain.core.config import Settings
 from fltrain.core.strict_yaml import read_settings
-from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Register
 from fltrain.methods.base import Method
+
+from .helpers import shipped
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -80,7 +81,7 @@ class Declared:
 @cache
 def declared(paper: str) -> Declared:
     found = Declared()
-    for item in plan(CONFIG, "paper").items:
+    for item in shipped("paper").items:
         if item.paper.paper == paper:
             found.targets.add(item.id)
             found.assumptions.update(item.paper.assumptions, item.item.assumptions)

@@ -16,9 +16,11 @@ from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments import claims
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Measured
-from fltrain.experiments.plan import Plan, declared, plan
+from fltrain.experiments.plan import declared
 from fltrain.experiments.schema import DisplayLabels, Paper
 from fltrain.runs.measures import measure
+
+from .helpers import shipped
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
@@ -30,14 +32,8 @@ TOTALS = totals(REPORTED / "distinct_runs.csv")
 every_paper = pytest.mark.parametrize("paper", PAPERS)
 
 
-@cache
-def planned() -> Plan:
-    """All items with the papers' own protocol; planned once, as there are more than a thousand runs."""
-    return plan(CONFIG, "paper")
-
-
 def items(paper: str) -> dict[str, PlannedItem]:
-    return {item.name: item for item in planned().items if item.paper.paper == paper}
+    return {item.name: item for item in shipped("paper").items if item.paper.paper == paper}
 
 
 def covered(paper: str) -> dict[str, Covered]:

@@ -200,19 +200,38 @@ def test_no_further_run_starts_after_a_signal(tmp_path: Path, monkeypatch: pytes
     assert first.complete and not second.folder.exists()
 
 
-def test_a_signal_after_the_last_record_does_not_change_the_exit_code(tmp_path: Path) -> None:
-    """The process has printed that the run is completed. Python deletes ``late`` after its handlers."""
-    (tmp_path / "run.json").write_text(tiny(model="mlp", rounds=1).to_json())
-    code = (
-        "import atexit, os, signal, sys, fltrain.cli\n"
-        "def kill(kill=os.kill, me=os.getpid()): [kill(me, number) for number in (10, 15, 2)]\n"
-        "late = type('Late', (), {'__del__': lambda self, kill=kill: kill()})()\n"
-        "atexit.register(kill)\n"
-        "sys.argv = ['fltrain', 'train', 'run.json']\n"
-        "fltrain.cli.main()"
+LATE_SIGNALS = """
+import atexit, os, sys, fltrain.cli
+def kill(kill=os.kill, me=os.getpid()): [kill(me, number) for number in (10, 15, 2)]
+late = type("Late", (), {"__del__": lambda self, kill=kill: kill()})()
+atexit.register(kill)
+sys.argv = ["fltrain", "train", "run.json", *sys.argv[1:]]
+fltrain.cli.main()
+"""
+"""Sends signals when the process has printed its last line; Python deletes ``late`` after its handlers."""
+
+
+def test_another_process_writes_the_same_bytes_and_survives_late_signals(
+    tmp_path: Path, device: torch.device
+) -> None:
+    spec = tiny(
+        method="scaffold",
+        plugins=["flfa", "ecgr"],
+        training={"epochs": 1, "batch_size": 32, "lr": 0.1, "augmentation": {"crop_padding": 1}},
+        rounds=2,
+        evaluation={"statistics": ["drift", "similarity", "separability"], "keep": "model"},
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "run.json").write_text(spec.to_json())
+    command = [sys.executable, "-c", LATE_SIGNALS, "--device", str(device)]
+    other = {"cwd": tmp_path, "env": {**os.environ, "PYTHONHASHSEED": "1"}}
+    done = subprocess.run(command, capture_output=True, text=True, **other)
     assert (done.returncode, "completed" in done.stdout) == (0, True), done.stderr
+    train(spec, Results(tmp_path / "here"), Execution(device))
+    here, there = (Results(tmp_path / folder).run(spec.run_id) for folder in ("here", "results"))
+    for name in ("metrics.jsonl", "summary.json", "models.safetensors"):
+        assert (here / name).read_bytes() == (there / name).read_bytes(), name
+    for folder in (here, there):
+        assert json.loads((folder / "provenance.json").read_text())["determinism"] == "bitwise"
 
 
 @pytest.mark.parametrize(

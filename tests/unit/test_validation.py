@@ -111,21 +111,6 @@ def test_rows_summary_and_measures(digits: PreparedData, tmp_path: Path) -> None
     assert lacking(spec, "validation_final_accuracy", "item") == ""
 
 
-def test_a_row_equals_a_direct_computation(digits: PreparedData, tmp_path: Path) -> None:
-    spec = tiny(evaluation=TENTH)
-    parts = divided(digits, spec)
-    simulation = Simulation(spec, digits, parts, CPU)
-    (row,) = (row for row in simulation.round(0) if row.get("split") == "validation")
-    network, (held_out,) = simulation.network.eval(), parts.validation
-    inputs, labels = simulation.data.train.batch(torch.from_numpy(held_out))
-    with torch.no_grad():
-        logits = network(inputs)
-    assert row["images"] == len(held_out) == 144
-    assert row["accuracy"] == int((logits.argmax(1) == labels).sum()) / 144
-    assert row["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
-    assert "macro" not in row
-
-
 def test_methods_of_a_seed_share_the_split() -> None:
     plain = tiny()
     specs = [

@@ -22,7 +22,7 @@ from fltrain.runs.spec import RunSpec
 from .conftest import Register
 from .helpers import CPU, pixels
 
-CLIENTS, TRAIN, TEST, SIDE, CLASSES = 2, 48, 16, 12, 4
+CLIENTS, TRAIN, TEST, SIDE, CLASSES = 2, 32, 16, 12, 4
 
 
 def backward(grad: Any, x: Any, w: Any, *rest: Any, out_val: Any = None, **_: Any) -> int:

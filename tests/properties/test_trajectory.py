@@ -1,32 +1,24 @@
 """Recordings of local steps: contents of a row, and memory."""
 
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.data.prepared import PreparedData
-from fltrain.engine.simulation import Simulation
 from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.ecgr import Ecgr
-from fltrain.methods.scaffold import Scaffold
 from fltrain.methods.types import Local, Recording, State, Update
-from fltrain.runs.spec import RunSpec
+from fltrain.models.networks.lenet5 import LeNet5
 
-from ..properties.helpers import Tracing
-from .helpers import federation, tiny
+from .helpers import Tracing, drawn, trained
 
 STEPS, SIZE = 7, 40
-
-
-def drawn(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+LENET = {"model": LeNet5(), "epochs": 2, "batch_size": 4, "weight_decay": 0.01}
+"""Several steps of each client on a network without BatchNorm."""
 
 
 def recorded(what: str, device: torch.device, storage: str = "float32") -> Tensor:
@@ -76,39 +68,9 @@ class Keeping(Method):
         return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
 
 
-@cache
-def lenet() -> RunSpec:
-    """Two clients take several steps each on a network without BatchNorm."""
-    return tiny(
-        dataset={"name": "digits", "image_size": 16},
-        model="lenet5",
-        training={"epochs": 1, "batch_size": 32, "lr": 0.05, "weight_decay": 0.01},
-    )
-
-
-def trained(method: Method, data: PreparedData, *plugins: Method, spec: RunSpec | None = None) -> Simulation:
-    """A federation after one round with methods that need not be registered."""
-    spec = spec or lenet()
-    settings = {name: getattr(spec, name) for name in RunSpec.model_fields}
-    made = RunSpec.model_construct(**{**settings, "method": method, "plugins": plugins})
-    simulation = federation(made, data, Tracing)
-    simulation.round(0)
-    return simulation
-
-
-@pytest.fixture(scope="module")
-def images(digits: PreparedData) -> PreparedData:
-    """The digits in 16 x 16 pixels."""
-    larger = {
-        f"{split}_images": getattr(digits, f"{split}_images").repeat(2, axis=2).repeat(2, axis=3)
-        for split in ("train", "test")
-    }
-    return replace(digits, **larger)
-
-
-def test_displacements_contain_all_changes_of_the_weights(images: PreparedData) -> None:
+def test_displacements_contain_all_changes_of_the_weights() -> None:
     """Momentum, weight decay, corrections of the gradient, and changes after the optimiser."""
-    simulation = trained(Keeping(), images)
+    simulation = trained(Keeping(), rounds=1, trainer=Tracing, **LENET)
     for update in simulation.trainer.updates:
         rows, before = update.statistics["keeping"]["rows"], update.start
         assert len(rows) == update.steps > 2
@@ -119,9 +81,9 @@ def test_displacements_contain_all_changes_of_the_weights(images: PreparedData) 
         assert update.trajectory is None, "recordings do not leave the client"
 
 
-def test_gradients_are_those_of_the_optimiser(images: PreparedData) -> None:
+def test_gradients_are_those_of_the_optimiser() -> None:
     """Of the loss on the batch, corrected, without weight decay and momentum."""
-    simulation = trained(Keeping(what="gradient"), images)
+    simulation = trained(Keeping(what="gradient"), rounds=1, trainer=Tracing, **LENET)
     model = simulation.model
     for update in simulation.trainer.updates:
         rows, before = update.statistics["keeping"]["rows"], update.start
@@ -134,19 +96,3 @@ def test_gradients_are_those_of_the_optimiser(images: PreparedData) -> None:
             expected = gradient + 0.5 * (before - update.start)
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-6)
             before = step.weights
-
-
-def test_no_recording_is_stored_between_rounds(digits: PreparedData) -> None:
-    """Client states, server states and uploads have equal sizes with and without ECGR."""
-
-    def sizes(*plugins: Method) -> tuple[object, ...]:
-        simulation = trained(Scaffold(), digits, *plugins, spec=tiny())
-        assert all(update.trajectory is None for update in simulation.trainer.updates)
-        states = [tensor for state in simulation.clients.values() for tensor in held(state)]
-        return simulation.bytes_up, simulation.bytes_down, sum(states), sum(held(simulation.server.states))
-
-    assert sizes(Ecgr()) == sizes()
-
-
-def held(states: Any) -> list[int]:
-    return [tensor.numel() for state in states.values() for tensor in state.values()]
