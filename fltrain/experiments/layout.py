@@ -44,22 +44,12 @@ class ItemLayout(Settings):
     PLACES: ClassVar[tuple[str, ...]] = ()
     NO_AXIS: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, item: str, axes: Axes) -> None:
-        """Refuse a layout that names unknown axes or labels, or that would mix the points of an axis.
-
-        Raises:
-            FltrainError: with the item and the names that exist.
-        """
-        try:
-            self._check(axes)
-        except FltrainError as error:
-            raise FltrainError(f"{item}: {error}") from None
-
     def _places(self) -> list[str]:
         """Return the axes that the layout names."""
         return [name for place in self.PLACES if (name := getattr(self, place)) is not None]
 
-    def _check(self, axes: Axes) -> None:
+    def check(self, axes: Axes) -> None:
+        """Refuse a layout that names unknown axes or labels, or that would mix the points of an axis."""
         shown = self._places()
         check_known("layout: unknown axis", shown, [*axes, *self.NO_AXIS], "axes")
         for name in shown:
@@ -146,7 +136,7 @@ class Table(ItemLayout):
     def _places(self) -> list[str]:
         return [*super()._places(), *self.mean_over]
 
-    def _check(self, axes: Axes) -> None:
+    def check(self, axes: Axes) -> None:
         check_known("spread_by: unknown axis", self.spread_by, axes, "axes")
         headings = [(measured.measure, measured.label) for measured in self.measures]
         for name, label in headings:
@@ -181,7 +171,7 @@ class Table(ItemLayout):
                     "no 'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
                 )
             dimension = {what.dimension: ("several", "labels")} if what.dimension else {}
-            super()._check({**axes, **dimension})
+            super().check({**axes, **dimension})
             for reference in ("gain_over", "relative_to", "target_of"):
                 _check_labels(reference, getattr(measured, reference), axes)
 
@@ -239,10 +229,10 @@ class Curves(ItemLayout):
     rows: str | None = None
     panels: Annotated[tuple[Panel, ...], Strict(False)]
 
-    def _check(self, axes: Axes) -> None:
+    def check(self, axes: Axes) -> None:
         if self.smoothing % 2 == 0:
             raise FltrainError(f"smoothing: {self.smoothing} {self.over} have no centre; use an odd number")
-        super()._check(axes)
+        super().check(axes)
         for panel in self.panels:
             for key in ("reduction_from", "difference_from"):
                 base: Labels = getattr(panel, key)
@@ -270,8 +260,8 @@ class Points(ItemLayout):
     series: str | None = None
     measure: str
 
-    def _check(self, axes: Axes) -> None:
-        super()._check(axes)
+    def check(self, axes: Axes) -> None:
+        super().check(axes)
         what = measure(self.measure)
         if what.targeted or what.dimension or what.over_seeds == "max":
             raise FltrainError(f"the measure {self.measure!r} is not one number for each run; choose another")
@@ -297,8 +287,8 @@ class Ranking(ItemLayout):
     difference_from: str
     margin: float = Field(gt=0)
 
-    def _check(self, axes: Axes) -> None:
-        super()._check(axes)
+    def check(self, axes: Axes) -> None:
+        super().check(axes)
         _check_labels("difference_from", {self.rows: self.difference_from}, axes)
         what = measure(self.measure)
         if what.targeted or what.dimension or what.margin.relative or what.over_seeds != "mean":

@@ -291,8 +291,8 @@ def _expand(
     if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):
         with found.collected():
             _check_exceptions(item_id, item.exceptions, [planned])
-    with found.collected():
-        planned.layout.check(item_id, planned.axes)
+    with found.collected(f"{item_id}: "):
+        planned.layout.check(planned.axes)
     with found.collected():
         _check_needs(planned)
     found.refuse(item_id)

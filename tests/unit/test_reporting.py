@@ -347,7 +347,7 @@ def test_a_table_can_show_the_mean_over_an_axis(runs: Runs) -> None:
     assert (stem.seeds, stem.n, stem.missing, len(stem.runs)) == (3, 2, 1, 6)
     layout = runs.sheet(table={**pooled, "mean_over": []}).table
     with pytest.raises(FltrainError, match="does not show the axis 'dataset'"):
-        layout.check("toy/table", {"strategy": ["low"], "dataset": ["a", "b"]})
+        layout.check({"strategy": ["low"], "dataset": ["a", "b"]})
 
 
 def test_published_shares_are_found_by_block(runs: Runs, published: Path) -> None:
