@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -275,6 +276,11 @@ def forces_training(settings: DAGSettings) -> bool:
     """Return True if Snakemake is forced to train: ``-F``; ``-R`` or ``-f`` with ``train`` or runs."""
     chosen = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
     return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
+
+
+def use_this_python() -> None:
+    """Let the shell commands of all jobs find this process's Python."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:

@@ -1,7 +1,6 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
-import os
 import sys
 import time
 from pathlib import Path
@@ -42,7 +41,7 @@ SCALE, OUT = JOBS.request.scale, JOBS.folder
 REPORTING = reporting_version()
 
 # Without `--sdm`, jobs run in the Python environment of this process, even if it is not activated.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+jobs.use_this_python()
 
 
 onstart:
