@@ -272,13 +272,13 @@ def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: 
     far = shown["FedAvg", "BP"]
     assert (far.difference, far.p, far.spread) == (pytest.approx(5), None, None)
     for key, of, message in (
-        ("gain_over", {"plugin": "BP"}, "toy/table: 'best_of_all_seeds' is a maximum over seeds"),
-        ("relative_to", {"plugin": "BP"}, "toy/table: 'best_of_all_seeds' is a maximum over seeds"),
+        ("gain_over", {"plugin": "BP"}, "'best_of_all_seeds' is a maximum over seeds"),
+        ("relative_to", {"plugin": "BP"}, "'best_of_all_seeds' is a maximum over seeds"),
         ("average", {"of": "value"}, "remove its 'average'"),
     ):
         sheet = runs.table({**best, key: of}, columns="plugin")
         with pytest.raises(FltrainError, match=message):
-            sheet.table.check(sheet.id, sheet.axes)
+            sheet.table.check(sheet.axes)
 
 
 ON_THE_TEST_SET = [
