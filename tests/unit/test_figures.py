@@ -385,7 +385,7 @@ def test_invalid_figures_are_refused(runs: Runs, layout: Yaml, rows: list[Row], 
         runs.add({"method": method}, rows=rows)
     sheet = runs.figure(**layout)
     with pytest.raises(FltrainError) as raised:
-        sheet.figure.check(sheet.id, sheet.axes)
+        sheet.figure.check(sheet.axes)
         figures.draw(sheet, runs.results)
     assert [word for word in words if word not in str(raised.value)] == [], raised.value
 
