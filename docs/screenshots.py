@@ -123,12 +123,6 @@ class Tour:
         expect(self.page.locator(".scatterlayer .trace").nth(1)).to_be_visible()
         self.page.mouse.move(0, 0)  # charts under the pointer show buttons
 
-    def compared(self) -> None:
-        """Tables side by side, cell by cell."""
-        self.view(TABLES, "attributes.run_name LIKE '%table%'", "", "&compareRunsMode=ARTIFACT")
-        expect(self.page.get_by_placeholder("Filter by cell")).to_be_visible()
-        expect(self.page.get_by_role("columnheader", name="mean").first).to_be_visible()
-
     def ablation(self) -> None:
         """Parallel coordinates over the settings of an ablation."""
         home = self.experiments[ABLATION.partition("/")[0]]
@@ -160,7 +154,6 @@ STATIONS = (
     Tour.find,
     Tour.filter,
     Tour.cells,
-    Tour.compared,
     Tour.curves,
     Tour.ablation,
     Tour.run,

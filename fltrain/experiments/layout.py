@@ -243,18 +243,18 @@ class Curves(ItemLayout):
 
 
 class Points(ItemLayout):
-    """A measure along an axis, for each point of ``series``: a line with a mark, or a bar, at each point.
+    """A measure along an axis, for each point of ``series``: a line with a mark at each point.
 
     Attributes:
         along: axis whose points are drawn next to one another.
         label: name of the axis in the figure.
-        series: axis with a line or a colour of bars for each point; a single line or colour if None.
+        series: axis with a line for each point; a single line if None.
         measure: name of a measure (see ``fltrain.runs.measures``).
     """
 
     PLACES = ("along", "series")
 
-    kind: Literal["points", "bars"]
+    kind: Literal["points"]
     along: str
     label: str
     series: str | None = None
@@ -428,9 +428,9 @@ class RecoveredRow(NamedTuple):
         whole = {
             "raw": "from raw features",
             "class_mean": "from class means",
-            "mean": "from the mean\nof all classes",
+            "mean": "from the mean of all classes",
         }
-        return whole[self.target] + (f",\nnoise {self.noise:g}" if self.noise else "")
+        return whole[self.target] + (f", noise {self.noise:g}" if self.noise else "")
 
 
 class Inversion(ItemLayout):

@@ -2,8 +2,7 @@
 
 There is one experiment per paper with one MLflow run per run ID. The experiment ``tables`` has one MLflow run
 per table or figure, which holds its files, and ``cells`` one per cell of every table, with mean, gain and
-verdict. Each has parameters, metrics, files and a digest of its sources; the next export leaves it alone if
-the digest agrees. Tags and descriptions link runs, cells and tables.
+verdict. Each is an ``Entry`` of the store. Tags and descriptions link runs, cells and tables.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from rich.console import Console
@@ -32,13 +30,10 @@ from fltrain.runs.measures import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import RecordedRun, membership
-from fltrain.tracking.store import KEY, NOTE, UNCHANGED, Store, writing
+from fltrain.tracking.store import NOTE, UNCHANGED, Entry, Store, writing
 
 if TYPE_CHECKING:
     from mlflow import entities
-
-REVISION = 9
-"""Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
@@ -52,7 +47,7 @@ CELL_METRICS = ("mean", "std", "n", "gain", "gain_low", "gain_high", *OUTCOMES)
 
 _CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
-_ITEMS = "fltrain.items"  # tag with the items of a run by scale
+_ITEMS, _MODEL = "fltrain.items", "fltrain.model"  # tags: items of a run by scale, file with its weights
 # MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
@@ -132,11 +127,12 @@ class Export:
             def export_run(record: Record) -> Counter[str]:
                 run = RecordedRun.of(record, {self.scale: self.memberships})
                 names[run.run_id] = run.fields
-                return self._export_run(store, run, present.get(run.run_id, ()))
+                before = present.get(run.run_id, ())
+                return Counter({store.put(self._of_run(store, run, before), before): 1})
 
-            pages = [page for page in self.pages if self._files(page)]
-            parts = [partial(export_run, record) for record in self._records()]
-            parts += [partial(self._export_page, store, page, names) for page in pages]
+            records = (record for record in map(self.results.record, self.runs) if record.complete)
+            parts: list[Callable[[], Counter[str]]] = [partial(export_run, one) for one in records]
+            parts += [partial(self._export_page, store, page, names) for page in self.pages]
             console = Console(stderr=True)
             for part in track(
                 parts, "export", console=console, transient=True, disable=not console.is_terminal
@@ -148,119 +144,104 @@ class Export:
                     counts["left out"] += 1
         return counts
 
-    def _records(self) -> Iterator[Record]:
-        yield from (record for record in map(self.results.record, self.runs) if record.complete)
-
-    def _files(self, page: Page) -> list[Path]:
-        """Return the existing files of a table or figure."""
-        folder, name = self.results.root / self.scale / Path(page.id).parent, Path(page.id).name
-        files = [folder / f"{name}{form}" for form in FORMS]
-        return [file for file in files if file.is_file()]
-
     # -------------------------------------------------------------------------------------------------- runs
-    def _export_run(self, store: Store, run: RecordedRun, present: Sequence[entities.Run]) -> Counter[str]:
-        record, status = run.record, run.fields["status"]
-        tags = self._run_tags(store, run, present[0].data.tags if present else {})
-        # Records hold durations, no dates: the run ended when its last file was written. MLflow has no dates
-        # before 1970, and takes 0 for none.
-        seconds = round(1000 * record.costs["seconds"]["total"])
-        ended = max(int(1000 * record.written), seconds + 1)
-
-        def write(new: entities.Run) -> None:
-            points = [(key, step, _shown(key, y)) for key, curve in run.metrics.items() for step, y in curve]
-            store.log(new, run.settings, points)
-            store.save(new, [record.folder / name for name in RECORD_FILES], "record")
-
-        done, kept = store.put(
-            store.experiment(tags["paper"].split()[0]),
-            record.run_id,
-            short_hash([_digest(record.folder / name for name in RECORD_FILES), status]),
-            tags,
-            present,
-            (ended - seconds, ended),
-            write,
-            _STATUS[status],
-        )
-        counts, weights = Counter({done: 1}), record.folder / MODELS_FILE
-        if self.models and weights.is_file() and "fltrain.model" not in kept.data.tags:
-            store.save(kept, [weights], "record")
-            store.tag(kept, {"fltrain.model": weights.name})
-            counts["models written"] = 1
-        return counts
-
-    def _run_tags(self, store: Store, run: RecordedRun, before: Mapping[str, str]) -> dict[str, str]:
-        """Return all tags of a run, given the tags of its earlier export: items of other scales stay."""
+    def _of_run(self, store: Store, run: RecordedRun, present: Sequence[entities.Run]) -> Entry:
+        """Return the entry of a run; items of other scales stay from its earlier export."""
+        record, fields = run.record, run.fields
+        before = present[0].data.tags if present else {}
         items: dict[str, list[str]] = json.loads(before.get(_ITEMS, "{}"))
         items[self.scale] = list(self.memberships.get(run.run_id, ()))
         items = {scale: names for scale, names in items.items() if names}
-        belongs, fields = membership(items), run.fields
+        belongs = membership(items)
         of_items = belongs["items"].split() if items else []
         links = [f"[{item}]({_item_address(store, item)})" for item in of_items]
         ended = fields["status"] == "diverged"
-        notes = ["**Diverged**: its loss became infinite or not a number."] if ended else []
+        note = "**Diverged**: its loss became infinite or not a number.\n\n" if ended else ""
         used = f"Used by {', '.join(links)}" if links else "No table or figure uses this run"
-        return {
-            **{key: value or NONE for key, value in {**fields, **belongs}.items()},
-            # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
-            "items": "".join(f"{item}, " for item in of_items).strip() or NONE,
-            PAGES: " ".join(self._address(scale, name) for scale in items for name in items[scale]) or NONE,
-            "partition_id": run.spec.partition_id,
-            "skew": skew(run),
-            "cell": cell_of(run),
-            "kind": "run",
-            KEY: run.run_id,
-            _ITEMS: json.dumps(items),
-            NOTE: "\n\n".join([*notes, f"{used}; record in `{fields['folder']}`."]),
-            "mlflow.source.name": "fltrain train",
-            "mlflow.source.git.commit": str(run.record.provenance.get("commit") or NONE),
-        }
+        files, weights = [record.folder / name for name in RECORD_FILES], record.folder / MODELS_FILE
+        with_model = weights.is_file() and (self.models or _MODEL in before)
+        # Records hold durations, no dates: the run ended when its last file was written. MLflow has no dates
+        # before 1970, and takes 0 for none.
+        seconds = round(1000 * record.costs["seconds"]["total"])
+        end = max(int(1000 * record.written), seconds + 1)
+        return Entry(
+            experiment=belongs["paper"].split()[0],
+            key=record.run_id,
+            tags={
+                **{key: value or NONE for key, value in {**fields, **belongs}.items()},
+                # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
+                "items": "".join(f"{item}, " for item in of_items).strip() or NONE,
+                PAGES: " ".join(self._address(scale, name) for scale in items for name in items[scale])
+                or NONE,
+                "partition_id": run.spec.partition_id,
+                "skew": skew(run),
+                "cell": cell_of(run),
+                "kind": "run",
+                _ITEMS: json.dumps(items),
+                NOTE: f"{note}{used}; record in `{fields['folder']}`.",
+                "mlflow.source.name": "fltrain train",
+                "mlflow.source.git.commit": str(record.provenance.get("commit") or NONE),
+                **({_MODEL: weights.name} if with_model else {}),
+            },
+            sources=_digests(files),
+            times=(end - seconds, end),
+            params=run.settings,
+            metrics=[(key, step, _shown(key, y)) for key, curve in run.metrics.items() for step, y in curve],
+            files=[*files, weights] if with_model else files,
+            folder="record",
+            status=_STATUS[fields["status"]],
+        )
 
     # ------------------------------------------------------------------------------------ tables and figures
     def _export_page(self, store: Store, page: Page, names: dict[str, Mapping[str, str]]) -> Counter[str]:
-        """Export a table or figure with its files, and the cells of a table."""
-        files = self._files(page)
-        forms = {file.suffix: file for file in files}
-        cells = read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else []
+        """Export a table or figure with its files, and the cells of a table; delete those that have gone."""
+        place = self.results.root / self.scale / page.id
+        files = [file for form in FORMS if (file := place.with_name(place.name + form)).is_file()]
+        counts = Counter[str]()
+        if not files:
+            return counts
         present = store.present(f"{equals('item', page.id)} and {equals('scale', self.scale)}")
-        ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
-        table = {"mlflow.loggedArtifacts": '[{"path": "table.json", "type": "table"}]'} if cells else {}
-        same = {"paper": _paper(page.id), "item": page.id, "scale": self.scale}
-        same[PAGES] = self._address(self.scale, page.id)
-
-        def write(new: entities.Run) -> None:
-            store.log(new, {"title": page.title})
-            store.save(new, files)
-            if cells:
-                with TemporaryDirectory() as folder:
-                    (file := Path(folder) / "table.json").write_text(_table(cells), encoding="utf-8")
-                    store.save(new, [file])
-
-        def put(experiment: str, name: str, digest: str, tags: Mapping[str, str], write: Any) -> bool:
-            tags = {KEY: name, **same, **tags}
-            found = store.put(
-                experiment, name, digest, tags, present.pop(name, ()), (ended - 1, ended), write
-            )
-            return found[0] != UNCHANGED
-
-        note = f"{self._runs_of(store, page)}**{page.title}**\n\n{page.caption}"
-        tags = {"kind": "item", NOTE: note, **table}
-        name, counts = f"{page.id} ({self.scale})", Counter[str]()
-        home = store.experiment(TABLES)
-        counts["tables and figures written"] += put(home, name, _digest(files), tags, write)
-        for cell in cells:
-            points = [(key, 0, value) for key, value in _numbers(cell).items()]
-            tags = {"kind": "cell", **self._cell_tags(cell, names)}
-            tags[NOTE] = f"{tags['cell']} of [{page.id}]({_item_address(store, page.id)}), {page.title}."
-            counts["cells written"] += put(
-                store.experiment(CELLS),
-                f"{page.id}: {tags['cell']} ({self.scale})",
-                short_hash([REVISION, points, sorted(tags)]),
-                tags,
-                partial(store.log, params={}, metrics=points),
-            )
+        for entry in self._entries(store, page, files, names):
+            done = store.put(entry, present.pop(entry.key, ()))
+            what = "tables and figures" if entry.experiment == TABLES else "cells"
+            counts[f"{what} written"] += done != UNCHANGED
         for obsolete in (run for runs in present.values() for run in runs):
             store.delete(obsolete)
         return counts
+
+    def _entries(
+        self, store: Store, page: Page, files: Sequence[Path], names: dict[str, Mapping[str, str]]
+    ) -> Iterator[Entry]:
+        """Yield the entry of a table or figure, and of its cells."""
+        ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
+        times = ended - 1, ended
+        same = {"paper": _paper(page.id), "item": page.id, "scale": self.scale}
+        same[PAGES] = self._address(self.scale, page.id)
+        homes = {_paper(items[0]) for items in self.memberships.values() if page.id in items}
+        condition = f"tags.items LIKE '%{page.id},%'"
+        links = [f"[{home}]({opened(store.experiment(home), condition)})" for home in sorted(homes)]
+        behind = f"Runs behind it: {', '.join(links)}; its files are under *Artifacts*.\n\n" if links else ""
+        note = f"{behind}**{page.title}**\n\n{page.caption}"
+        yield Entry(
+            experiment=TABLES,
+            key=f"{page.id} ({self.scale})",
+            tags={**same, "kind": "item", NOTE: note},
+            sources=_digests(files),
+            times=times,
+            params={"title": page.title},
+            files=files,
+        )
+        forms = {file.suffix: file for file in files}
+        for cell in read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else ():
+            name = _name(cell)
+            note = f"{name} of [{page.id}]({_item_address(store, page.id)}), {page.title}."
+            yield Entry(
+                experiment=CELLS,
+                key=f"{page.id}: {name} ({self.scale})",
+                tags={**same, "kind": "cell", "cell": name, **self._cell_tags(cell, names), NOTE: note},
+                times=times,
+                metrics=[(key, 0, value) for key, value in _numbers(cell).items()],
+            )
 
     def _address(self, scale: str, item: str) -> str:
         """Return the page of a table, or the place of a figure on its paper's page.
@@ -272,14 +253,6 @@ class Export:
             return f"{folder}/{page}"
         paper, _, name = item.partition("/")
         return f"{folder}/{paper}/index.html#{name}"
-
-    def _runs_of(self, store: Store, page: Page) -> str:
-        """Return a link to the runs of an item, in all of their experiments; empty if it has none."""
-        homes = {_paper(items[0]) for items in self.memberships.values() if page.id in items}
-        address = _search(
-            [store.experiment(home) for home in sorted(homes)], f"tags.items LIKE '%{page.id},%'"
-        )
-        return f"[Runs behind it]({address}); its files are under *Artifacts*.\n\n" if homes else ""
 
     def _cell_tags(self, cell: TableCell, names: dict[str, Mapping[str, str]]) -> dict[str, str]:
         """Return the tags of a cell; dataset, method and so on if all of its runs have the same.
@@ -293,7 +266,6 @@ class Export:
         every = [names[run] for run in cell.runs if names[run]]
         common = {name: {one[name] for one in every} for name in _RUN_NAMES}
         return {
-            "cell": _name(cell),
             **{key: value for key in _CELL_TAGS if (value := getattr(cell, key))},
             **{key: min(values) for key, values in common.items() if len(values) == 1},
             **({"diverged": f"{cell.diverged} of {cell.seeds} runs"} if cell.diverged else {}),
@@ -302,9 +274,8 @@ class Export:
         }
 
 
-def _digest(files: Iterable[Path]) -> str:
-    contents = [[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in files]
-    return short_hash([REVISION, contents])
+def _digests(files: Iterable[Path]) -> list[str]:
+    return [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
 
 
 def _paper(item: str) -> str:
@@ -328,7 +299,6 @@ def cell_of(run: RecordedRun) -> str:
     return f"{run.spec.composition.name}, {run.fields['dataset']}, {skew(run)} ({settings[:4]})"
 
 
-# ---------------------------------------------------------------------------------------------------- cells
 def _name(cell: TableCell) -> str:
     """Return the labels of a cell; a published value without a cell of ours has only its names."""
     labels = ", ".join(filter(None, (cell.panel, cell.row, cell.column, cell.label)))
@@ -343,27 +313,12 @@ def _numbers(cell: TableCell) -> dict[str, float]:
     return {name: round(value, 4) for name, value in finite.items()}  # MLflow's lists do not round
 
 
-def _table(cells: Sequence[TableCell]) -> str:
-    """Return cells as ``MlflowClient.log_table`` writes them; MLflow groups by the first column."""
-    lines = [{"cell": _name(cell), **_numbers(cell), "verdict": cell.verdict or NONE} for cell in cells]
-    columns = ["cell", *CELL_METRICS, "verdict"]
-    return json.dumps({"columns": columns, "data": [[line.get(name) for name in columns] for line in lines]})
-
-
 # ------------------------------------------------------------------------------------------------ addresses
 def opened(experiment: str, condition: str = "", order: str = "") -> str:
     """Return the address of an experiment's runs in MLflow's interface, the largest ``order`` first."""
     options = {"searchFilter": condition, "orderByKey": order, "orderByAsc": order and "false"}
     chosen = "".join(f"&{key}={quote(value)}" for key, value in options.items() if value)
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning{chosen}"
-
-
-def _search(experiments: Sequence[str], condition: str) -> str:
-    """Return the address of the runs of several experiments that meet a condition."""
-    if len(experiments) == 1:
-        return opened(experiments[0], condition)
-    every = quote("[" + ",".join(f'"{experiment}"' for experiment in experiments) + "]")
-    return f"#/compare-experiments/s?experiments={every}&searchFilter={quote(condition)}"
 
 
 def equals(tag: str, value: str) -> str:

@@ -11,8 +11,9 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,43 @@ _PARAM_CHARACTERS, _TAG_CHARACTERS = 6000, 5000
 LOCK_SECONDS, DATABASE_SECONDS = 600.0, 60.0
 """Longest waits for another export, and for another program that uses the database."""
 UNCHANGED = "unchanged"
+REVISION = 10
+"""Increase it if an MLflow run would be written differently: all runs are then replaced."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The content of an MLflow run: a record, table, figure or cell.
+
+    Attributes:
+        experiment: name of its experiment.
+        key: its name, and the tag by which the next export finds it.
+        tags: its other tags.
+        times: start and end, in milliseconds since 1970.
+        sources: digests of the files behind parameters, metrics and files.
+        params: its parameters.
+        metrics: name, step and value of each.
+        files: its files.
+        folder: their folder.
+        status: its final status.
+    """
+
+    experiment: str
+    key: str
+    tags: Mapping[str, str]
+    times: tuple[int, int]
+    sources: Sequence[str] = ()
+    params: Mapping[str, str] = field(default_factory=dict)
+    metrics: Sequence[tuple[str, int, float]] = ()
+    files: Sequence[Path] = ()
+    folder: str = ""
+    status: str = "FINISHED"
+
+    @property
+    def digest(self) -> str:
+        """Digest of tags and sources, or of the metrics of an entry without files."""
+        content = self.sources or self.metrics
+        return short_hash([REVISION, self.key, sorted(self.tags.items()), content, self.status])
 
 
 # --------------------------------------------------------------------------------------------------- opening
@@ -127,28 +165,14 @@ def import_mlflow() -> ModuleType:
     return mlflow
 
 
-_REMEDIES = {
-    ("locked",): "end the program that uses it, then export again",
-    ("full", "I/O", "No space left"): "make room, then export again",
-    ("readonly", "Read-only", "unable to open", "Permission denied"): (
-        "allow writing to the file and its folder, or name another database with --uri"
-    ),
-    ("not a database", "malformed", "revision", "no such", "out-of-date"): (
-        "delete it, then export again: it is made anew from the records"
-    ),
-}
-"""Remedies of faults of a database, by words of the fault."""
-
-
 def _remedy(uri: str, reason: str) -> str:
-    if not uri.startswith(SQLITE):
-        if "401" in reason or "403" in reason:
-            return "set MLFLOW_TRACKING_TOKEN (or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)"
-        return "start the server or check its address, then export again"
-    for words, remedy in _REMEDIES.items():
-        if any(word in reason for word in words):
-            return remedy
-    return "mend the cause, then export again"
+    if "locked" in reason:
+        return "end the program that uses it, then export again"
+    if uri.startswith(SQLITE):
+        return "allow writing to it, or delete it: the next export makes it anew from the records"
+    if "401" in reason or "403" in reason:
+        return "set MLFLOW_TRACKING_TOKEN (or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)"
+    return "start the server or check its address, then export again"
 
 
 def artifacts_of(database: Path) -> Path:
@@ -186,10 +210,9 @@ class Store:
         elif experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
             experiment = client.get_experiment(experiment.experiment_id)
-        if changed := _changed(experiment.tags, tags):
-            for key, value in changed.items():
-                client.set_experiment_tag(experiment.experiment_id, key, value)
-            experiment = client.get_experiment(experiment.experiment_id)
+        for key, value in tags.items():
+            if experiment.tags.get(key) != (text := _cut(value, _TAG_CHARACTERS)):
+                client.set_experiment_tag(experiment.experiment_id, key, text)
         self._experiments[name] = experiment
         return str(experiment.experiment_id)
 
@@ -203,32 +226,13 @@ class Store:
                 found.setdefault(key, []).append(run)
         return found
 
-    def put(
-        self,
-        experiment: str,
-        name: str,
-        digest: str,
-        tags: Mapping[str, str],
-        present: Sequence[Run],
-        times: tuple[int, int],
-        write: Callable[[Run], object],
-        status: str = "FINISHED",
-    ) -> tuple[str, Run]:
-        """Keep, retag, replace or create an MLflow run; return which of them, and the run.
+    def put(self, entry: Entry, present: Sequence[Run] = ()) -> str:
+        """Keep, replace or create an MLflow run; return which of them. ``present`` are runs with its key.
 
-        A run stays if it has ended, is in the experiment and has the digest; its tags are set in place. Its
-        end comes last, so that an interrupted export can be recognised.
-
-        Args:
-            experiment: ID of the experiment.
-            name: name of the run; ``tags`` contain its key.
-            digest: digest of everything that ``write`` writes.
-            tags: tags of the run.
-            present: runs with the same key.
-            times: start and end, in milliseconds since 1970.
-            write: writes parameters, metrics and files of a new run.
-            status: final status of a new run.
+        A run stays if it has ended, is in the experiment and has the digest of the entry. Its end comes last,
+        so that an interrupted export can be recognised.
         """
+        experiment, digest = self.experiment(entry.experiment), entry.digest
         fitting = [
             run
             for run in present
@@ -236,48 +240,36 @@ class Store:
             and run.info.experiment_id == experiment
             and run.data.tags.get(DIGEST) == digest
         ]
-        if fitting:
-            kept, done = fitting[0], UNCHANGED
-            if changed := _changed(kept.data.tags, tags):
-                self.tag(kept, changed)
-                done = "retagged"
-        else:
-            done = "replaced" if present else "created"
-            whole = _changed({}, {**tags, DIGEST: digest})
-            kept = self.client.create_run(experiment, times[0], whole, name)
-            write(kept)
-            self.client.set_terminated(kept.info.run_id, status, times[1])
+        if not fitting:
+            tags = {**entry.tags, KEY: entry.key, DIGEST: digest}
+            tags = {key: _cut(value, _TAG_CHARACTERS) for key, value in tags.items()}
+            new = self.client.create_run(experiment, entry.times[0], tags, entry.key)
+            self._log(new, entry)
+            self._save(new, entry)
+            self.client.set_terminated(new.info.run_id, entry.status, entry.times[1])
         for run in present:
-            if run is not kept:
+            if run not in fitting[:1]:
                 self.delete(run)
-        return done, kept
+        return UNCHANGED if fitting else "replaced" if present else "created"
 
-    def tag(self, run: Run, tags: Mapping[str, str]) -> None:
-        """Set tags of a run."""
-        from mlflow.entities import RunTag
-
-        self.client.log_batch(run.info.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-
-    def log(
-        self, run: Run, params: Mapping[str, str], metrics: Iterable[tuple[str, int, float]] = ()
-    ) -> None:
+    def _log(self, run: Run, entry: Entry) -> None:
         """Write parameters, and metrics with their steps, in as few requests as possible."""
         from mlflow.entities import Metric, Param
 
-        points = [Metric(key, value, run.info.start_time, step) for key, step, value in metrics]
-        settings = [Param(key, _cut(value, _PARAM_CHARACTERS)) for key, value in sorted(params.items())]
+        points = [Metric(key, value, run.info.start_time, step) for key, step, value in entry.metrics]
+        settings = [Param(key, _cut(value, _PARAM_CHARACTERS)) for key, value in sorted(entry.params.items())]
         while points or settings:
             some, settings = settings[:_PARAMS_AT_ONCE], settings[_PARAMS_AT_ONCE:]
             self.client.log_batch(run.info.run_id, points[:_AT_ONCE], some)
             points = points[_AT_ONCE:]
 
-    def save(self, run: Run, files: Iterable[Path], folder: str = "") -> None:
+    def _save(self, run: Run, entry: Entry) -> None:
         """Copy files to the place where an MLflow server looks for them, or upload them to a server."""
-        for file in files:
+        for file in entry.files:
             if self._artifacts is None:
-                self.client.log_artifact(run.info.run_id, str(file), folder or None)
+                self.client.log_artifact(run.info.run_id, str(file), entry.folder or None)
                 continue
-            place = self._folder(run, self._artifacts) / folder / file.name
+            place = self._folder(run, self._artifacts) / entry.folder / file.name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place)
 
@@ -290,12 +282,6 @@ class Store:
     @staticmethod
     def _folder(run: Run, artifacts: Path) -> Path:
         return artifacts / str(run.info.artifact_uri).removeprefix(f"{_PROXIED}/")
-
-
-def _changed(current: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Return the wanted tags that differ from the current ones."""
-    tags = {key: _cut(value, _TAG_CHARACTERS) for key, value in wanted.items()}
-    return {key: value for key, value in tags.items() if current.get(key) != value}
 
 
 def _cut(text: str, most: int) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,13 +14,11 @@ from scipy import stats
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.statistics import (
-    Prior,
     Sample,
     Spread,
     contrast,
     discoveries,
     holm,
-    inverse_trigamma,
     moderated,
 )
 from fltrain.experiments.layout import ItemJob
@@ -122,30 +119,6 @@ def test_moderated_spreads_are_limmas(
     assert [spread.std**2 for spread in spreads] == pytest.approx(posterior, rel=1e-9)
     # As in limma's eBayes, a moderated variance has at most the degrees of freedom of all cells together.
     assert [spread.df for spread in spreads] == pytest.approx([min(d + prior_df, sum(df)) for d in df])
-
-
-def test_the_prior_solves_its_two_equations() -> None:
-    """Smyth (2004), section 6.2, in 40 digits, without this module's code."""
-    squares, df = LIMMA[1][0], LIMMA[1][1]
-    with mpmath.workdps(40):
-        logs = [mpmath.log(square) for square in squares]
-        e = [log - mpmath.digamma(d / 2) + mpmath.log(d / 2) for log, d in zip(logs, df, strict=True)]
-        mean = mpmath.fsum(e) / len(e)
-        excess = mpmath.fsum((one - mean) ** 2 for one in e) / (len(e) - 1)
-        excess -= mpmath.fsum(mpmath.psi(1, d / 2) for d in df) / len(e)
-        d0 = 2 * mpmath.findroot(lambda x: mpmath.psi(1, x) - excess, 1.0)
-        s0 = mpmath.exp(mean + mpmath.digamma(d0 / 2) - mpmath.log(d0 / 2))
-    prior = Prior.of([sample(*one) for one in zip(squares, df, strict=True)])
-    assert (prior.df, prior.variance) == pytest.approx((float(d0), float(s0)), rel=1e-12)
-
-
-# Printed once by limma's trigammaInverse.
-@pytest.mark.parametrize(
-    ("value", "root"),
-    [(1e-7, 1e7), (1e-3, 1000.4999166666817), (0.3, 3.8087190120511671), (50, 0.14337981235286149)],
-)
-def test_the_inverse_of_trigamma(value: float, root: float) -> None:
-    assert inverse_trigamma(value) == pytest.approx(root, rel=1e-9)
 
 
 def spreads(*samples: Sample) -> list[Spread]:

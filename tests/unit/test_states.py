@@ -199,10 +199,10 @@ def test_tables_and_figures_show_missing_and_damaged_runs(filled: Fill, tmp_path
         assert "99.99" not in text
         assert ("Damaged and left out: " in text) == (form != "csv")
     assert f"Damaged and left out: {summary}" in texts["md"]
-    canvas, _ = figures.draw(cells.sheet(figure=POINTS), cells.results)
-    notes = " ".join(" ".join(text.get_text() for text in canvas.texts).split())
-    assert "Damaged: edited; emptied; half (seed 1)." in notes
-    assert "Not run: missing; lost (seed 1)." in notes
+    spec, _ = figures.draw(cells.sheet(figure=POINTS), cells.results)
+    notes = " ".join(spec["title"]["text"])
+    assert "Damaged: edited (seed 0), emptied (seed 0), half (seed 1)." in notes
+    assert "Not run: missing (seed 0), missing (seed 1), lost (seed 1)." in notes
 
 
 def test_missing_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> None:

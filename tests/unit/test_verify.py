@@ -2,10 +2,8 @@
 
 import csv
 import io
-import json
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typer.testing import CliRunner
 
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_arrays, write_arrays, write_json
+from fltrain.core.files import read_arrays, write_arrays
 from fltrain.data.datasets import Dataset, registry
 from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
@@ -26,7 +24,6 @@ from fltrain.runs.record import (
     Record,
     Results,
     checkpoint_file,
-    sealed,
 )
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, as_another_user, flip, trained, write_papers
@@ -106,14 +103,6 @@ def place(whole: Place, tmp_path: Path) -> Place:
     return Place(Path(shutil.copytree(whole.root, tmp_path / "copy")))
 
 
-def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change a file; a summary gets a valid digest, as from a forger."""
-    data = change(json.loads(path.read_text()))
-    if path.name == "summary.json":
-        data = sealed(data)
-    write_json(path, data)
-
-
 def verify(place: Place, *arguments: str) -> Any:
     options = ["--results", str(place.results.root), "--config", str(place.root / "config"), *arguments]
     return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
@@ -155,28 +144,6 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
         assert sum(line.startswith(str(start)) for line in lines) == 1, start
     (rest,) = (line for line in lines if line.startswith(str(place.table("table"))))
     assert "not checked: made from" in rest and "which is damaged" in rest
-
-
-DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "flipped bit in metrics": ("metrics.jsonl", lambda path: flip(path, 50), "changed after training"),
-    "no provenance": ("provenance.json", Path.unlink, "No such file"),
-    "other data": (
-        "summary.json",
-        lambda path: edit_json(
-            path, lambda summary: {**summary, "digests": {**summary["digests"], "data": "0"}}
-        ),
-        "trained on other data than in",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_record_is_named(name: str, place: Place) -> None:
-    file, damage, reason = DAMAGE[name]
-    shutil.rmtree(place.results.root / "one")
-    record = place.records[0]
-    damage(record.folder / file)
-    place.only(record.run_id, reason)
 
 
 def test_files_that_do_not_belong_to_a_record_are_named(place: Place) -> None:

@@ -1,157 +1,152 @@
-"""Figures: curves over rounds, points and bars, and the images of each class at each client.
+"""Figures: long-form numbers of runs, drawn by Vega-Lite without a browser.
 
-This module writes all figures. Histograms and selected steps are drawn in ``distributions``, figures of
-trained models in ``preferences`` and ``inversion``. Missing runs are named below the figure.
+Each kind of figure has a function that returns its numbers, a data frame, and rows of panels (``style``).
+Figures of trained models are in ``models``. Missing runs are named below the figure.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from scipy.stats import skew
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import replacing
 from fltrain.core.statistics import Sample, contrast, known
 from fltrain.data.prepared import load_prepared, partition
 from fltrain.experiments.layout import (
+    SEEDS,
     Bubbles,
     Curves,
     Figure,
     Histogram,
-    Inversion,
     ItemJob,
     Labels,
     Measured,
     Panel,
     Points,
-    Preference,
     Ranking,
     SelectedSteps,
     Table,
-    Variance,
     named,
 )
 from fltrain.experiments.published import Published
-from fltrain.reporting.figures import distributions, style
-from fltrain.reporting.figures.style import Look
-from fltrain.reporting.frame import (
-    NothingToShow,
-    Runs,
-    curve,
-    diverged,
-    finished,
-)
+from fltrain.reporting.figures import style
+from fltrain.reporting.figures.style import Look, Spec, panel, quantity, whole_numbers
+from fltrain.reporting.frame import NothingToShow, Runs, curve, diverged, finished, first_of_each
 from fltrain.reporting.tables.cells import cells
 from fltrain.runs.measures import measure
-from fltrain.runs.record import Results
+from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
 NAMED = 6
-"""Maximum number of missing runs whose cells are named below a figure; more are only counted."""
-
+"""Maximum number of missing runs that are named below a figure; more are only counted."""
+MOST_CLIENTS = 12
+"""Maximum number of clients below one another."""
+STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
+VEGA_LITE = "6.1"
 THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
 
+Drawn = tuple[list[list[Spec]], pd.DataFrame]
+"""Rows of panels, and the numbers that they show."""
 
-def draw(sheet: ItemJob, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """Draw a figure; return it with the numbers that it shows.
+
+def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
+    """Return the Vega-Lite specification of a figure, and the numbers that it shows.
 
     Raises:
         FltrainError: if none of its runs is there, or a record lacks the numbers that the figure shows.
     """
     assert sheet.figure is not None
-    notes = [sheet.scale_note, *_notes(sheet, results)]
-    with matplotlib.rc_context(style.STYLE):
-        try:
-            canvas, numbers = _drawn(sheet, sheet.figure, results)
-        except NothingToShow:
-            canvas, ((axes,),) = style.canvas(1)
-            style.no_runs(axes)
-            numbers = pd.DataFrame()
-        style.footnote(canvas, " ".join(notes))
-    return canvas, numbers
+    notes = [sheet.scale_note, *_notes(sheet, sheet.figure, results)]
+    try:
+        rows, numbers = _drawn(sheet, sheet.figure, results)
+    except NothingToShow:
+        rows, numbers = [[panel([], 1, pd.DataFrame())]], pd.DataFrame()
+    return style.footnote(style.figure(rows), " ".join(notes)), numbers
 
 
-def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    """Return the canvas and the numbers of a figure, by its kind."""
+def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> Drawn:
+    """Return the panels and the numbers of a figure, by its kind."""
     match figure:
         case Curves():
-            return _draw_curves(sheet, figure, results)
+            return draw_curves(sheet, figure, results.record)
         case Points():
-            return _draw_points(sheet, figure, results)
+            return draw_points(sheet, figure, results.record)
         case Ranking():
-            return _draw_ranking(sheet, figure, results)
+            return draw_ranking(sheet, figure, results.record)
         case Histogram():
-            return distributions.draw_histogram(sheet, figure, results)
+            return draw_histogram(sheet, figure, results.record)
         case SelectedSteps():
-            return distributions.draw_selected_steps(sheet, figure, results)
+            return draw_selected_steps(sheet, figure, results.record)
         case Bubbles():
-            return _draw_bubbles(sheet, figure, results)
-        # The others look into trained models; their drawers load torch.
-        case Preference():
-            from fltrain.reporting.figures.preferences import draw_preferences
+            return draw_bubbles(sheet, figure, results)
+    from fltrain.reporting.figures import models  # loads torch
 
-            return draw_preferences(sheet, figure, results)
-        case Variance():
-            from fltrain.reporting.figures.preferences import draw_variances
-
-            return draw_variances(sheet, figure, results)
-        case Inversion():
-            from fltrain.reporting.figures import inversion as inversions
-
-            recovered = inversions.attack(sheet, figure, results)
-            return inversions.draw(recovered), inversions.measurements(recovered)
+    return models.draw(sheet, figure, results)
 
 
 def write(sheet: ItemJob, results: Results, outputs: Iterable[Path]) -> None:
-    """Draw a figure and write it in the forms that the file names end in (pdf, png, svg).
-
-    A file that ends in csv gets the numbers that the figure shows.
+    """Draw a figure and save it, see ``save``.
 
     Raises:
         FltrainError: if the figure cannot be drawn.
     """
-    canvas, numbers = draw(sheet, results)
+    save(*draw(sheet, results), outputs)
+
+
+def save(spec: Spec, numbers: pd.DataFrame, outputs: Iterable[Path]) -> None:
+    """Write a figure in the forms that the file names end in (pdf, png, svg); csv has its numbers."""
+    import matplotlib
+    import vl_convert
+
+    # Matplotlib's fonts, so that texts have the same width, and figures the same bytes, on every machine.
+    vl_convert.register_font_directory(f"{matplotlib.get_data_path()}/fonts/ttf")
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+    # Vega counts clipped areas over all figures of a process.
+    order = {name: f"clip{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"clip\d+", svg)))}
+    svg = re.sub(r"clip\d+", lambda found: order[found[0]], svg)
+    forms = {
+        ".csv": lambda: numbers.to_csv(index=False).encode(),
+        ".svg": lambda: f"{svg}\n".encode(),
+        ".png": lambda: vl_convert.svg_to_png(svg, scale=2),
+        ".pdf": lambda: vl_convert.svg_to_pdf(svg),
+    }
     for path in outputs:
-        with replacing(path) as temporary, matplotlib.rc_context(style.STYLE):
-            if path.suffix == ".csv":
-                numbers.to_csv(temporary, index=False)
-                continue
-            # Without a date, equal figures are equal files.
-            metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix)
-            canvas.savefig(temporary, format=path.suffix[1:], dpi=200, metadata=metadata)
+        with replacing(path) as temporary:
+            temporary.write_bytes(forms[path.suffix]())
 
 
 # ---------------------------------------------------------------- notes
-def _notes(sheet: ItemJob, results: Results) -> list[str]:
+def _notes(sheet: ItemJob, figure: Figure, results: Results) -> list[str]:
     """Return notes on lines and bands, and on missing and diverged runs."""
+    if isinstance(figure, Bubbles):
+        return []
     notes: list[str] = []
-    if isinstance(sheet.figure, Bubbles):
-        return notes
     records = {cell.run: record for cell, record in finished(sheet, results.record)}
     if not records:
         raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs has a record; train them first")
     seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
-    if isinstance(sheet.figure, Curves | Points):
-        notes += [f"Mean and range over {seeds} seeds."] if seeds > 1 else []
-    if isinstance(sheet.figure, Curves) and any(panel.difference_from for panel in sheet.figure.panels):
-        notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
-    if (
-        isinstance(sheet.figure, Curves)
-        and sheet.figure.columns
-        and (fitted := [panel.label for panel in sheet.figure.panels if panel.fits_late])
-    ):
-        which = "Vertical axes" if len(fitted) == len(sheet.figure.panels) else f"Axes of {', '.join(fitted)}"
-        notes.append(f"{which} fit the second half of the rounds; earlier values beyond them are cut off.")
-    if isinstance(sheet.figure, Ranking):
-        figure = sheet.figure
+    ended = {run for run, record in records.items() if diverged(record)}
+    if isinstance(figure, Curves | Points) and seeds > 1:
+        notes.append(f"Mean and range over {seeds} seeds.")
+    if isinstance(figure, Curves):
+        if any(one.difference_from for one in figure.panels):
+            notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
+        if figure.columns and (fitted := [one.label for one in figure.panels if one.fits_late]):
+            which = "Vertical axes" if len(fitted) == len(figure.panels) else f"Axes of {', '.join(fitted)}"
+            notes.append(
+                f"{which} fit the second half of the rounds; earlier values beyond them are cut off."
+            )
+        if figure.smoothing > 1:
+            notes.append(f"Centred means over {figure.smoothing} {figure.over}, pale as measured.")
+        if ended and seeds > 1:
+            notes.append(THIN_LINES)
+    if isinstance(figure, Ranking):
         notes += [
             f"Every {figure.rows}, {figure.difference_from} included: {labels[0]} {axis}."
             for axis, labels in sheet.axes.items()
@@ -163,40 +158,24 @@ def _notes(sheet: ItemJob, results: Results) -> list[str]:
             "comparisons. Rows are ordered by their mean over the panels, which have their own scales. "
             "Diverged runs count as chance."
         )
-    if isinstance(sheet.figure, Histogram):
-        notes += [f"Layers of {seeds} seeds together."] if seeds > 1 else []
-    if isinstance(sheet.figure, Curves) and sheet.figure.smoothing > 1:
-        notes.append(f"Centred means over {sheet.figure.smoothing} {sheet.figure.over}, pale as measured.")
-    ended = {run for run, record in records.items() if diverged(record)}
+    if isinstance(figure, Histogram):
+        notes += [f"Dashed: median. Layers of {count(seeds, 'seed')} together."]
     missing = {cell.run for cell in sheet.cells} - set(records)
     damaged = {run for run in missing if results.record(run).complete}
     notes_on = {"Not run": missing - damaged, "Damaged": damaged, "Diverged": ended}
-    for what, left_out in notes_on.items():
-        if left_out:
-            notes.append(f"{what}: {_named(sheet, left_out)}.")
-    if ended and seeds > 1 and isinstance(sheet.figure, Curves):
-        notes.append(THIN_LINES)
-    return notes
+    return notes + [f"{what}: {_named(sheet, runs)}." for what, runs in notes_on.items() if runs]
 
 
 def _named(sheet: ItemJob, runs: set[str]) -> str:
-    """Name the cells of runs by their labels on axes with several labels; name seeds if some are missing."""
+    """Name runs by their labels on axes with several labels, and by their seeds if there are several."""
     varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
-    places: dict[str, list[tuple[int, bool]]] = {}
+    several = len({cell.seed for cell in sheet.cells}) > 1
+    names: list[str] = []
     for cell in sheet.cells:
-        name = ", ".join(cell.labels[axis] for axis in varied)
-        places.setdefault(name, []).append((cell.seed, cell.run in runs))
-    named: list[str] = []
-    for name, seeds in places.items():
-        of_them = [str(seed) for seed, meant in seeds if meant]
-        if len(of_them) == len(seeds) and name:
-            named.append(name)
-        elif of_them:
-            listed = f"seed{'s' if len(of_them) > 1 else ''} {', '.join(of_them)}"
-            named.append(f"{name} ({listed})" if name else listed)
-    if len(named) > NAMED:
-        return f"{len(runs)} of {len({cell.run for cell in sheet.cells})} runs"
-    return "; ".join(named)
+        if cell.run in runs:
+            label, seed = ", ".join(cell.labels[axis] for axis in varied), f"seed {cell.seed}"
+            names.append(f"{label} ({seed})" if label and several else label or seed)
+    return listed(names, NAMED)
 
 
 # ---------------------------------------------------------------- curves
@@ -228,196 +207,163 @@ def curves(
 
 
 def smoothed(values: pd.Series, window: int) -> pd.Series:
-    """Return centred means over ``window`` units of the index (rounds or epochs), at the same places.
+    """Return centred means over ``window`` points; there are fewer at both ends."""
+    return values.dropna().rolling(window, center=True, min_periods=1).mean()
 
-    At both ends windows are narrower, so that they stay centred: a straight line stays as it is.
+
+def lines(frame: pd.DataFrame, order: Iterable[str], window: int, intervals: bool) -> pd.DataFrame:
+    """Return the drawn lines, a row for each series and place ``x``.
+
+    ``mean`` is over the seeds that are left, ``whole`` over all of them, with ``low`` and ``high``: the range
+    of the seeds, or the 90 % interval of the mean. ``raw`` is the mean before smoothing, ``marked`` has about
+    eight places of each line.
     """
-    values = values.dropna()
-    if values.empty:
-        return values
-    places = values.index.to_numpy()
-    half = np.minimum((window - 1) / 2, np.minimum(places - places[0], places[-1] - places))
-    first = np.searchsorted(places, places - half, side="left")
-    behind = np.searchsorted(places, places + half, side="right")
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return pd.Series((sums[behind] - sums[first]) / (behind - first), index=values.index)
+    parts: list[pd.DataFrame] = []
+    names = list(order)
+    for index, label in enumerate(names):
+        # Other lines can have points at other places; those are no gaps in this one.
+        seeds = frame.loc[:, [column[0] == label for column in frame.columns]].dropna(how="all")
+        if seeds.empty:
+            continue
+        shown = seeds.apply(smoothed, window=window) if window > 1 else seeds
+        mean, complete = shown.mean(axis=1), shown.notna().all(axis=1)
+        low, high = shown.min(axis=1), shown.max(axis=1)
+        if intervals:
+            found = [contrast(Sample(known(values))) for values in shown.to_numpy()]
+            half = pd.Series([one.quantile * one.error if one else np.nan for one in found], mean.index)
+            low, high = mean - half, mean + half
+        every = max(1, len(shown) // 8)
+        part = pd.DataFrame({"mean": mean, "raw": seeds.mean(axis=1)})
+        ends = {"whole": mean, "low": low, "high": high} if shown.shape[1] > 1 else {"whole": mean}
+        for name, values in ends.items():
+            part[name] = values.where(complete)
+        # Lines that coincide show their markers in turn.
+        part["marked"] = part["whole"][index * every // len(names) :: every]
+        parts.append(part.assign(series=label))
+    return pd.concat(parts).rename_axis("x").reset_index() if parts else pd.DataFrame()
 
 
-def _draw_curves(sheet: ItemJob, figure: Curves, results: Results) -> tuple[Canvas, pd.DataFrame]:
+def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
+    """Draw the mean over seeds of each series, with a band.
+
+    If some runs end earlier, the mean continues over the remaining runs, thin and without a band.
+    """
+
     def points(axis: str | None) -> list[Labels]:
         return [{axis: label} for label in sheet.axes[axis]] if axis else [{}]
 
     rows, columns = points(figure.rows), points(figure.columns)
     if figure.columns:
-        places = [[(panel, row | column) for column in columns] for row in rows for panel in figure.panels]
+        places = [[(one, row | column) for column in columns] for row in rows for one in figure.panels]
     else:
-        places = [[(panel, row) for panel in figure.panels] for row in rows]
-    frames = [
-        [curves(sheet, figure, panel, results.record, where) for panel, where in line] for line in places
-    ]
+        places = [[(one, row) for one in figure.panels] for row in rows]
+    frames = [[curves(sheet, figure, one, runs, where) for one, where in line] for line in places]
     if figure.series in sheet.axes:
-        look_of = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
+        looks = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
     else:
-        parts = dict.fromkeys(label for across in frames for frame in across for label in _labels(frame))
-        look_of = dict(zip(parts, style.scale(len(parts)), strict=True))
-    width = len(places[0])
-    canvas, grid = style.canvas(width, len(places))
+        labels = dict.fromkeys(str(name[0]) for line in frames for frame in line for name in frame.columns)
+        looks = dict(zip(labels, style.scale(len(labels)), strict=True))
     names = ["panel", "series", "seed", figure.over, "value", *(["smoothed"] if figure.smoothing > 1 else [])]
     numbers = [pd.DataFrame(columns=names)]
-    for line, across, shown in zip(places, grid, frames, strict=True):
-        same_height: list[Axes] = []
-        for (panel, where), axes, frame in zip(line, across, shown, strict=True):
-            heading = [*(named(axis, label) for axis, label in where.items()), panel.label]
-            style.heading(axes, heading, width)
-            if frame.empty:
-                style.no_runs(axes)
-                continue
-            drawn = pd.DataFrame({"value": frame.unstack()})
-            if figure.smoothing > 1:
-                drawn["smoothed"] = frame.apply(smoothed, window=figure.smoothing).unstack()
-            drawn = drawn.rename_axis(names[1:4]).dropna().reset_index()
-            numbers.append(drawn.assign(panel=", ".join(heading))[names])
-            widths = half_widths(frame, figure.smoothing) if panel.difference_from else None
-            draw_lines(axes, frame, look_of, figure.smoothing, widths)
-            axes.set_xlabel("communication round" if figure.over == "rounds" else "local epochs")
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-            if panel.reduction_from or panel.difference_from:
-                axes.axhline(0, color=style.GREY, linewidth=0.8)
-            elif panel.curve.endswith((".accuracy", ".macro")) and not panel.normalise:
-                axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
-            if figure.columns:
-                same_height.append(axes)
-        if same_height and line[0][0].fits_late:
-            late = pd.concat([frame.tail(len(frame) // 2 + 1) for frame in shown], axis=1)
-            low, high = late.min().min(), late.max().max()
-            if line[0][0].difference_from:
-                low, high = min(0.0, low), max(0.0, high)
-            same_height[0].set_ylim(low - (high - low) / 10, high + (high - low) / 10)
-        for axes in same_height[1:]:
-            axes.sharey(same_height[0])
-    style.legend(canvas, [axes for across in grid for axes in across], figure.series)
-    return canvas, pd.concat(numbers[1:] or numbers, ignore_index=True)
+    panels: list[list[Spec]] = []
+    for line, shown in zip(places, frames, strict=True):
+        ends = _shared_ends(line[0][0], shown) if figure.columns else None
+        panels.append([])
+        for (one, where), frame in zip(line, shown, strict=True):
+            heading = [*(named(axis, label) for axis, label in where.items()), one.label]
+            if not frame.empty:
+                drawn = pd.DataFrame({"value": frame.unstack()})
+                if figure.smoothing > 1:
+                    drawn["smoothed"] = frame.apply(smoothed, window=figure.smoothing).unstack()
+                drawn = drawn.rename_axis(names[1:4]).dropna().reset_index()
+                numbers.append(drawn.assign(panel=", ".join(heading))[names])
+            panels[-1].append(_panel_of_curves(figure, one, frame, looks, heading, len(line), ends))
+    return panels, pd.concat(numbers[1:] or numbers, ignore_index=True)
 
 
-def _labels(frame: pd.DataFrame) -> list[str]:
-    """Return the labels of the curves, in order."""
-    return list(dict.fromkeys(str(column[0]) for column in frame.columns))
+def _shared_ends(panel: Panel, frames: Iterable[pd.DataFrame]) -> list[float] | None:
+    """Return the ends of a vertical axis that panels share; None without any number."""
+    late = [frame.tail(len(frame) // 2 + 1) if panel.fits_late else frame for frame in frames]
+    values = known(value for frame in late for value in frame.to_numpy().flat)
+    if not values:
+        return None
+    ends = [*values, 0.0] if panel.difference_from else values
+    room = (max(ends) - min(ends)) / 10
+    return [min(ends) - room, max(ends) + room]
 
 
-def half_widths(frame: pd.DataFrame, window: int) -> pd.DataFrame:
-    """Return half the 90 % interval of each line's mean over seeds, at each round (NaN without one)."""
-    shown = frame.apply(smoothed, window=window) if window > 1 else frame
-
-    def half(values: pd.Series) -> float:
-        found = contrast(Sample(known(values)))
-        return found.quantile * found.error if found else math.nan
-
-    return pd.DataFrame({label: shown[label].apply(half, axis=1) for label in _labels(frame)})
-
-
-def draw_lines(
-    axes: Axes,
+def _panel_of_curves(
+    figure: Curves,
+    shown: Panel,
     frame: pd.DataFrame,
-    look_of: dict[str, Look],
-    window: int,
-    intervals: pd.DataFrame | None = None,
-) -> None:
-    """Draw the mean over seeds and their range or interval, with about eight markers on each line.
+    looks: Mapping[str, Look],
+    heading: Iterable[str],
+    columns: int,
+    ends: list[float] | None,
+) -> Spec:
+    data = lines(frame, looks, figure.smoothing, bool(shown.difference_from))
+    if not data.empty:
+        data["series"] = [named(figure.series, label) for label in data["series"]]
+    compared = bool(shown.reduction_from or shown.difference_from)
+    axis: Spec = {}
+    if shown.curve.endswith((".accuracy", ".macro")) and not compared and not shown.normalise:
+        axis = {"axis": {"labelExpr": "format(100 * datum.value, '.6~g') + ' %'"}}
+    if ends:
+        axis["scale"] = {"domain": ends, "nice": False}
+    encoding = style.by_look(looks, figure.series)
+    shape = encoding.pop("shape")
 
-    If some runs end earlier, the mean continues over the remaining runs, thin and without a range.
-    """
-    for index, (label, look) in enumerate(look_of.items()):
-        # Other lines can have points at other places; those are no gaps in this one.
-        seeds = frame.loc[:, [column[0] == label for column in frame.columns]].dropna(how="all")
-        if seeds.empty:
-            continue
-        if window > 1:
-            axes.plot(seeds.index, seeds.mean(axis=1), color=look.colour, alpha=0.3, linewidth=0.7)
-            seeds = seeds.apply(smoothed, window=window)
-        every = max(1, len(seeds) // 8)
-        mean, whole = seeds.mean(axis=1), seeds.notna().all(axis=1)
-        axes.plot(
-            seeds.index,
-            mean.where(whole),
-            color=look.colour,
-            linestyle=look.dash,
-            marker=look.marker,
-            # Lines that coincide show their markers in turn.
-            markevery=(index * every // len(look_of), every),
-            markeredgewidth=0,
-            label=style.shown(label),
-        )
-        if seeds.shape[1] > 1:
-            if intervals is not None:
-                half = intervals[label].reindex(seeds.index)
-                low, high = (mean - half).where(whole), (mean + half).where(whole)
-            else:
-                low, high = (seeds.agg(end, axis=1).where(whole) for end in ("min", "max"))
-            axes.fill_between(seeds.index, low, high, color=look.colour, alpha=0.15, linewidth=0)
-        if not whole.all():
-            beside = ~whole.shift(-1, fill_value=True) | ~whole.shift(1, fill_value=True)
-            rest = mean.where(~whole | beside)
-            axes.plot(seeds.index, rest, color=look.colour, linestyle=look.dash, linewidth=0.6)
+    def layer(field: str, mark: str, more: Mapping[str, Spec] = {}, **options: object) -> Spec:
+        about = {"type": mark, "clip": True, **options}
+        return {"mark": about, "encoding": {"y": quantity(field, **axis), **more}}
+
+    layers = [
+        layer("low", "area", {"y2": {"field": "high"}}, opacity=0.15),
+        layer("mean", "line", strokeWidth=0.6),
+        layer("whole", "line"),
+        layer("marked", "point", {"shape": shape}, filled=True, size=22, opacity=1),
+    ]
+    if figure.smoothing > 1:
+        layers.insert(1, layer("raw", "line", strokeWidth=0.7, opacity=0.3))
+    if compared:
+        layers.insert(0, style.line(y=0))
+    title = "communication round" if figure.over == "rounds" else "local epochs"
+    return panel(heading, columns, data, layers, {"x": whole_numbers("x", title), **encoding})
 
 
-# ---------------------------------------------------------------- points and bars
+# ---------------------------------------------------------------- points
 def points(sheet: ItemJob, figure: Points, runs: Runs) -> pd.DataFrame:
     """Return one line per run that did not diverge: its labels on the axes shown, its seed, the measure."""
-    lines: list[tuple[str, str, int, float]] = []
+    rows: list[tuple[str, str, int, float]] = []
     for cell, record in finished(sheet, runs):
-        found = measure(figure.measure).of(record)
-        if found:
+        if found := measure(figure.measure).of(record):
             series = cell.labels[figure.series] if figure.series else ""
             (value,) = found.values()
-            lines.append((series, cell.labels[figure.along], cell.seed, value))
-    return pd.DataFrame(lines, columns=["series", figure.along, "seed", "value"])
+            rows.append((series, cell.labels[figure.along], cell.seed, value))
+    return pd.DataFrame(rows, columns=["series", figure.along, "seed", "value"])
 
 
-def _draw_points(sheet: ItemJob, figure: Points, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    numbers = points(sheet, figure, results.record)
-    canvas, ((axes,),) = style.canvas(1)
-    along = sheet.axes[figure.along]
-    series = sheet.axes[figure.series] if figure.series else ("",)
-    looks = style.looks(series, figure.series, sheet.cells)
-    for index, (label, look) in enumerate(looks.items()):
-        seeds = numbers[numbers["series"] == label].groupby(figure.along)["value"]
-        mean, low, high = (getattr(seeds, what)().reindex(along) for what in ("mean", "min", "max"))
-        ranges = [mean - low, high - mean]
-        if figure.kind == "points":
-            axes.errorbar(
-                along,
-                mean,
-                yerr=ranges,
-                color=look.colour,
-                linestyle=look.dash,
-                marker=look.marker,
-                capsize=3,
-                label=style.shown(label),
-            )
-        else:
-            width = 0.84 / len(looks)
-            bars = axes.bar(
-                np.arange(len(along)) + (index - (len(looks) - 1) / 2) * width,
-                mean,
-                width,
-                yerr=ranges,
-                color=look.colour,
-                hatch=look.hatch,
-                edgecolor="white",
-                ecolor=style.GREY,
-                capsize=2,
-                label=style.shown(label),
-            )
-            # Bars start at zero, where small differences are hard to see.
-            axes.bar_label(bars, fmt="%.1f", fontsize=style.SMALL, padding=2, rotation=90)
-            axes.set_xticks(range(len(along)), along)
-            axes.grid(visible=False, axis="x")
-    axes.set_xlabel(figure.label)
-    axes.set_ylabel(measure(figure.measure).label)
-    axes.margins(x=0.08 if figure.kind == "points" else 0.02, y=0.12)
-    if figure.series:
-        style.legend(canvas, [axes], figure.series)
-    return canvas, numbers
+def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
+    """Draw the mean of each series along an axis, with the range over seeds."""
+    numbers = points(sheet, figure, runs)
+    labels = sheet.axes[figure.series] if figure.series else ("",)
+    encoding = style.by_look(style.looks(labels, figure.series, sheet.cells), figure.series)
+    shape, dash = encoding.pop("shape"), encoding.pop("strokeDash")
+    data = numbers.groupby(["series", figure.along], sort=False)["value"].agg(["mean", "min", "max"])
+    data = data.rename_axis(["series", "along"]).reset_index()
+    data["series"] = [named(figure.series, label) for label in data["series"]]
+    y = quantity("mean", measure(figure.measure).label)
+    x: Spec = {"field": "along", "type": "ordinal", "title": figure.label, "axis": {"labelAngle": 0}}
+    x["sort"] = list(sheet.axes[figure.along])
+    layers: list[Spec] = [
+        {"mark": "line", "encoding": {"y": y, "strokeDash": dash}},
+        {"mark": "rule", "encoding": {"y": {**y, "field": "min"}, "y2": {"field": "max"}}},
+        {
+            "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
+            "encoding": {"y": y, "shape": shape},
+        },
+    ]
+    return [[panel([], 1, data, layers, {"x": x, **encoding})]], numbers
 
 
 # ---------------------------------------------------------------- ranking
@@ -429,48 +375,45 @@ def ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> pd.DataFrame:
     """
     measured = Measured(measure=figure.measure, gain_over={figure.rows: figure.difference_from})
     table = Table(rows=figure.rows, columns=figure.series, measures=(measured,))
-    lines = [
-        (cell.row, cell.column, cell.gain, *(cell.gain_interval or (math.nan, math.nan)), len(cell.gains))
+    rows = [
+        (cell.row, cell.column, cell.gain, *(cell.gain_interval or (np.nan, np.nan)), len(cell.gains))
         for cell in cells(sheet.model_copy(update={"table": table}), runs, Published())
         if cell.gains
     ]
     names = [figure.rows, figure.series, "difference", "low", "high", "seeds"]
-    numbers = pd.DataFrame(sorted(lines), columns=names)
+    numbers = pd.DataFrame(sorted(rows), columns=names)
     order = numbers.groupby(figure.rows)["difference"].mean()
     return numbers.sort_values(
         figure.rows, key=lambda rows: -rows.map(order), kind="stable", ignore_index=True
     )
 
 
-def _draw_ranking(sheet: ItemJob, figure: Ranking, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    numbers = ranking(sheet, figure, results.record)
+def draw_ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> Drawn:
+    """Draw differences below one another; each panel has its own scale, as some are much larger."""
+    numbers = ranking(sheet, figure, runs)
     rows, series = list(dict.fromkeys(numbers[figure.rows])), sheet.axes[figure.series]
-    canvas, (panels,) = style.canvas(len(series))
-    canvas.set_figheight(1.2 + 0.24 * len(rows))
-    # Each panel has its own scale: differences can be much larger in one than in another.
-    for axes, label in zip(panels, series, strict=True):
-        shown = numbers[numbers[figure.series] == label]
-        style.heading(axes, [named(figure.series, label)], len(series))
-        axes.axvspan(-figure.margin, figure.margin, color=style.GREY, alpha=0.15, linewidth=0)
-        axes.axvline(0, color=style.GREY, linewidth=0.8)
-        axes.errorbar(
-            shown["difference"],
-            [rows.index(row) for row in shown[figure.rows]],
-            xerr=[(shown["difference"] - shown[end]).abs().fillna(0.0) for end in ("low", "high")],
-            color=style.INDIGO,
-            marker="o",
-            linestyle="none",
-            capsize=2,
-        )
-        axes.set_yticks(range(len(rows)), rows if axes is panels[0] else [""] * len(rows))
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(f"difference from {figure.difference_from}, points")
-    return canvas, numbers
+    title = f"difference from {figure.difference_from}, points"
+    colour = {"value": style.INDIGO}
+    panels: list[Spec] = []
+    for label in series:
+        y: Spec = {"field": figure.rows, "type": "nominal", "title": None, "sort": rows}
+        y["axis"] = {"labelLimit": 0, "labels": not panels}
+        ends = {"x": quantity("low", title), "x2": {"field": "high"}, "y": y, "color": colour}
+        middle = {"x": quantity("difference", title), "y": y, "color": colour}
+        layers = [
+            style.line(x=-figure.margin, x2=figure.margin),
+            style.line(x=0),
+            {"mark": "rule", "encoding": ends},
+            {"mark": {"type": "point", "filled": True, "size": 40, "opacity": 1}, "encoding": middle},
+        ]
+        shown, heading = numbers[numbers[figure.series] == label], [named(figure.series, label)]
+        panels.append(panel(heading, len(series), shown, layers, height=22 * max(len(rows), 1)))
+    return [panels], numbers
 
 
 # ---------------------------------------------------------------- images of each class at each client
-def class_counts(sheet: ItemJob, figure: Bubbles, results: Results) -> pd.DataFrame:
-    """Return the number of images of each panel, client and class, for the first seed."""
+def draw_bubbles(sheet: ItemJob, figure: Bubbles, results: Results) -> Drawn:
+    """Draw the number of images of each panel, client and class as an area, for the first seed."""
     first = min(cell.seed for cell in sheet.cells)
     counts: dict[str, pd.DataFrame] = {}
     for cell in sheet.cells:
@@ -479,20 +422,118 @@ def class_counts(sheet: ItemJob, figure: Bubbles, results: Results) -> pd.DataFr
             data = load_prepared(spec.dataset, results.data(spec.dataset))
             counts[cell.labels[figure.columns]] = pd.DataFrame(partition(spec.division, data).counts)
     images = pd.DataFrame({"images": pd.concat(counts).stack()})
-    return images.rename_axis(["panel", "client", "class"]).reset_index()
+    numbers = images.rename_axis(["panel", "client", "class"]).reset_index()
+    scale = {"domain": [0, int(numbers["images"].max())], "range": [0, 220]}
+    circle = {
+        "mark": {"type": "circle", "color": style.INDIGO, "opacity": 0.75},
+        "encoding": {"size": {"field": "images", "type": "quantitative", "scale": scale, "legend": None}},
+    }
+    x, y = whole_numbers("client", "client", padding=12), whole_numbers("class", "class", padding=12)
+    panels = [
+        panel([label], len(counts), numbers[numbers["panel"] == label], [circle], {"x": x, "y": y})
+        for label in counts
+    ]
+    return [panels], numbers
 
 
-def _draw_bubbles(sheet: ItemJob, figure: Bubbles, results: Results) -> tuple[Canvas, pd.DataFrame]:
-    numbers = class_counts(sheet, figure, results)
-    panels = dict(iter(numbers.groupby("panel", sort=False)))
-    canvas, (all_axes,) = style.canvas(len(panels))
-    for axes, (label, shown) in zip(all_axes, panels.items(), strict=True):
-        areas = 160 * shown["images"] / numbers["images"].max()
-        axes.scatter(shown["client"], shown["class"], areas, color=style.INDIGO, alpha=0.75, linewidth=0)
-        style.heading(axes, [str(label)], len(panels))
-        axes.set_xlabel("client")
-        axes.set_ylabel("class")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(integer=True))
-        axes.margins(0.08)
-    return canvas, numbers
+# ---------------------------------------------------------------- histograms
+def spread(sheet: ItemJob, figure: Histogram, runs: Runs) -> pd.DataFrame:
+    """Return the shown numbers: panel, seed, layer (or block) and value.
+
+    Raises:
+        FltrainError: if a record has none in that round, or not one per layer or block.
+    """
+    rows: list[tuple[str, int, str, float]] = []
+    for cell, record in finished(sheet, runs):
+        found = curve(record, figure.curve)
+        if diverged(record) and figure.round not in found.index:
+            continue
+        if figure.round not in found.index or "" in found:
+            why = (
+                "it has one number for each round"
+                if "" in found
+                else f"it has numbers for the rounds {found.index.min()} to {found.index.max()}"
+            )
+            raise FltrainError(
+                f"{sheet.id}: {record.run_id} has no {figure.curve!r} by layer for round "
+                f"{figure.round}; {why}"
+            )
+        label = cell.labels[figure.columns] if figure.columns else ""
+        values = found.transpose()[figure.round].dropna()
+        rows += [(label, cell.seed, str(part), float(value)) for part, value in values.items()]
+    return pd.DataFrame(rows, columns=["panel", "seed", "part", "value"])
+
+
+def draw_histogram(sheet: ItemJob, figure: Histogram, runs: Runs) -> Drawn:
+    """Draw the number of layers by value, with the same bins in all panels; seeds count together."""
+    numbers = spread(sheet, figure, runs)
+    labels = sheet.axes[figure.columns] if figure.columns else ("",)
+    edges = np.histogram_bin_edges(numbers["value"], bins="auto")
+    x = quantity("start", figure.label or figure.curve.rpartition(".")[2])
+    panels: list[Spec] = []
+    for label in labels:
+        values = numbers.loc[numbers["panel"] == label, "value"]
+        counted, _ = np.histogram(values, edges)
+        bars = pd.DataFrame({"start": edges[:-1], "end": edges[1:], "layers": counted})
+        skewness = f"skewness {float(skew(values)):+.2f}" if values.nunique() > 1 else ""
+        y = quantity("layers", "number of layers", axis={"tickMinStep": 1}, scale={"zero": True})
+        ends = {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"datum": 0}}
+        layers = [
+            {"mark": {"type": "rect", "color": style.INDIGO, "stroke": "white"}, "encoding": ends},
+            style.line(x=values.median(), color=style.VERMILION, strokeDash=[6, 3], strokeWidth=1.8),
+        ]
+        heading = [label, f"round {figure.round}", skewness]
+        panels.append(panel(heading, len(labels), bars if len(values) else values.to_frame(), layers))
+    return [panels], numbers
+
+
+# ---------------------------------------------------------------- selected steps
+def selections(record: Record) -> pd.DataFrame:
+    """Return every local step of a run: round, client, step (from 0), selected or not, number of steps.
+
+    Raises:
+        FltrainError: if no steps were selected in the run.
+    """
+    rows = record.rows("ecgr")
+    if not rows and not diverged(record):
+        raise FltrainError(f"{record.run_id} selects no steps; add the plug-in 'ecgr' to its spec")
+    found = [
+        (row["round"], int(client), step, step in chosen, steps)
+        for row in rows
+        for client, steps in row["steps"].items()
+        for chosen in [set(row["selected"][client])]
+        for step in range(steps)
+    ]
+    return pd.DataFrame(found, columns=["round", "client", "step", "selected", "steps"])
+
+
+def draw_selected_steps(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Drawn:
+    """Draw rounds across and local steps from below; the numbers are every step of every client."""
+    if figure.columns == SEEDS:
+        records = [(f"seed {cell.seed}", record) for cell, record in finished(sheet, runs)]
+    else:
+        records = list(first_of_each(sheet, figure.columns, runs))
+    found = {label: steps for label, record in records if len(steps := selections(record))}
+    if not found:
+        raise NothingToShow
+    numbers = pd.concat([steps.assign(panel=label) for label, steps in found.items()], ignore_index=True)
+    clients = sorted(map(int, numbers["client"].unique()))
+    if len(clients) > MOST_CLIENTS:
+        raise FltrainError(
+            f"{sheet.id}: a figure of selected steps shows up to {MOST_CLIENTS} clients, but there are "
+            f"{len(clients)}; choose runs with fewer"
+        )
+    panels: list[list[Spec]] = []
+    for client in clients:
+        panels.append([])
+        for label, steps in found.items():
+            rounds, own = int(steps["round"].max()), steps[steps["client"] == client]
+            table = own.pivot(index="step", columns="round", values="selected").astype(float)
+            codes = table.reindex(columns=range(1, rounds + 1)).fillna(-1).to_numpy(int)[::-1]
+            last = client == clients[-1]
+            x = whole_numbers("", "communication round" if last else None, domain=[0.5, rounds + 0.5])
+            x["axis"] = {**x["axis"], "labels": last}
+            y = whole_numbers("", f"client {client}", domain=[0.5, len(codes) + 0.5])
+            heading = [label] if client == clients[0] else []
+            panels[-1].append(style.raster(heading, len(found), codes, STEPS, 46, x, y))
+    return panels, numbers[["panel", "round", "client", "step", "selected"]]

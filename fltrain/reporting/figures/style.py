@@ -1,4 +1,4 @@
-"""Style of figures: a fixed place for each method, sizes that can be read in print, common parts of panels.
+"""Style of figures: a fixed place for each method, and the parts of Vega-Lite that all charts share.
 
 The rule for colours. A method has one place in all figures: a colour, a dash and a marker (``PLACES``), so
 that no two differ by colour alone. FedAvg is black and solid; local training alone is grey. A method
@@ -17,121 +17,77 @@ colour blindness all of them, and black, are at least 17 apart in CIELAB.
 
 from __future__ import annotations
 
-import math
+import base64
+import io
+import json
 import textwrap
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, to_hex, to_rgb
-from matplotlib.figure import Figure as Canvas
-from matplotlib.font_manager import get_font_names
-from matplotlib.image import AxesImage
+import numpy as np
+import pandas as pd
+from matplotlib.colors import to_hex, to_rgb
+from PIL import Image
 
 from fltrain.experiments.layout import Cell, named
 
-MILLIMETRE = 1 / 25.4
-PAGE = 180.0
-"""Width of a figure in millimetres; at this width, texts are printed in the font sizes below."""
-PANEL = 75.0
-"""Maximum width of one of several panels in millimetres."""
-SINGLE = 115.0
-"""Width of a single panel in millimetres."""
-SMALL = 7.5
-"""Font size of secondary text."""
-TIE = "\N{NO-BREAK SPACE}"
-GREY = "#5b6675"
+Spec = dict[str, Any]
+"""A part of a Vega-Lite specification."""
 
-CJK = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "WenQuanYi Zen Hei",
-    "PingFang SC",
-    "Microsoft YaHei",
-)
-"""Fonts for Chinese, Japanese and Korean labels, of which figures use those that are installed."""
-
-
-def families(installed: Collection[str]) -> list[str]:
-    """Return the fonts of figures; the first one that has a letter shows it."""
-    return ["DejaVu Sans", *(font for font in CJK if font in installed)]
-
-
-STYLE: dict[Any, Any] = {
-    "font.family": families(get_font_names()),
-    "font.size": 8.5,
-    "axes.titlesize": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e3e7ec",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.handlelength": 3.2,  # long enough for the longest dash
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4.5,
-    "hatch.linewidth": 0.6,
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "fltrain",
-}
-
-Dash: TypeAlias = "str | tuple[float, tuple[float, ...]]"
+PAGE, PANEL, SINGLE = 680, 283, 435
+"""Widths of a figure, of one of several panels, and of a single one, in pixels: 180, 75 and 115 mm."""
+AXIS = 70
+"""Width of the labels of a vertical axis, and of the space next to it, in pixels."""
+GREY, MISSING = "#5b6675", "#d5dae1"
 
 
 class Look(NamedTuple):
-    """Colour, dash and marker of a line; bars have the colour and a hatch that goes with the dash."""
+    """Colour, dash (lengths in pixels) and marker of a line."""
 
     colour: str
-    dash: Dash = "-"
-    marker: str = "o"
-
-    @property
-    def hatch(self) -> str:
-        """Pattern of a bar."""
-        return HATCHES.get(self.dash, "\\\\\\")
+    dash: tuple[int, ...]
+    marker: str
 
 
 BLACK, LOCAL = "#000000", "#8c8c8c"
 INDIGO, VERMILION, SKY, GREEN, ORANGE = "#332288", "#d55e00", "#56b4e9", "#117733", "#e69f00"
 VIOLET, WINE, PINK, ROSE = "#7b4fa3", "#882255", "#cc79a7", "#cc6677"
 COLOURS = (INDIGO, VERMILION, SKY, GREEN, ORANGE, VIOLET, WINE, PINK, ROSE)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*", "d")
+UP, DOWN, LEFT, RIGHT = "triangle-up", "triangle-down", "triangle-left", "triangle-right"
+MARKERS = ("circle", "square", UP, "diamond", DOWN, "cross", LEFT, RIGHT)
 # Methods are solid, dash-dotted or dotted, plug-ins dashed.
-SOLID, DASH_DOTTED, DOTTED = "-", "-.", ":"
-DASHED, LONG_DASHED, DASH_DOT_DOTTED = (0, (4, 1.5)), (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1))
-HATCHES: dict[Dash, str] = {SOLID: "", DASH_DOTTED: "///", DOTTED: "..."}
+SOLID, DASH_DOTTED, DOTTED = (1, 0), (7, 2, 2, 2), (2, 2)
+DASHED, LONG_DASHED, DASH_DOT_DOTTED = (6, 3), (12, 3), (8, 2, 2, 2, 2, 2)
 
 PLACES = {
-    "fedavg": Look(BLACK, SOLID, "o"),
-    "local": Look(LOCAL, SOLID, "v"),
-    "fedprox": Look(SKY, SOLID, "s"),
-    "scaffold": Look(GREEN, SOLID, "^"),
-    "fednova": Look(ORANGE, SOLID, "D"),
-    "feddyn": Look(VIOLET, SOLID, "v"),
-    "moon": Look(PINK, SOLID, "P"),
-    "fedavgm": Look(INDIGO, SOLID, "X"),
-    "fedsol": Look(ROSE, SOLID, "<"),
-    "fedrs": Look(WINE, SOLID, ">"),
-    "fedlc": Look(ORANGE, DASH_DOTTED, "p"),
-    "fedacg": Look(GREEN, DASH_DOTTED, "h"),
-    "fedopt": Look(SKY, DASH_DOTTED, "d"),
-    "fed2": Look(VERMILION, SOLID, "v"),
-    "fedma": Look(ORANGE, DOTTED, "^"),
-    "perfedavg": Look(ROSE, DASH_DOTTED, "D"),
-    "fedamp": Look(GREEN, DOTTED, "d"),
-    "fedbn": Look(SKY, DOTTED, "p"),
-    "ditto": Look(INDIGO, DOTTED, "o"),
-    "fedproto": Look(INDIGO, DASH_DOTTED, "s"),
-    "gpfl": Look(PINK, DASH_DOTTED, "p"),
-    "fedgh": Look(VIOLET, DASH_DOTTED, "h"),
-    "fedfcd": Look(VERMILION, DASH_DOTTED, "X"),
-    "flfa": Look(VERMILION, DASHED, "*"),
-    "ecgr": Look(VIOLET, DASH_DOT_DOTTED, "X"),
-    "fedimpro": Look(WINE, LONG_DASHED, "P"),
+    "fedavg": Look(BLACK, SOLID, "circle"),
+    "local": Look(LOCAL, SOLID, DOWN),
+    "fedprox": Look(SKY, SOLID, "square"),
+    "scaffold": Look(GREEN, SOLID, UP),
+    "fednova": Look(ORANGE, SOLID, "diamond"),
+    "feddyn": Look(VIOLET, SOLID, DOWN),
+    "moon": Look(PINK, SOLID, "cross"),
+    "fedavgm": Look(INDIGO, SOLID, "cross"),
+    "fedsol": Look(ROSE, SOLID, LEFT),
+    "fedrs": Look(WINE, SOLID, RIGHT),
+    "fedlc": Look(ORANGE, DASH_DOTTED, "circle"),
+    "fedacg": Look(GREEN, DASH_DOTTED, "circle"),
+    "fedopt": Look(SKY, DASH_DOTTED, "diamond"),
+    "fed2": Look(VERMILION, SOLID, "circle"),
+    "fedma": Look(ORANGE, DOTTED, UP),
+    "perfedavg": Look(ROSE, DASH_DOTTED, "diamond"),
+    "fedamp": Look(GREEN, DOTTED, "diamond"),
+    "fedbn": Look(SKY, DOTTED, "circle"),
+    "ditto": Look(INDIGO, DOTTED, "circle"),
+    "fedproto": Look(INDIGO, DASH_DOTTED, "square"),
+    "gpfl": Look(PINK, DASH_DOTTED, "circle"),
+    "fedgh": Look(VIOLET, DASH_DOTTED, "circle"),
+    "fedfcd": Look(VERMILION, DASH_DOTTED, "cross"),
+    "flfa": Look(VERMILION, DASHED, DOWN),
+    "ecgr": Look(VIOLET, DASH_DOT_DOTTED, "cross"),
+    "fedimpro": Look(WINE, LONG_DASHED, "square"),
 }
 """Place of each method and plug-in; ``place`` returns one for other names."""
 
@@ -203,80 +159,152 @@ def _variants(look: Look, count: int) -> Iterator[Look]:
         yield Look(to_hex((red, green, blue)), dashes[(index - 1) % len(dashes)], marker)
 
 
-# ---------------------------------------------------------------- canvas
-def canvas(columns: int, rows: int = 1, height: float | None = None) -> tuple[Canvas, list[list[Axes]]]:
-    """Return a figure of ``rows`` times ``columns`` panels, no wider than a page.
+# ---------------------------------------------------------------- parts of charts
+CONFIG: Spec = {
+    "font": "DejaVu Sans, Verdana, Noto Sans CJK SC, PingFang SC, Microsoft YaHei, sans-serif",
+    "view": {"stroke": None},
+    "concat": {"spacing": 14},
+    "axisY": {"minExtent": 40},
+    "axis": {"gridColor": "#e3e7ec", "titleFontWeight": "normal", "labelFontSize": 10, "titleFontSize": 11},
+    "title": {"fontSize": 11, "fontWeight": "normal", "anchor": "start"},
+    "legend": {"orient": "top", "title": None, "labelFontSize": 11, "labelLimit": 0, "symbolSize": 90},
+    "line": {"strokeWidth": 1.8},
+}
 
-    The default ``height`` of a panel, in millimetres, follows from its width.
+
+def quantity(field: str | None = None, title: str | None = None, **more: Any) -> Spec:
+    """Return the encoding of a number, on an axis that need not contain zero."""
+    source = {} if field is None else {"field": field}
+    return {**source, "type": "quantitative", "title": title, "scale": {"zero": False}, **more}
+
+
+def whole_numbers(field: str, title: str | None, **scale: Any) -> Spec:
+    """Return the encoding of a whole number, such as a round."""
+    axis = {"tickMinStep": 1, "tickCount": 6, "format": "d"}
+    return quantity(field, title, axis=axis, scale={"zero": False, "nice": False, **scale})
+
+
+def by_look(looks: Mapping[str, Look], series: str | None = None) -> dict[str, Spec]:
+    """Return the encodings that give the column ``series`` its looks, with one legend."""
+    names = [named(series, label) for label in looks]
+    # As many in a line as fit: about 50 pixels for the symbol and 7 for each character.
+    columns = max(1, PAGE // (50 + 7 * max(map(len, names), default=0)))
+    channels = {"color": "colour", "strokeDash": "dash", "shape": "marker"}
+    return {
+        channel: {
+            **{"field": "series", "type": "nominal", "sort": None, "title": None},
+            "scale": {"domain": names, "range": [getattr(look, part) for look in looks.values()]},
+            "legend": {"columns": columns, "symbolOpacity": 1} if len(names) > 1 else None,
+        }
+        for channel, part in channels.items()
+    }
+
+
+def line(color: str = GREY, **ends: Any) -> Spec:
+    """Return a line at ``x`` or ``y``, or a band from ``x`` to ``x2``; other options are the mark's."""
+    at = {channel: {"datum": ends.pop(channel)} for channel in ("x", "x2", "y") if channel in ends}
+    mark = {"type": "rect", "opacity": 0.15} if "x2" in at else {"type": "rule"}
+    others = dict.fromkeys(("x", "y", "color", "strokeDash"))  # not those of the panel
+    return {"data": {"values": [{}]}, "mark": {**mark, "color": color, **ends}, "encoding": {**others, **at}}
+
+
+def panel(
+    heading: Iterable[str],
+    columns: int,
+    data: pd.DataFrame,
+    layers: Sequence[Spec] = (),
+    encoding: Mapping[str, Spec] = {},
+    height: int = 0,
+) -> Spec:
+    """Return one of ``columns`` panels side by side; it says so if there are no data.
+
+    Args:
+        heading: parts of its title, with commas between them.
+        columns: number of panels in its row.
+        data: the numbers.
+        layers: marks.
+        encoding: encodings that the layers share.
+        height: height in pixels, without title and axis (default: by its width).
     """
     width = panel_width(columns)
-    height = height or min(0.6 * width + 16, 70)
-    size = (width * columns * MILLIMETRE, height * rows * MILLIMETRE)
-    figure = Canvas(figsize=size, layout="constrained")
-    grid: list[list[Axes]] = figure.subplots(rows, columns, squeeze=False).tolist()
-    return figure, grid
+    lines = textwrap.wrap(", ".join(filter(None, heading)), (width - 20) // 6)
+    common = {"title": {"text": lines}, "width": width - AXIS, "height": height or round(0.6 * width)}
+    if data.empty:
+        text = {"type": "text", "text": "no run", "color": GREY}
+        return {**common, "data": {"values": [{}]}, "mark": text}
+    values = json.loads(data.to_json(orient="records", double_precision=12))
+    return {**common, "data": {"values": values}, "encoding": dict(encoding), "layer": list(layers)}
 
 
-def panel_width(columns: int) -> float:
-    """Return the width in millimetres of one of ``columns`` panels side by side."""
-    return SINGLE if columns == 1 else min(PANEL, PAGE / columns)
+def panel_width(columns: int) -> int:
+    """Return the width in pixels of one of ``columns`` panels side by side, with its labels."""
+    return SINGLE if columns == 1 else min(PANEL, PAGE // columns)
 
 
-def heading(axes: Axes, parts: Iterable[str], columns: int) -> None:
-    """Write the title of one of ``columns`` panels side by side; lines break after parts, without a comma."""
-    # A character is about 1.6 mm wide; the labels of the vertical axis take 10 mm.
-    fitting = int((panel_width(columns) - 10) / 1.6)
-    tied = ", ".join(part.replace(" ", TIE) for part in parts if part)
-    lines = textwrap.wrap(tied, fitting, break_long_words=False, break_on_hyphens=False)
-    filled = [textwrap.fill(line.replace(TIE, " ").removesuffix(","), fitting) for line in lines]
-    axes.set_title("\n".join(filled), loc="left")
+def figure(rows: Sequence[Sequence[Spec]]) -> Spec:
+    """Return the specification of a figure from rows of panels."""
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "config": CONFIG,
+        "background": "white",
+        "vconcat": [{"hconcat": list(row)} for row in rows],
+    }
 
 
-def shown(label: str) -> str:
-    """Return a label that legends show: Matplotlib hides those that begin with an underscore."""
-    return f"\N{WORD JOINER}{label}" if label.startswith("_") else label
+def footnote(spec: Spec, text: str) -> Spec:
+    """Return the figure with a note below all panels."""
+    width = max(sum(one["width"] + AXIS for one in row["hconcat"]) for row in spec["vconcat"])
+    lines = textwrap.wrap(text, width // 6)
+    note = {"text": lines, "orient": "bottom", "fontSize": 10, "color": GREY, "offset": 12}
+    return {**spec, "title": note}
 
 
-def legend(figure: Canvas, panels: Iterable[Axes], series: str = "") -> None:
-    """Name the lines of all panels, once each, above them; numbers come with their axis, ``series``."""
-    lines: dict[str, Any] = {}
-    for axes in panels:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            lines.setdefault(named(series, name), handle)
-    if lines:
-        # As many in a line as fit: about 18 mm for the stroke and gaps and 1.8 mm for each character.
-        width = figure.get_figwidth() / MILLIMETRE
-        columns = min(len(lines), max(1, int(width / (18 + 1.8 * max(map(len, lines))))))
-        figure.legend(list(lines.values()), list(lines), loc="outside upper left", ncols=columns)
-        make_room(figure, 4.5 * math.ceil(len(lines) / columns))
+def pixels(colours: np.ndarray[Any, Any], size: int) -> str:
+    """Return colours ``[height, width, 3]`` from 0 to 255 as the address of an image.
+
+    Each becomes a square of at least ``size`` pixels, because renderers blur small images.
+    """
+    file = io.BytesIO()
+    Image.fromarray(colours.astype(np.uint8)).resize(
+        (colours.shape[1] * size, colours.shape[0] * size), Image.Resampling.NEAREST
+    ).save(file, "png")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def footnote(figure: Canvas, text: str) -> None:
-    """Write a note below all panels."""
-    # A character is about 1.4 mm wide.
-    lines = textwrap.wrap(text, int(figure.get_figwidth() / MILLIMETRE / 1.4))
-    figure.supxlabel("\n".join(lines), fontsize=SMALL, color=GREY, x=0.01, ha="left")
-    make_room(figure, 3.2 * len(lines))
+def raster(
+    heading: Iterable[str],
+    columns: int,
+    codes: np.ndarray[Any, Any],
+    names: Mapping[str, str],
+    height: int,
+    x: Spec,
+    y: Spec,
+) -> Spec:
+    """Return a panel with a rectangle for each number in a table, by colour.
 
-
-def make_room(figure: Canvas, millimetres: float) -> None:
-    """Make a figure higher to fit texts, so that panels keep their size."""
-    figure.set_figheight(figure.get_figheight() + millimetres * MILLIMETRE)
-
-
-def image(
-    axes: Axes, shown: Any, colours: Colormap, ends: tuple[float, float], **placement: Any
-) -> AxesImage:
-    """Draw an array by colour between two ``ends``; masked values stay grey."""
-    axes.set_facecolor("#d5dae1")
-    axes.grid(visible=False)
-    low, high = ends
-    placement |= {"aspect": "auto", "interpolation": "nearest"}
-    return axes.imshow(shown, cmap=colours, vmin=low, vmax=high, **placement)
-
-
-def no_runs(axes: Axes) -> None:
-    """Write into an empty panel that no run exists."""
-    axes.text(0.5, 0.5, "no run", transform=axes.transAxes, ha="center", va="center", color=GREY)
-    axes.grid(visible=False)
-    axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+    Args:
+        heading: parts of its title.
+        columns: number of panels in its row.
+        codes: places in ``names`` ``[down, across]``; -1 for none.
+        names: colours by name, for the legend.
+        height: height in pixels.
+        x: encoding of the horizontal axis, which ends at its ``domain``.
+        y: encoding of the vertical axis.
+    """
+    colours = np.array([[round(255 * part) for part in to_rgb(one)] for one in (*names.values(), MISSING)])
+    scale = {"domain": list(names), "range": list(names.values())}
+    some = list(names)[:: max(1, len(names) // 10)]
+    legend = {"columns": 10, "values": some, "symbolType": "square", "symbolOpacity": 1}
+    encoding = {
+        **{name: {**one, "datum": one["scale"]["domain"][0]} for name, one in (("x", x), ("y", y))},
+        "color": {"field": "name", "type": "nominal", "sort": None, "legend": legend, "scale": scale},
+    }
+    image = {
+        **{"type": "image", "url": pixels(colours[codes], max(1, 1000 // max(codes.shape)))},
+        **{"x": 0, "y": 0, "width": panel_width(columns) - AXIS, "height": height},
+        **{"align": "left", "baseline": "top", "aspect": False},
+    }
+    axes: Spec = {"mark": {"type": "square", "opacity": 0}, "encoding": encoding}
+    return panel(
+        heading, columns, pd.DataFrame({"name": list(names)}), [axes, {"mark": image}], height=height
+    )
