@@ -231,20 +231,6 @@ def growing(method: FedMA | None = None, *plugins: object, **settings: object) -
     )
 
 
-def spare_at_start(federation: Simulation) -> Tensor:
-    """Mask of the weights of spare neurons."""
-    parts = {
-        slot.name: torch.ones(slot.shape, dtype=torch.bool) for slot in federation.model.layout.parameters
-    }
-    for index, name in enumerate(LAYERS):
-        outputs = (*WIDTHS, CLASSES)[index]
-        inputs, wide = (WIDTHS[index - 1], CAPACITIES[index - 1]) if index else (1, 1)
-        each = parts[f"{name}.weight"].shape[1] // wide
-        parts[f"{name}.weight"][:outputs, : inputs * each] = False
-        parts[f"{name}.bias"][:outputs] = False
-    return torch.cat([part.flatten() for part in parts.values()])
-
-
 def sources_of(federation: Simulation, layer: int) -> Tensor:
     """The client neurons that each neuron of a layer was merged from, ``[clients, width]``."""
     (state,) = (state for state in federation.server.states.values() if "sources" in state)
@@ -352,16 +338,6 @@ def test_fixed_layers_are_posterior_means() -> None:
             server[f"{name}.bias"][used], biases[used] / precision, rtol=1e-5, atol=1e-7
         )
         assert not weights[~used].any() and not server[f"{name}.bias"][~used].any()
-
-
-def test_the_first_round_trains_as_federated_averaging() -> None:
-    """Spare neurons change neither the start nor the steps, up to rounding."""
-    federation, plain = growing(), simulation(FedAvg(), fraction=1.0, trainer=Tracing, **SETTINGS)
-    federation.round(0)
-    plain.round(0)
-    spare = spare_at_start(federation)
-    for wide, narrow in zip(federation.trainer.updates, plain.trainer.updates, strict=True):
-        torch.testing.assert_close(wide.weights[~spare], narrow.weights, rtol=1e-4, atol=1e-6)
 
 
 def test_growth_is_reported_and_bounded() -> None:

@@ -128,21 +128,6 @@ def test_attacks_depend_on_their_seed_and_change_no_global_generator(
 
 
 @EACH_ATTACKER
-def test_targets_are_attacked_independently(
-    settings: dict[str, Any], victim: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets, chosen = victim(smooth(5)), Attack(**{**settings, "steps": 4})
-    together = invert(victim, targets, (1, 8, 8), chosen)
-    monkeypatch.setattr(inversion, "TOGETHER", 2)
-    apart = invert(victim, targets, (1, 8, 8), chosen)
-    alone = invert(victim, targets[3:4], (1, 8, 8), chosen)
-    torch.testing.assert_close(apart.images, together.images, atol=1e-3, rtol=0)
-    torch.testing.assert_close(alone.images[0], together.images[3], atol=1e-3, rtol=0)
-    assert not torch.allclose(together.images[0], together.images[3], atol=1e-2)
-    assert together.before.shape == together.loss.shape == (5,)
-
-
-@EACH_ATTACKER
 @pytest.mark.parametrize(("channels", "side"), [(3, 13), (1, 28), (1, 4)])
 def test_images_of_any_size_and_colour(settings: dict[str, Any], channels: int, side: int) -> None:
     images = smooth(2, channels, side)
