@@ -355,7 +355,7 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
     shown = sheet.table.measures if sheet.table else ()
     multiples = [one.relative_to for one in shown if one.measure == test.measure and one.relative_to]
     if multiples and not test.relative:
-        return f" times {', '.join(multiples[0].values())}"
+        return f" × {', '.join(multiples[0].values())}"
     if test.relative or not test.measure:
         return " %" if test.relative else ""
     unit = measure(test.measure).unit

@@ -252,7 +252,7 @@ def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).evidence.startswith("mean +23.33 points [")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("mean +0.4538 times none [")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("mean +0.4538 × none [")
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
