@@ -37,7 +37,7 @@ def train(
 
     Args:
         spec: settings as in a YAML file of ``fltrain train``, for example ``{"dataset": "digits", ...}``.
-        results: folder for data and the record.
+        results: folder for data, partitions and the record.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads.
         again: train the run even if it has a record.

@@ -19,7 +19,7 @@ def verify(
     ] = None,
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Check datasets, records and tables in RESULTS.
+    """Check datasets, partitions, records and tables in RESULTS.
 
     Tables are compared with the records. The command prints a line for each problem and ends with exit code 2
     if there is one. Stale records and leftovers of interrupted processes are listed, but they are not

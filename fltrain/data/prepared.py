@@ -1,4 +1,4 @@
-"""Prepared datasets: their files, and the checks when they are read; partitions of their images."""
+"""Prepared datasets and partitions: their files, and the checks when they are read."""
 
 from __future__ import annotations
 
@@ -204,18 +204,19 @@ def _contact_sheet(arrays: Mapping[str, NDArray[Any]], classes: int, path: Path)
 
 @dataclass(frozen=True)
 class Partition:
-    """Index arrays into the training split, one per client, and the digest of indices, sizes and counts.
+    """Index arrays into the training split, one per client, and the digest of all arrays of its file.
 
     With local test splits, ``tests`` holds the test images of each client, and all indices refer to
     ``PreparedData.merged``. ``validation`` holds the validation images, if there are any: of each client with
-    local test splits, else one array. ``counts`` are training images by client and class, ``[M, C]``.
+    local test splits, else one array. ``arrays`` are those of the file: indices and sizes of each kind, and
+    ``counts``, the training images by client and class ``[M, C]``.
     """
 
     clients: list[Indices]
     digest: str
     tests: list[Indices] | None = None
     validation: list[Indices] | None = None
-    counts: Indices | None = None
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def partition(division: Division, data: PreparedData) -> Partition:
@@ -228,4 +229,19 @@ def partition(division: Division, data: PreparedData) -> Partition:
         arrays[f"{kind}indices"] = np.concatenate(groups)
         arrays[f"{kind}sizes"] = np.array([len(group) for group in groups], np.int64)
     tests, validation = parts.get("test_"), parts.get("validation_")
-    return Partition(parts[""], digest(arrays), tests, validation, arrays["counts"])
+    return Partition(parts[""], digest(arrays), tests, validation, arrays)
+
+
+def stored_partition(division: Division, data: PreparedData, path: Path) -> Partition:
+    """Return the partition of the images, and store it in a file unless it is there.
+
+    Raises:
+        FltrainError: if the file is damaged or has another partition.
+    """
+    divided = partition(division, data)
+    if not path.exists():
+        write_arrays(path, divided.arrays, {**division.settings, "data": data.digest})
+    _, about = read_arrays(path, "partition")
+    if about["digest"] != divided.digest:
+        raise FltrainError(f"{path}: made from other data or settings; delete it to have it made again")
+    return divided

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
-from fltrain.data.prepared import PreparedData, load_or_prepare, partition
+from fltrain.data.prepared import PreparedData, load_or_prepare, stored_partition
 from fltrain.engine.checkpoint import Checkpoints, Progress
 from fltrain.engine.cuda_graph import CapturedTraining
 from fltrain.engine.local import LocalTraining
@@ -78,7 +78,7 @@ def train(
 
     Args:
         spec: the run.
-        results: the results folder, for the record and data.
+        results: the results folder, for the record, data and partitions.
         execution: settings of the execution.
         again: train the run even if it has a record.
         quiet: write progress to the log file only.
@@ -240,7 +240,7 @@ class _Training:
                 f"{spec.dataset.id!r} has {data.side}; set dataset.image_size"
             )
         extra = {dataset.name: prepared(dataset) for dataset in spec.evaluation.extra}
-        divided = partition(spec.division, data)
+        divided = stored_partition(spec.division, data, results.partition(spec.partition_id))
         trainer = partial(
             CapturedTraining if execution.cuda_graph else LocalTraining,
             workers=execution.workers,

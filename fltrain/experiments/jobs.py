@@ -26,6 +26,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper, place_having
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
+from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_runs
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Jobs:
         hints = [(word, suggest(word, targets, 0.8)) for word in unknown]
         return lines + [f"there is no target {word!r}{hint}" for word, hint in hints if hint]
 
-    # ------------------------------------------------------------ data
+    # ------------------------------------------------------------ data and partitions
     @cached_property
     def datasets(self) -> dict[str, Dataset]:
         """Datasets of the plan by ID."""
@@ -128,6 +129,20 @@ class Jobs:
         """Return settings and revision of a dataset of the plan, or of any dataset in the registry."""
         dataset = self.datasets.get(name) or Dataset.parse({"name": name}, "dataset")
         return {"settings": dataset.prepared.model_dump(mode="json"), "revision": dataset.revision}
+
+    @cached_property
+    def partitions(self) -> dict[str, RunSpec]:
+        """A run of the plan for each partition ID."""
+        return {spec.partition_id: spec for spec in self.plan.specs}
+
+    def partition_files(self) -> list[str]:
+        """Return the files of all partitions."""
+        return [str(self.results.partition(partition)) for partition in self.partitions]
+
+    def partition(self, name: str) -> dict[str, Any]:
+        """Return the settings of a partition, with those of its dataset."""
+        spec = self.partitions[name]
+        return {"dataset": self.dataset(spec.dataset.id), **spec.division.settings}
 
     # ------------------------------------------------------------ runs
     @cached_property
@@ -144,12 +159,16 @@ class Jobs:
 
     @cached_property
     def run_inputs(self) -> dict[str, list[str]]:
-        """Data files of each run, unless it has a record and one of them is missing.
+        """Data and partition files of each run, unless it has a record and one of them is missing.
 
         An imported record needs none. For others, Snakemake would notice that inputs have gone.
         """
-        missing = {file for file in self.data_files() if not Path(file).exists()}
-        inputs = {run: self.data_files(spec.datasets) for run, spec in self.plan.runs.items()}
+        files = [*self.data_files(), *self.partition_files()]
+        missing = {file for file in files if not Path(file).exists()}
+        inputs = {
+            run: [*self.data_files(spec.datasets), str(self.results.partition(spec.partition_id))]
+            for run, spec in self.plan.runs.items()
+        }
         gone = {run for run in self.complete if not missing.isdisjoint(inputs[run])}
         return {run: [] if run in gone else files for run, files in inputs.items()}
 

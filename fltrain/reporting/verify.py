@@ -1,4 +1,4 @@
-"""Verification of a results folder: data, records, and tables against the records. No torch.
+"""Verification of a results folder: data, partitions, records, and tables against the records. No torch.
 
 It changes nothing. It does not check figures, claims and overview pages.
 """
@@ -62,8 +62,9 @@ class Verification:
         self.config = config
         self.chosen = None if scale is None else plan(config, scale)
         self.problems = 0
-        self._counts = dict.fromkeys(("record", "dataset", "table"), 0)
+        self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
         self._data: dict[str, dict[str, Any]] = {}
+        self._partitions: dict[str, str] = {}
         self._damaged: set[str] = set()
 
     def findings(self) -> Iterator[Problem]:
@@ -71,6 +72,7 @@ class Verification:
         root = self.results.root
         parts = (
             self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),
+            self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
             self._each("record", self._finished(), self._check_record),
             self._tables(),
             self._leftovers(),
@@ -99,7 +101,7 @@ class Verification:
             except _UNREADABLE as error:
                 yield Problem(f"{path}: cannot be read ({reason(error)})")
 
-    # ------------------------------------------------------------------------------ data
+    # ------------------------------------------------------------------------------ data and partitions
     def _check_data(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "prepared dataset")
         self._data[path.stem] = about
@@ -118,6 +120,11 @@ class Verification:
             yield Problem(f"{path}: stale: {revisions}", harmless=True)
         elif difference := changed(dataset.entry, about):
             yield Problem(f"{path}: {difference}")
+
+    def _check_partition(self, path: Path) -> Iterator[Problem]:
+        _, about = read_arrays(path, "partition")
+        self._partitions[path.stem] = about["digest"]
+        yield from ()
 
     # ------------------------------------------------------------------------------ records
     def _finished(self) -> Iterator[Path]:
@@ -157,8 +164,11 @@ class Verification:
             if stale := Stale.of(Record(folder)):
                 yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
             return
-        if self._data.get(spec.dataset.id, {}).get("digest", digests["data"]) != digests["data"]:
-            yield Problem(f"{run}: trained on other data than in {self.results.root}; retrain the run")
+        data = self._data.get(spec.dataset.id, {}).get("digest")
+        present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
+        for what, digest in present.items():
+            if digest is not None and digest != digests[what]:
+                yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
 
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Problem]:

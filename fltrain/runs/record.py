@@ -103,6 +103,10 @@ class Results:
         """Path of a prepared dataset."""
         return self.root / "data" / f"{dataset.id}.safetensors"
 
+    def partition(self, partition_id: str) -> Path:
+        """Path of a partition."""
+        return self.root / "partitions" / f"{partition_id}.safetensors"
+
     @property
     def runs(self) -> Path:
         """Folder of all records."""

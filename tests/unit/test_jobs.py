@@ -51,15 +51,19 @@ def jobs(folder: Path, **settings: Any) -> Jobs:
 
 
 def test_complete_records_need_no_data(folder: Path) -> None:
-    """With an imported record, no data are made; where they are, they stay inputs."""
+    """With an imported record, neither data nor partition are made; where they are, they stay inputs."""
     first, second = jobs(folder).plan.runs.values()
     for spec in (first, second):
         trained(spec, folder / "results")
+    data, partitions = (folder / "results" / name for name in ("data", "partitions"))
     assert all(jobs(folder).run_inputs.values())
-    shutil.rmtree(folder / "results" / "data")
+    partitions.rename(folder / "elsewhere")
     (folder / "results" / "runs" / second.run_id / "summary.json").unlink()
     inputs = jobs(folder).run_inputs
-    assert inputs[first.run_id] == [] and len(inputs[second.run_id]) == 1
+    assert inputs[first.run_id] == [] and len(inputs[second.run_id]) == 2
+    (folder / "elsewhere").rename(partitions)
+    shutil.rmtree(data)
+    assert jobs(folder).run_inputs[first.run_id] == []
 
 
 def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +133,8 @@ def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> No
     every = jobs(folder)
     (run,) = every.items["toy/figure1"].run_ids
     record = every.summaries([run])[0]
-    (data,) = every.run_inputs[run]
+    data, partition = every.run_inputs[run]
+    assert partition in every.partition_files()
     assert every.item_inputs("toy/figure1") == {"records": [record]}
     assert every.item_inputs("toy/figure2") == {"records": [data]}
     assert every.item_inputs("other/figure1") == {"records": [record, data]}

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from fltrain.core import files
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import digest
+from fltrain.core.files import digest, read_arrays
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.partition import Division, LocalTest
 from fltrain.data.partition.dirichlet import Dirichlet
@@ -27,6 +27,7 @@ from fltrain.data.prepared import (
     load_prepared,
     partition,
     prepare,
+    stored_partition,
 )
 from fltrain.runs.record import Results
 
@@ -267,6 +268,22 @@ def test_a_partition_follows_its_scheme_and_its_digest_its_settings(digits: Prep
     expected = SCHEME.split(digits.train_labels, digits.classes, 5)
     assert len(plain.clients) == 10 and plain.tests is None and own_tests.tests is not None
     assert all(map(np.array_equal, plain.clients, expected))
+
+
+def test_a_stored_partition_is_checked(digits: PreparedData, tmp_path: Path) -> None:
+    path, own_tests = tmp_path / "partition.safetensors", Division(SCHEME, LocalTest(), 5)
+    for _ in range(2):  # made, then compared
+        made = stored_partition(own_tests, digits, path)
+        assert made.digest == partition(own_tests, digits).digest
+    arrays, about = read_arrays(path, "partition")
+    assert (about["digest"], about["seed"]) == (made.digest, 5)
+    assert np.array_equal(arrays["indices"], np.concatenate(made.clients))
+    assert np.array_equal(arrays["counts"].sum(1), [len(client) for client in made.clients])
+    for other in (Division(SCHEME, None, 5), Division(SCHEME, LocalTest(), 6)):
+        ending = f"made from other data or settings; {AGAIN}"
+        refuses(lambda other=other: stored_partition(other, digits, path), path, ending)
+    flip(path, -1000)
+    refuses(lambda: stored_partition(own_tests, digits, path), path, AGAIN)
 
 
 # ------------------------------------------------------------------------------------ writers

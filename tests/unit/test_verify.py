@@ -85,7 +85,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Three runs, their data, two tables; tests must not change them."""
+    """Three runs, their data and partitions, two tables; tests must not change them."""
     place = Place(tmp_path_factory.mktemp("whole"))
     reported = write_papers(place.root / "config", TOY) / "reported"
     reported.mkdir()
@@ -111,14 +111,14 @@ def verify(place: Place, *arguments: str) -> Any:
 def test_whole_results_are_consistent(whole: Place) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")}
     done = verify(whole)
-    counted = "3 records, 1 dataset, 2 tables: all consistent\n"
+    counted = "3 records, 2 partitions, 1 dataset, 2 tables: all consistent\n"
     assert (done.exit_code, done.stdout) == (0, counted)
     assert {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")} == before, "nothing is changed"
 
 
 def test_records_without_other_files_are_consistent(place: Place) -> None:
-    """As after an import: no data, models or logs. Unfinished runs are ignored."""
-    for folder in ("data", "one"):
+    """As after an import: no data, partitions, models or logs. Unfinished runs are ignored."""
+    for folder in ("data", "partitions", "one"):
         shutil.rmtree(place.results.root / folder)
     for record in place.records:
         (record.folder / "train.log").unlink()
@@ -126,7 +126,7 @@ def test_records_without_other_files_are_consistent(place: Place) -> None:
     started = place.results.run("digits-fedavg-started")
     started.mkdir()
     (started / "train.log").write_text("killed")
-    assert verify(place).stdout == "3 records, 0 datasets, 0 tables: all consistent\n"
+    assert verify(place).stdout == "3 records, 0 partitions, 0 datasets, 0 tables: all consistent\n"
 
 
 def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
@@ -134,12 +134,14 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
     (one.folder / "costs.json").unlink()
     flip(kept.folder / MODELS_FILE, -1)
     flip(other.folder / "metrics.jsonl", 20)
+    damaged, _ = sorted((place.results.root / "partitions").iterdir())
+    flip(damaged, -1)
     place.table("kept").write_text("row\n")
     done = verify(place)
     assert done.exit_code == 2
     *lines, last = done.stdout.splitlines()
-    assert last == "3 records, 1 dataset, 2 tables: 4 problems"
-    starts = (f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
+    assert last == "3 records, 2 partitions, 1 dataset, 2 tables: 5 problems"
+    starts = (damaged, f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
     for start in (*starts, kept.folder / MODELS_FILE, place.table("kept")):
         assert sum(line.startswith(str(start)) for line in lines) == 1, start
     (rest,) = (line for line in lines if line.startswith(str(place.table("table"))))
@@ -218,8 +220,12 @@ def test_damaged_data_and_data_of_another_dataset_are_named(place: Place) -> Non
     place.only("digits-16px.safetensors: holds 'digits'")
 
 
-def test_runs_on_other_data_are_named(place: Place) -> None:
-    """After the data were replaced, the runs on them no longer match."""
+def test_runs_on_other_data_or_partitions_are_named(place: Place) -> None:
+    """After the files were replaced, the runs on them no longer match."""
+    one, other = sorted((place.results.root / "partitions").iterdir())
+    shutil.copyfile(one, other)
+    divided = [found.text for found in place.findings()]
+    assert divided and all("trained on other partition" in text for text in divided)
     data = place.results.data(Dataset(name="digits"))
     arrays, about = read_arrays(data, "prepared data set")
     arrays["train_labels"] = arrays["train_labels"][::-1]

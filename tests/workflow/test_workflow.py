@@ -346,20 +346,22 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
+    divided = {job for job in jobs if job.startswith("partitioning data: ")}
     trained = {job for job in jobs if job.startswith("training ")}
-    assert len(trained) == 3
+    assert (len(divided), len(trained)) == (len({spec.partition_id for spec in changed.plan.specs}), 3)
     assert not {job.split()[-1] for job in trained} & set(changed.plan.runs)
     made = {TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
-    assert set(jobs) == {DATA, *trained, *made}
+    assert set(jobs) == {DATA, *divided, *trained, *made}
     assert "Params have changed" in jobs[DATA]
 
 
 # ---------------------------------------------------------------- targets and restrictions
 @pytest.mark.slow
-def test_a_target_needs_only_its_data(fresh: Checkout) -> None:
-    """Data can be made beforehand, also of other datasets."""
+def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
+    """Data and partitions can be made beforehand, also of other datasets."""
+    divided = {f"partitioning data: {spec.partition_id}" for spec in fresh.plan.specs}
     jobs = fresh.jobs("toy_shares", "all_data", "results/data/mnist.png")
-    assert set(jobs) == {DATA, "preparing dataset mnist", BUBBLES}
+    assert set(jobs) == {DATA, "preparing dataset mnist", *divided, BUBBLES}
 
 
 @pytest.mark.slow

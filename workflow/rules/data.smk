@@ -1,7 +1,8 @@
 rule all_data:
-    """All datasets of the scale: run this where there is internet."""
+    """All datasets and partitions of the scale: run this where there is internet."""
     input:
         JOBS.data_files(),
+        JOBS.partition_files(),
 
 
 rule data:
@@ -21,3 +22,22 @@ rule data:
         "preparing dataset {wildcards.dataset}"
     script:
         "../scripts/data.py"
+
+
+rule partition:
+    """Divide a training split among clients: index arrays with digest and client-by-class counts."""
+    input:
+        data=by(lambda partition: JOBS.data_files([JOBS.partitions[partition].dataset])),
+    output:
+        "results/partitions/{partition}.safetensors",
+    log:
+        "results/logs/partition/{partition}.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        partition=by(JOBS.partition),
+    message:
+        "partitioning data: {wildcards.partition}"
+    script:
+        "../scripts/partition.py"

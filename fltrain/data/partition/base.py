@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +163,17 @@ class Division:
     local_test: LocalTest | None = None
     seed: int = 0
     validation: float = 0.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything except the data that a partition depends on, as plain data."""
+        return {
+            "scheme": self.scheme.model_dump(mode="json"),
+            "revision": self.scheme.revision,
+            "local_test": self.local_test.model_dump(mode="json") if self.local_test else None,
+            "seed": self.seed,
+            "validation": self.validation,
+        }
 
     def parts(
         self, labels: Indices, classes: int, writers: Indices | None = None

@@ -420,7 +420,8 @@ def draw_bubbles(sheet: ItemJob, figure: Bubbles, results: Results) -> Drawn:
         if cell.seed == first:
             spec = RunSpec.recorded(cell.spec, cell.run)
             data = load_prepared(spec.dataset, results.data(spec.dataset))
-            counts[cell.labels[figure.columns]] = pd.DataFrame(partition(spec.division, data).counts)
+            arrays = partition(spec.division, data).arrays
+            counts[cell.labels[figure.columns]] = pd.DataFrame(arrays["counts"])
     images = pd.DataFrame({"images": pd.concat(counts).stack()})
     numbers = images.rename_axis(["panel", "client", "class"]).reset_index()
     scale = {"domain": [0, int(numbers["images"].max())], "range": [0, 220]}
