@@ -208,8 +208,8 @@ class Partition:
 
     With local test splits, ``tests`` holds the test images of each client, and all indices refer to
     ``PreparedData.merged``. ``validation`` holds the validation images, if there are any: of each client with
-    local test splits, else one array. ``arrays`` are those of the file: indices and sizes of each kind, and
-    ``counts``, the training images by client and class ``[M, C]``.
+    local test splits, else one array. A file has ``arrays``: indices and sizes of each kind, and ``counts``,
+    the training images by client and class ``[M, C]``.
     """
 
     clients: list[Indices]

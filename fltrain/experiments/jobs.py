@@ -140,7 +140,7 @@ class Jobs:
         return [str(self.results.partition(partition)) for partition in self.partitions]
 
     def partition(self, name: str) -> dict[str, Any]:
-        """Return the settings of a partition, with those of its dataset."""
+        """Return the settings of a partition and of its dataset."""
         spec = self.partitions[name]
         return {"dataset": self.dataset(spec.dataset.id), **spec.division.settings}
 
