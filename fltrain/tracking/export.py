@@ -2,7 +2,7 @@
 
 There is one experiment per paper with one MLflow run per run ID. The experiment ``tables`` has one MLflow run
 per table or figure, which holds its files, and ``cells`` one per cell of every table, with mean, gain and
-verdict. Each is an ``Entry`` of the store. Tags and descriptions link runs, cells and tables.
+verdict. Each is an ``TrackedRun`` of the store. Tags and descriptions link runs, cells and tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fltrain.runs.measures import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import RecordedRun, membership
-from fltrain.tracking.store import NOTE, UNCHANGED, Entry, Store, writing
+from fltrain.tracking.store import NOTE, UNCHANGED, Store, TrackedRun, writing
 
 if TYPE_CHECKING:
     from mlflow import entities
@@ -145,7 +145,7 @@ class Export:
         return counts
 
     # -------------------------------------------------------------------------------------------------- runs
-    def _of_run(self, store: Store, run: RecordedRun, present: Sequence[entities.Run]) -> Entry:
+    def _of_run(self, store: Store, run: RecordedRun, present: Sequence[entities.Run]) -> TrackedRun:
         """Return the entry of a run; items of other scales stay from its earlier export."""
         record, fields = run.record, run.fields
         before = present[0].data.tags if present else {}
@@ -164,7 +164,7 @@ class Export:
         # before 1970, and takes 0 for none.
         seconds = round(1000 * record.costs["seconds"]["total"])
         end = max(int(1000 * record.written), seconds + 1)
-        return Entry(
+        return TrackedRun(
             experiment=belongs["paper"].split()[0],
             key=record.run_id,
             tags={
@@ -211,7 +211,7 @@ class Export:
 
     def _entries(
         self, store: Store, page: Page, files: Sequence[Path], names: dict[str, Mapping[str, str]]
-    ) -> Iterator[Entry]:
+    ) -> Iterator[TrackedRun]:
         """Yield the entry of a table or figure, and of its cells."""
         ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
         times = ended - 1, ended
@@ -222,7 +222,7 @@ class Export:
         links = [f"[{home}]({opened(store.experiment(home), condition)})" for home in sorted(homes)]
         behind = f"Runs behind it: {', '.join(links)}; its files are under *Artifacts*.\n\n" if links else ""
         note = f"{behind}**{page.title}**\n\n{page.caption}"
-        yield Entry(
+        yield TrackedRun(
             experiment=TABLES,
             key=f"{page.id} ({self.scale})",
             tags={**same, "kind": "item", NOTE: note},
@@ -235,7 +235,7 @@ class Export:
         for cell in read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else ():
             name = _name(cell)
             note = f"{name} of [{page.id}]({_item_address(store, page.id)}), {page.title}."
-            yield Entry(
+            yield TrackedRun(
                 experiment=CELLS,
                 key=f"{page.id}: {name} ({self.scale})",
                 tags={**same, "kind": "cell", "cell": name, **self._cell_tags(cell, names), NOTE: note},

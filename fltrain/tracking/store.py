@@ -46,7 +46,7 @@ REVISION = 10
 
 
 @dataclass(frozen=True)
-class Entry:
+class TrackedRun:
     """The content of an MLflow run: a record, table, figure or cell.
 
     Attributes:
@@ -226,7 +226,7 @@ class Store:
                 found.setdefault(key, []).append(run)
         return found
 
-    def put(self, entry: Entry, present: Sequence[Run] = ()) -> str:
+    def put(self, entry: TrackedRun, present: Sequence[Run] = ()) -> str:
         """Keep, replace or create an MLflow run; return which of them. ``present`` are runs with its key.
 
         A run stays if it has ended, is in the experiment and has the digest of the entry. Its end comes last,
@@ -252,7 +252,7 @@ class Store:
                 self.delete(run)
         return UNCHANGED if fitting else "replaced" if present else "created"
 
-    def _log(self, run: Run, entry: Entry) -> None:
+    def _log(self, run: Run, entry: TrackedRun) -> None:
         """Write parameters, and metrics with their steps, in as few requests as possible."""
         from mlflow.entities import Metric, Param
 
@@ -263,7 +263,7 @@ class Store:
             self.client.log_batch(run.info.run_id, points[:_AT_ONCE], some)
             points = points[_AT_ONCE:]
 
-    def _save(self, run: Run, entry: Entry) -> None:
+    def _save(self, run: Run, entry: TrackedRun) -> None:
         """Copy files to the place where an MLflow server looks for them, or upload them to a server."""
         for file in entry.files:
             if self._artifacts is None:

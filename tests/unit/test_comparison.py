@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -513,7 +514,8 @@ def table_cell(values: Sequence[float], published: float, **changes: Any) -> Tab
 
 def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
     """Its interval comes from the seeds' means: cells of one seed rise and fall together."""
-    gains, titles = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)], {"table1": "Title"}
+    gains, titles = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)], {"table1": "Title", "table2": "Later"}
+    sheets: Any = [SimpleNamespace(id=f"toy/{item}", title=title) for item, title in titles.items()]
     cells = [
         table_cell([60.0] * 3, 60.0, item="table1", row=str(place), plugin="flfa", gains=of_cell)
         for place, of_cell in enumerate(gains)
@@ -521,11 +523,11 @@ def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
     later = [cell.replace(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
     half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
     for confirmed, when in (((), ""), ({"table1"}, ", test decided before the runs")):
-        assert finding("paper", [*cells, *later], titles, confirmed) == (
+        assert finding("paper", [*cells, *later], sheets, (), confirmed) == (
             f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
             f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds{when})."
         )
-    first = finding("paper", [*later, *cells], {**titles, "table2": "Later"}, {"table1"})
+    first = finding("paper", [*later, *cells], sheets, (), {"table1"})
     assert "+3.00 points" in first, "a confirmed item comes first"
     assert main_gain([cell.replace(plugin="") for cell in cells], {}, ()) == "", "rivals are never combined"
     assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles, ()) == "", "a seed is missing"

@@ -707,7 +707,7 @@ def bubbles(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> ItemJob:
     """A figure of two partitions with two seeds each; the runs have no records."""
     monkeypatch.setattr(figures, "load_prepared", lambda *_: None)
     monkeypatch.setattr(
-        figures, "partition", lambda division, _: SimpleNamespace(counts=COUNTS[division.seed])
+        figures, "partition", lambda division, _: SimpleNamespace(arrays={"counts": COUNTS[division.seed]})
     )
     for label, counts in (("few", FEW), ("few", FEW[::-1]), ("many", MANY), ("many", MANY[::-1])):
         runs.divide({"alpha": label}, counts)

@@ -27,7 +27,7 @@ from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import Export, Page, _numbers, in_words
 from fltrain.tracking.server import experiments
-from fltrain.tracking.store import Entry, writing
+from fltrain.tracking.store import TrackedRun, writing
 
 from .helpers import seal, tiny, trained
 
@@ -452,7 +452,7 @@ def test_a_run_can_exceed_the_limits_of_one_request(store: Exports) -> None:
     """MLflow accepts 1,000 values, or 100 parameters of 6,000 characters."""
     params = {f"key{i}": str(i) for i in range(250)}
     metrics = [("loss", step, 1 / step) for step in range(1, 2501)]
-    entry = Entry("long", "long", {}, (5, 9), params=params, metrics=metrics)
+    entry = TrackedRun("long", "long", {}, (5, 9), params=params, metrics=metrics)
     with writing(store.uri, store.folder) as opened:
         opened.put(entry)
     client, ours = store.reader(), store.search("tags.`fltrain.key` = 'long'")[0]

@@ -278,7 +278,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
 
 def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     terminal, _, log = done.output.partition("Complete log(s): ")
-    assert "3 runs to train, 7 other jobs\n" in terminal
+    assert "3 runs to train, 9 other jobs\n" in terminal
     lines = re.findall(r"^\[(\d)/3\] (\S+): ([\d.]+) %, [\d.]+ s; ", terminal, re.MULTILINE)
     assert [number for number, _, _ in lines] == ["1", "2", "3"]
     assert {run: accuracy for _, run, accuracy in lines} == {
