@@ -169,7 +169,7 @@ def _remedy(uri: str, reason: str) -> str:
     if "locked" in reason:
         return "end the program that uses it, then export again"
     if uri.startswith(SQLITE):
-        return "allow writing to it, or delete it: the next export makes it anew from the records"
+        return "allow writing, make room, or delete it: the next export makes it anew from the records"
     if "401" in reason or "403" in reason:
         return "set MLFLOW_TRACKING_TOKEN (or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD)"
     return "start the server or check its address, then export again"

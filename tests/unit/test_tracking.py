@@ -555,7 +555,7 @@ def test_a_database_that_cannot_be_written_is_one_clear_line(tmp_path: Path, mak
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with pytest.raises(FltrainError) as caught:
         nothing(tmp_path).to(uri)
-    remedy = "allow writing to it, or delete it: the next export makes it anew from the records"
+    remedy = "allow writing, make room, or delete it: the next export makes it anew from the records"
     assert str(caught.value) == f"{uri}: cannot write to this MLflow store ({reason}); {remedy}"
 
 
