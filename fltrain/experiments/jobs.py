@@ -269,12 +269,15 @@ class Jobs:
         }
 
 
-def check_command(arguments: Sequence[str]) -> None:
-    """Refuse arguments by which Snakemake would do harm.
+def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
+    """Refuse arguments and a folder that Snakemake would misunderstand.
 
-    It deletes finished runs with all other output (the option can be abbreviated), and runs on this machine
-    if a workflow profile does not exist.
+    It takes words in braces for wildcards, deletes finished runs with all other output (the option can be
+    abbreviated), and runs on this machine if a workflow profile does not exist.
     """
+    path = str(folder.absolute())
+    if "{" in path or "}" in path:
+        raise FltrainError(f"Snakemake cannot run in a path with braces: move {path!r}")
     for word, following in itertools.pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
         if len(name) > len("--delete-") and "--delete-all-output".startswith(name):

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from fltrain import models
+from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import nn
 from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, seeded_torch
@@ -42,7 +43,7 @@ class Model(Component):
 
         Images are ``[n, channels, side, side]``; the blocks before the classifier return ``[n, d]``.
         """
-        raise NotImplementedError
+        raise FltrainError(f"model {self.name!r}: its class has to define blocks or network")
 
     def network(self, channels: int, side: int, classes: int) -> models.network.Network:
         """Return the network with new weights, for images ``[n, channels, side, side]``.

@@ -201,3 +201,8 @@ def test_commands_that_snakemake_would_misunderstand_are_refused(arguments: str,
         assert not problem
     except FltrainError as error:
         assert problem and problem in str(error)
+
+
+def test_a_path_with_braces_is_refused() -> None:
+    with pytest.raises(FltrainError, match=r"path with braces: move '/some/\{a\}/checkout'"):
+        check_command([], Path("/some/{a}/checkout"))

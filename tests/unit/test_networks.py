@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -206,6 +206,15 @@ def test_maps_at_the_cuts_of_fedimpro(case: Case, shapes: dict[int, tuple[int, .
     with torch.no_grad():
         for split, shape in shapes.items():
             assert network.lower(maps, split).shape == (1, *shape)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    class Empty(Model):
+        name: str = "empty"
+        min_side: ClassVar[int] = 1
+
+    with pytest.raises(FltrainError, match="model 'empty': its class has to define blocks or network"):
+        Empty().network(1, 8, 10)
 
 
 def test_unknown_cuts_are_refused() -> None:
