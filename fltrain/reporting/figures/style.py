@@ -80,6 +80,7 @@ PLACES = {
     "perfedavg": Look(ROSE, DASH_DOTTED, "diamond"),
     "fedamp": Look(GREEN, DOTTED, "diamond"),
     "fedbn": Look(SKY, DOTTED, "circle"),
+    "fedper": Look(ROSE, DOTTED, "square"),
     "ditto": Look(INDIGO, DOTTED, "circle"),
     "fedproto": Look(INDIGO, DASH_DOTTED, "square"),
     "gpfl": Look(PINK, DASH_DOTTED, "circle"),
