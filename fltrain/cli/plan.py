@@ -40,8 +40,9 @@ def show_plan(
 ) -> None:
     """Show the runs behind each table and figure, and their costs.
 
-    Costs are the multiply-adds of the runs: exact, from the shapes of their networks, including gradients,
-    tests and all further passes of methods. --gpu and --measure add hours.
+    Costs are the multiply-adds of the runs, counted from the shapes of their networks, with gradients, tests
+    and all further passes of methods. The count is exact for clients of equal size. --gpu and --measure add
+    hours.
     """
     from fltrain.experiments.work import Work
 

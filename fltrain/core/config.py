@@ -90,6 +90,14 @@ def added(default: Any, **constraints: Any) -> Any:
     return Field(default=default, exclude_if=unused, **constraints)
 
 
+class Conflicts(ValueError):
+    """Settings that do not fit together: messages that begin with the path of a setting."""
+
+    def __init__(self, messages: Sequence[str]) -> None:
+        super().__init__("; ".join(messages))
+        self.messages = messages
+
+
 class KnownNames(tuple[str, ...]):
     """Names of the components that a field accepts, in its annotation."""
 
@@ -192,7 +200,14 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
             elif not str(part).startswith("function-"):
                 kinds = [inner for field in fields for inner in nested(field.annotation)] if fields else kinds
                 keys = (*keys, str(part))
-        found.setdefault(keys, _message(fault, kinds, fields))
+        conflicts = fault.get("ctx", {}).get("error")
+        if isinstance(conflicts, Conflicts):
+            for message in conflicts.messages:
+                path, _, what = message.partition(": ")
+                place = (*keys, *path.split("."))
+                found[place] = f"{found[place]}; {what}" if place in found else what
+        else:
+            found.setdefault(keys, _message(fault, kinds, fields))
     return found
 
 

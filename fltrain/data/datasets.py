@@ -155,7 +155,8 @@ class DatasetEntry(Facts):
             mean, std = UNIVERSAL[name]
             width = self.channels or channels or 1
             return Normalisation(mean=(mean,) * width, std=(std,) * width)
-        check_known("unknown normalisation", [name], ["default", *UNIVERSAL, *self.normalisations])
+        known = ["default", *UNIVERSAL, *self.normalisations]
+        check_known("dataset.normalisation: unknown normalisation", [name], known)
         return self.all_normalisations[name]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict
@@ -22,6 +23,14 @@ def _texts(value: Any) -> Any:
     return texts
 
 
+def _number(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        raise ValueError(
+            "is a number: 3 takes the first three seeds of each cell (a scale's file can list seeds)"
+        )
+    return value
+
+
 def _names(value: Any) -> Any:
     return _texts(comma_separated(value) if isinstance(value, str) else value)
 
@@ -36,7 +45,7 @@ class Selection(Settings):
     """
 
     items: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)] = ()
-    seeds: int | None = Field(default=None, ge=1)
+    seeds: Annotated[int | None, BeforeValidator(_number)] = Field(default=None, ge=1)
     where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
 
 

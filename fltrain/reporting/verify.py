@@ -14,6 +14,7 @@ from typing import Any
 
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_arrays
+from fltrain.core.own import places
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import PlannedItem
@@ -175,7 +176,7 @@ class Verification:
         if self.chosen:
             yield from self._tables_of(self.chosen)
             return
-        for path in sorted(self.config.glob("scales/*.yaml")):
+        for path in sorted(path for place in places(self.config) for path in place.glob("scales/*.yaml")):
             if any((self.results.root / path.stem).glob("*/*.csv")):
                 try:
                     planned = plan(self.config, path.stem)

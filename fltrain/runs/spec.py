@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, model_validator
 
-from fltrain.core.config import Settings, added
+from fltrain.core.config import Conflicts, Settings, added
 from fltrain.core.errors import count
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
@@ -191,13 +191,20 @@ class RunSpec(Settings):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        if conflict := next(self._conflicts(), ""):
-            raise ValueError(conflict)
-        self.training.lr_schedule.check(self.rounds)
-        self.dataset.entry.normalisation(self.dataset.normalisation)
-        self.partition.check(self._images, self.dataset.entry.classes or math.inf)
-        if self.dataset.side is not None:
-            self.training.augmentation.check(self.dataset.side)
+        found, side, entry = [*self._conflicts()], self.dataset.side, self.dataset.entry
+        checks: list[Callable[[], object]] = [
+            partial(self.training.lr_schedule.check, self.rounds),
+            partial(entry.normalisation, self.dataset.normalisation),
+            partial(self.partition.check, self._images, entry.classes or math.inf),
+        ]
+        checks += [partial(self.training.augmentation.check, side)] if side is not None else []
+        for check in checks:
+            try:
+                check()
+            except ValueError as error:
+                found.append(str(error))
+        if found:
+            raise Conflicts(found)
         return self
 
     def _conflicts(self) -> Iterator[str]:
@@ -205,7 +212,7 @@ class RunSpec(Settings):
         composition, evaluation, name = self.composition, self.evaluation, self.method.name
         data, entry, needs = self.dataset, self.dataset.entry, self.composition.needs
         if entry.train_images == 0:
-            yield f"dataset {data.name!r} is for testing only; name it in evaluation.extra"
+            yield f"dataset: {data.name!r} is for testing only; name it in evaluation.extra"
         for extra, number in Counter(extra.name for extra in evaluation.extra).items():
             if number > 1:
                 yield f"evaluation.extra: {extra!r} is named twice; leave one out"
@@ -222,7 +229,7 @@ class RunSpec(Settings):
             )
         if data.side is not None and data.side < self.model.min_side:
             yield (
-                f"model {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
+                f"model: {self.model.name!r} needs images of at least {self.model.min_side} pixels, "
                 f"{data.id!r} has {data.side}; set dataset.image_size"
             )
         if self.training.augmentation.flip and not entry.horizontal_flip:
@@ -234,7 +241,7 @@ class RunSpec(Settings):
             for method in composition.methods:
                 if method.needs.schedule and method.needs.schedule.all_clients:
                     yield (
-                        f"method {method.name!r} needs all clients in every round with these settings; set "
+                        f"method: {method.name!r} needs all clients in every round with these settings; set "
                         "participation.fraction to 1"
                     )
         for setting, used in {
@@ -284,9 +291,9 @@ class RunSpec(Settings):
 
     @property
     def _images(self) -> float:
-        """Number of images to be divided over clients; infinite if the registry lacks it."""
+        """Number of images to be divided over clients; infinite if the registry has none."""
         entry = self.dataset.entry
-        if entry.train_images is None or entry.test_images is None:
+        if not entry.train_images or entry.test_images is None:
             return math.inf
         if self.local_test:
             return entry.train_images + entry.test_images

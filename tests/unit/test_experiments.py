@@ -474,6 +474,11 @@ def test_an_empty_condition_does_not_select_everything(empty: Yaml) -> None:
         select(**empty)
 
 
+def test_seeds_of_a_selection_are_a_number() -> None:
+    with pytest.raises(FltrainError, match="test: seeds: is a number: 3 takes the first three seeds of each"):
+        select(seeds=[0, 1, 2])
+
+
 def cells(planned: Plan) -> list[tuple[str, ...]]:
     """Labels and seed of all cells of the first item."""
     return [(*entry.labels.values(), str(entry.seed)) for entry in planned.items[0].entries]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fltrain.core.config import Settings
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import canonical_json, short_hash
+from fltrain.core.strict_yaml import read_settings
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.training import Training
@@ -65,7 +66,7 @@ def refusal(**changes: Any) -> str:
         ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
         ({"plugins": ["flfa", "flfa"]}, "'flfa' is named twice"),
         (
-            {"method": "perfedavg", "training": {"batch_size": 1}},
+            {"method": "perfedavg", "training": {"batch_size": 1}, "local_test": {}},
             "training.batch_size: 'perfedavg' takes 2 different batches for a step",
         ),
     ],
@@ -88,6 +89,35 @@ def test_misspelt_hooks_are_refused() -> None:
         type("Helped", (Method,), {"__module__": __name__, helper: lambda self: None})
 
 
+def test_all_conflicts_are_named_with_their_lines(tmp_path: Path) -> None:
+    written = [
+        "dataset: cifar10",
+        "model: vgg16",
+        "method: fedavg",
+        "partition: {name: iid, clients: 99999}",
+        "evaluation:",
+        "  point: after_local",
+        "  statistics: [separability]",
+        "  extra: [mnist, mnist]",
+        "training:",
+        "  augmentation: {crop_padding: 32}",
+    ]
+    (file := tmp_path / "mine.yaml").write_text("\n".join(written))
+    with pytest.raises(FltrainError) as caught:
+        read_settings(file, RunSpec)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == f"{file}: 4 problems:"
+    wanted = {
+        "line 4: partition.clients: 99999 clients cannot share 50000 training images",
+        "line 6: evaluation.point: 'after_local' tests each client; set local_test",
+        "line 8: evaluation.extra: 'mnist' is named twice; leave one out",
+        "line 10: training.augmentation.crop_padding: 32 pixels around images of 32; use at most 31",
+    }
+    assert [any(line.strip().startswith(one) for line in lines) for one in sorted(wanted)] == [True] * 4, (
+        lines
+    )
+
+
 @pytest.mark.parametrize("name", ["digits", "mnist", "svhn", "organcmnist", "organsmnist", "femnist"])
 def test_flips_are_refused_if_they_change_classes(name: str) -> None:
     message = f"training.augmentation.flip: mirrored images of '{name}' leave their class; set it to false"
@@ -96,7 +126,7 @@ def test_flips_are_refused_if_they_change_classes(name: str) -> None:
 
 
 def test_a_dataset_with_test_images_only_cannot_be_trained_on() -> None:
-    message = "dataset 'cifar10.1-v4' is for testing only; name it in evaluation.extra"
+    message = "dataset: 'cifar10.1-v4' is for testing only; name it in evaluation.extra"
     assert refusal(dataset="cifar10.1-v4") == message
 
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, write_arrays
+from fltrain.core.own import VARIABLE
 from fltrain.data.datasets import Dataset, registry
 from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
@@ -344,3 +345,13 @@ def test_only_the_tables_of_the_chosen_scale_are_checked(place: Place) -> None:
     assert (done.exit_code, "2 tables: all consistent" in done.stdout) == (0, True)
     with pytest.raises(FltrainError, match=r"unknown scale 'otter'; did you mean 'other'\?"):
         verify(place, "--scale", "otter")
+
+
+def test_tables_of_the_own_scales_are_checked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = place.root / "own" / "scales"
+    own.mkdir(parents=True)
+    (place.root / "config" / "scales" / "one.yaml").rename(own / "one.yaml")
+    monkeypatch.setenv(VARIABLE, str(own.parent))
+    assert "2 tables: all consistent" in verify(place).stdout
+    change_cell(place.table(), "mean", "99.0")
+    place.only(place.table(), "differs from its records")
