@@ -19,6 +19,9 @@ OneOrSeveral = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1
 LabelChoice = dict[str, OneOrSeveral]
 """On each axis one label, or any of several. Labels that an item lacks at a reduced scale are ignored."""
 
+Share = Annotated[tuple[float, float], Field(strict=False)]
+"""A share of the rounds, from 0 to 1."""
+
 
 def several(names: OneOrSeveral) -> tuple[str, ...]:
     """Return the names as a tuple, also for a single name."""
@@ -37,6 +40,7 @@ class Quantity(Settings):
         part: the layer or block, if each has a number; the numbers of several parts are added.
         rounds: share of the rounds of a curve that counts: rounds r of R with first < r / R <= second, or if
             there is none, the next one with a value.
+        minus_rounds: the number of a curve is the difference from its mean over this share of the rounds.
         over: the number is the gain over the cell with these labels, or over the mean of several, paired over
             seeds; those cells themselves do not count.
         minus: the number is the difference from the number (or gain) of the cell with these labels, all else
@@ -53,7 +57,8 @@ class Quantity(Settings):
     measure: str | None = None
     curve: str | None = None
     part: OneOrSeveral | None = None
-    rounds: Annotated[tuple[float, float], Field(strict=False)] = (0.0, 1.0)
+    rounds: Share = (0.0, 1.0)
+    minus_rounds: Share | None = None
     over: LabelChoice = {}
     minus: LabelChoice = {}
     at: LabelChoice = {}
@@ -75,10 +80,13 @@ class Quantity(Settings):
     def _one_source(self) -> Self:
         if (self.measure is None) == (self.curve is None):
             raise ValueError("a claim is about either a 'measure' or a 'curve'; name one of them")
-        if not 0 <= self.rounds[0] < self.rounds[1] <= 1:
-            raise ValueError(
-                f"rounds: write two ascending shares of the rounds, from 0 to 1, not {list(self.rounds)}"
-            )
+        for name, share in (("rounds", self.rounds), ("minus_rounds", self.minus_rounds)):
+            if share and not 0 <= share[0] < share[1] <= 1:
+                raise ValueError(
+                    f"{name}: write two ascending shares of the rounds, from 0 to 1, not {list(share)}"
+                )
+        if self.minus_rounds and self.curve is None:
+            raise ValueError("minus_rounds: only a 'curve' has rounds; a measure is one number")
         if self.relative and not self.over:
             raise ValueError("relative: it needs a number to compare with; set 'over'")
         return self

@@ -402,7 +402,9 @@ def _compared(sheet: ItemJob, test: Quantity) -> str:
         if len(others) == 1:
             first[axis] = others.pop()
     gain = f"gain over {text(test.over)}: " if test.over and test.minus else ""
-    return f"{gain}{text(first) or 'others'} minus {text(last)}" if last else ""
+    labels = f"{gain}{text(first) or 'others'} minus {text(last)}" if last else ""
+    shares = ["{:.0%} to {:.0%}".format(*share) for share in (test.rounds, test.minus_rounds) if share]
+    return ", ".join(filter(None, (labels, f"rounds {' minus '.join(shares)}" if test.minus_rounds else "")))
 
 
 # ---------------------------------------------------------------- tests

@@ -370,7 +370,7 @@ def _as_shown(sheet: ItemJob, name: str) -> Measured:
 
 
 def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
-    """Return the mean of a curve over a share of the rounds; None if there is no curve."""
+    """Return the mean of a curve over a share of the rounds, or its change; None if there is no curve."""
     assert test.curve is not None
     try:
         found = curve(record, test.curve)
@@ -380,10 +380,14 @@ def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
     if not set(parts) <= set(found):  # at a reduced scale, the network can be another one
         return None
     values = found[list(parts)].sum(axis=1, skipna=False)
-    first, last = (share * record.summary["rounds"] + 1e-9 for share in test.rounds)
-    later = values[values.index > first]
-    within = later[later.index <= last]
-    return {"": float((later[:1] if within.empty else within).mean())}
+
+    def mean(share: tuple[float, float]) -> float:
+        first, last = (end * record.summary["rounds"] + 1e-9 for end in share)
+        later = values[values.index > first]
+        within = later[later.index <= last]
+        return float((later[:1] if within.empty else within).mean())
+
+    return {"": mean(test.rounds) - (mean(test.minus_rounds) if test.minus_rounds else 0.0)}
 
 
 def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
+from fltrain.experiments.work import network_work
 from fltrain.methods.fed2 import Fed2
 from fltrain.methods.types import Outputs, Update
 from fltrain.models.base import Model, build
@@ -63,6 +64,16 @@ def test_the_class_map_has_groups_of_the_expected_sizes(classes: int, groups: in
 def test_parameters_of_vgg9(settings: dict[str, Any], millions: float) -> None:
     network = adapted(Vgg9(), 32, channels=3, norm="none", meta=True, **settings)
     assert round(sum(parameter.numel() for parameter in network.parameters()) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize(
+    ("model", "share"), [(Vgg9(), 0.36), (MobileNetV1(), 0.64)], ids=["vgg9", "mobilenet"]
+)
+def test_share_of_the_multiply_adds_of_the_plain_network(model: Model, share: float) -> None:
+    networks = [adapted(model, 32, channels=3, meta=True, **one).to("meta") for one in ({}, {"decoupled": 0})]
+    images = torch.zeros(2, 3, 32, 32, device="meta")
+    fed2, plain = (network_work(network, images, 10) for network in networks)
+    assert round((fed2.features + fed2.head) / (plain.features + plain.head), 2) == share
 
 
 def test_shared_layers_have_the_original_initial_weights() -> None:

@@ -480,6 +480,9 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     stem = {**curve, "part": "stem", "at": {"method": "b"}}
     assert runs.judged(stem).estimate == pytest.approx(mean)
     assert runs.judged({**stem, "part": "x"}).evidence == "None of its runs has updates.drift of x."
+    change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
+    assert change.estimate == pytest.approx(mean - 1.5)
+    assert f"(rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20%)" in change.evidence
 
 
 PARTS_OF_RUNS = {
@@ -563,6 +566,8 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
         {"kind": "value", "item": "toy", "curve": "updates.drift"},
         {"kind": "positive", "item": "toy"},
         {"kind": "positive", "item": "toy", "curve": "a.b", "rounds": [0.5, 0.5]},
+        {"kind": "positive", "item": "toy", "curve": "a.b", "minus_rounds": [0.5, 0.2]},
+        {"kind": "positive", "item": "toy", "measure": "fall", "minus_rounds": [0.0, 0.2]},
         {"kind": "positive", "item": "toy", "measure": "fall", "relative": True},
         {**POSITIVE, "over": {"plugin": []}},
         {"kind": "all", "tests": [POSITIVE, {"kind": "tested", "by": "tests/x.py"}]},
