@@ -13,6 +13,7 @@ import itertools
 import json
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
@@ -396,7 +397,8 @@ The true values of these tables are known ([truth](protocol.md#controls),
 ARTIFACT = """\
 # Artefact evaluation
 
-This page shows how to check the published results, and the cost of each check. `docs/generate.py` writes it.
+This page shows how to check the published results of version {version}, and the cost of each check.
+`docs/generate.py` writes it.
 
 ## Hardware and installation
 
@@ -557,7 +559,9 @@ def artifact() -> str:
     heads = ["claim", "make it again", "runs", "hours", "MB", "margin", "expected verdict"]
     known, costs = evidence(), ["make it again", "runs", "hours", "MB"]
     hours = [hours for hours, _ in known.costs.values()]
+    project = tomllib.loads((PAGES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return ARTIFACT.format(
+        version=project["version"],
         papers=by_paper(lambda paper: table(heads, rows) if (rows := known.decided(paper)) else ""),
         count=len(hours),
         hours=sum(hours),

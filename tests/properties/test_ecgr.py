@@ -3,13 +3,16 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fltrain.engine.simulation import Simulation
+from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
@@ -161,6 +164,18 @@ def test_statistics_reaggregated_as_in_the_authors_code_for_fednova(beta: float,
 def test_statistics_cannot_be_reaggregated_without_displacements() -> None:
     with pytest.raises(ValueError, match="buffers: 'reaggregated' needs displacements"):
         Ecgr(buffers="reaggregated", vector="gradient")
+
+
+def test_memory_and_computation_of_the_selection() -> None:
+    """Section 3.3: a client keeps its T local steps, and selects by one product of 2 T^2 P operations."""
+    recording = Ecgr().needs.recording
+    assert recording is not None
+    for steps in (8, 16):
+        with FlopCounterMode(display=False) as counter:
+            finished_update(Ecgr(), drawn(steps, 50))
+        assert counter.get_total_flops() == 2 * steps**2 * 50
+        local = SimpleNamespace(steps=steps, start=torch.zeros(50), buffers=torch.zeros(0))
+        assert Trajectory(recording, local).rows.shape == (steps, 50)
 
 
 def test_steps_that_cancel_out_do_not_change_the_displacement() -> None:
