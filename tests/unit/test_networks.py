@@ -45,6 +45,7 @@ GOLDEN = [
     ("vgg16", {}, 3, 32, 100, 15_291_300, 16),
     ("vgg16", {"fc_layers": 1}, 3, 32, 100, 14_765_988, 14),
     ("mobilenetv1", {}, 3, 32, 10, 3_217_226, 28),
+    ("mobilenetv1", {"stem_stride": 2}, 3, 32, 10, 3_217_226, 28),
     ("mlp", {}, 1, 28, 10, 79_510, 2),
     ("fedavg_cnn", {}, 3, 32, 10, 878_538, 4),
     ("fedavg_cnn", {"padding": 2}, 3, 32, 10, 2_156_490, 4),
@@ -335,6 +336,15 @@ def test_outputs_equal_torchvisions(name: str, options: dict[str, Any], theirs: 
     network.load_state_dict(dict(state))
     with torch.no_grad():
         assert torch.equal(network.eval()(images(3, 64)), original.eval()(images(3, 64)))
+
+
+@pytest.mark.parametrize(("stem_stride", "side"), [(1, 2), (2, 1)])
+def test_total_stride_of_mobilenetv1(stem_stride: int, side: int) -> None:
+    maps, network = images(3, 32), built("mobilenetv1", {"stem_stride": stem_stride}, 3, 32, 10)
+    for name, block in network.named_children():
+        if name.startswith(("stem", "block")):
+            maps = block(maps)
+    assert maps.shape[1:] == (1024, side, side)
 
 
 # ---------------------------------------------------------------- order of operations

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from typing import ClassVar, Literal
 
 from fltrain import models
+from fltrain.core.config import added
 from fltrain.core.lazy import nn
 from fltrain.models.base import NormedModel
 
@@ -19,7 +20,8 @@ BLOCKS = (
 class MobileNetV1(NormedModel):
     """MobileNetV1 for 32 x 32 images: 28 layers, 3,217,226 parameters for 3 channels and 10 classes.
 
-    Stem of stride 1, then separable blocks ``block1`` to ``block13``, of total stride 16. (Fed2)
+    A stem, then separable blocks ``block1`` to ``block13``, of total stride 16; 32 with ``stem_stride: 2``,
+    as in the paper of the network. (Fed2)
     """
 
     name: Literal["mobilenetv1"] = "mobilenetv1"
@@ -29,9 +31,10 @@ class MobileNetV1(NormedModel):
     width_step: ClassVar[int] = 32
 
     norm: Literal["bn", "gn"] = "bn"
+    stem_stride: Literal[1, 2] = added(1)
 
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
-        stem = nn.Conv2d(channels, 32, 3, padding=1, bias=False)
+        stem = nn.Conv2d(channels, 32, 3, self.stem_stride, padding=1, bias=False)
         blocks = {"stem": nn.Sequential(stem, self.norm_layer(32), nn.ReLU())}
         inputs = 32
         for number, (outputs, stride) in enumerate(BLOCKS, start=1):
