@@ -51,8 +51,8 @@ def compare(
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()
     print_table(list(rows[0]), [list(row.values()) for row in rows])
-    for remark in compared.remarks:
-        typer.echo(remark)
+    for note in compared.notes:
+        typer.echo(note)
     if out:
         compared.write(out)
         typer.echo(f"table: {out}")

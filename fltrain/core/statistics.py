@@ -114,14 +114,14 @@ class Sample:
         values: numbers of the seeds.
         floor: smallest believable standard deviation, in the unit of the values: one test image.
         diverged: a run diverged. A chance accuracy in its place says nothing about the spread of other cells.
-        scale: divisor that makes spreads comparable between cells.
+        shares: spreads are comparable between cells as a share of the mean: rounds, times, traffic.
         prior: prior of the spread, see ``moderated``; default: the sample has its own spread.
     """
 
     values: Sequence[float]
     floor: float = 0.0
     diverged: bool = False
-    scale: float = 1.0
+    shares: bool = False
     prior: Prior = Prior()
 
     @property
@@ -130,16 +130,23 @@ class Sample:
         return max(len(self.values) - 1, 0) if all(map(math.isfinite, self.values)) else 0
 
     @property
+    def scale(self) -> float:
+        """Divisor that makes spreads comparable between cells."""
+        mean = float(np.mean(self.values)) if self.shares and self.values else 0.0
+        return abs(mean) if mean and math.isfinite(mean) else 1.0
+
+    @property
     def variance(self) -> float:
         """Variance of the values divided by ``scale``; at least a test image's; 0 without one."""
-        scaled = [value / self.scale for value in self.values]
-        return max(variance(scaled), (self.floor / self.scale) ** 2) if self.df else 0.0
+        scale = self.scale
+        scaled = [value / scale for value in self.values]
+        return max(variance(scaled), (self.floor / scale) ** 2) if self.df else 0.0
 
     @property
     def spread(self) -> Spread:
-        """The moderated spread; a cell with a diverged run has its own."""
+        """The moderated spread; a cell with a diverged run has its own, a single seed has none."""
         own, df, prior = self.variance, self.df, self.prior
-        if not prior.df or self.diverged:
+        if not df or not prior.df or self.diverged:
             return Spread(math.sqrt(own) * self.scale, df)
         share = 1.0 if math.isinf(prior.df) else prior.df / (prior.df + df)
         std = max(math.sqrt(share * prior.variance + (1 - share) * own), self.floor / self.scale)
@@ -185,8 +192,8 @@ def inverse_trigamma(value: float) -> float:
 
 
 # ---------------------------------------------------------------- the contrast
-Place = Literal["inside", "outside", "across"]
-"""Place of an interval against a margin around zero; inside is two one-sided tests."""
+Position = Literal["inside", "outside", "across"]
+"""Position of an interval against a margin around zero; inside is two one-sided tests."""
 
 POWER = 0.8
 """Probability with which a difference of the smallest detectable size is found."""
@@ -195,8 +202,8 @@ MOST_SEEDS = 1000
 """Largest number of seeds that the search for a deciding number of seeds considers."""
 
 
-def against(interval: Interval, margin: float) -> Place:
-    """Return the place of an interval against a margin around zero."""
+def against(interval: Interval, margin: float) -> Position:
+    """Return the position of an interval against a margin around zero."""
     low, high = interval
     if low >= -margin and high <= margin:
         return "inside"
@@ -240,8 +247,8 @@ class Contrast:
         return self.estimate - half, self.estimate + half
 
     @property
-    def place(self) -> Place:
-        """Place of the interval against the margin."""
+    def position(self) -> Position:
+        """Position of the interval against the margin."""
         return against(self.interval, self.margin)
 
     def p_above(self, point: float = 0.0) -> float:

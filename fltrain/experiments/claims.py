@@ -49,8 +49,9 @@ class Quantity(Settings):
         mean_over: axes over which the number (or gain) is averaged.
         relative: the gain is in per cent of the number of its baseline.
 
-    A *place* is a cell of the item without the axes in ``mean_over``. Diverged and missing runs have no
-    number. A gain, a mean or a sum that contains such a run has none, either.
+    A *place* is a cell of the item without the axes in ``mean_over``. A diverged run counts as chance
+    accuracy, or as a target that is never reached; of curves and other measures it has no number, as a
+    missing run. A gain, a mean or a sum that contains a run without a number has none, either.
     """
 
     item: str

@@ -139,6 +139,7 @@ class PlannedItem:
         reduced, figure = self.scale.reduces(self.paper), self.item.figure
         if reduced and isinstance(figure, Curves):  # few rounds, shown as measured
             figure = figure.model_copy(update={"smoothing": 1})
+        spread_by = self.item.table.spread_by if self.item.table else ()
         return ItemJob(
             id=self.id,
             paper=self.paper.title,
@@ -163,6 +164,7 @@ class PlannedItem:
                     seed=entry.seed,
                     run=entry.spec.run_id,
                     methods=tuple(method.name for method in entry.spec.composition.methods),
+                    family=tuple(entry.labels[axis] for axis in spread_by),
                     spec={} if self.trains else entry.spec.canonical,
                 )
                 for entry in self.entries

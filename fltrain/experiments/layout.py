@@ -501,8 +501,9 @@ def measures_of(layout: Table | Figure) -> list[str]:
 class Cell(Settings):
     """One run with its labels on the item's axes, its seed, and its names in the published table.
 
-    ``run`` is the ID of the run, ``methods`` the names of its method and plug-ins, in order. ``spec`` has the
-    settings with their revisions in an item that is made without training.
+    ``run`` is the ID of the run, ``methods`` the names of its method and plug-ins, in order. Only cells with
+    the same ``family`` moderate each other's spreads: labels on the axes of ``Table.spread_by``. ``spec`` has
+    the settings with their revisions in an item that is made without training.
     """
 
     labels: Labels
@@ -510,6 +511,7 @@ class Cell(Settings):
     seed: int
     run: str
     methods: Annotated[tuple[str, ...], Strict(False)] = ()
+    family: Annotated[tuple[str, ...], Strict(False)] = ()
     spec: dict[str, Any] = {}
 
 

@@ -18,8 +18,7 @@ from fltrain.core.floats import average
 from fltrain.core.statistics import (
     LEVEL,
     Interval,
-    Place,
-    Prior,
+    Position,
     Sample,
     against,
     contrast,
@@ -60,7 +59,6 @@ from fltrain.reporting.text import interval_text, markdown_table, p_text, withou
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
-from fltrain.runs.record import Record
 
 ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
@@ -230,9 +228,9 @@ def _of_item(
         case Fails():
             found = _fails(lines, test)
         case OneSided():
-            found = _one_sided(Numbers.of(frame, chosen, sheet, test, runs), test)
+            found = _one_sided(ClaimNumbers.of(frame, chosen, sheet, test, runs), test)
         case Value():
-            numbers = Numbers.of(frame, chosen, sheet, test, runs)
+            numbers = ClaimNumbers.of(frame, chosen, sheet, test, runs)
             found = _value(numbers, sheet, test, statement, cells)
     at = {axis: several(labels) for axis, labels in test.at.items()}
     complete = {axis for axis, labels in at.items() if {*labels} <= axes[axis]}
@@ -275,7 +273,7 @@ INCOMPLETE = "no test: an average takes a number at every place"
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ClaimNumbers:
     """Numbers of a claim.
 
     Attributes:
@@ -298,21 +296,24 @@ class Numbers:
     @classmethod
     def of(
         cls, frame: pd.DataFrame, chosen: pd.Series, sheet: ItemJob, test: Quantity, runs: Runs
-    ) -> Numbers:
+    ) -> ClaimNumbers:
         """Arrange the chosen lines of an item; a place is called by the labels that vary.
 
         Places with the same dataset moderate each other, differences if they also have the same plug-ins,
         but not the same base.
         """
-        axes, lines, records = places(frame), frame[chosen], [runs(cell.run) for cell in sheet.cells]
-        floor = _floor(test, records)
+        axes, lines, compared = places(frame), frame[chosen], bool(test.over or test.minus)
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
         labels = [dict(group.iloc[0][axes].astype(str)) for group in groups]
-        plugins = [group["composition"].iloc[0][1:] if test.over or test.minus else () for group in groups]
+        plugins = [group["composition"].iloc[0][1:] if compared else () for group in groups]
         families = zip((max(group["spread_family"], key=len) for group in groups), plugins, strict=True)
-        own = [
-            Sample(known(group["value"]), floor, bool((group["state"] == DIVERGED).any())) for group in groups
-        ]
+        shares = test.measure is not None and not compared and measure(test.measure).margin.relative
+        own: list[Sample] = []
+        for group in groups:
+            records = [runs(run) for several_runs in group["run"] for run in several_runs.split()]
+            floor = 0.0 if test.relative else resolution(records, test.measure or test.curve or "")
+            diverged = bool((group["state"] == DIVERGED).any())
+            own.append(Sample(known(group["value"]), floor, diverged, shares))
         bases = [tuple(one[axis] for axis in axes if axis not in test.over) for one in labels]
         samples = moderated(own, families, bases if test.over else None)
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
@@ -323,10 +324,10 @@ class Numbers:
             all_chosen += [one] if chosen[group.index[0]] else []
             if chosen[group.index[0]] and sample.values:
                 place = ", ".join(one[axis] for axis in varied) or "all"
-                # One seed decides nothing, whatever the spread of other places.
-                at[place] = sample if len(sample.values) > 1 else replace(sample, prior=Prior())
+                at[place] = sample
                 by_seed[place] = group.set_index("seed")["value"]
         means = pd.DataFrame(by_seed).sort_index().dropna().mean(axis=1)
+        floor = max((sample.floor for sample in at.values()), default=0.0)
         mean = Sample(means.tolist(), floor / math.sqrt(max(len(at), 1)))
         if len(at) == 1:
             mean = replace(next(iter(at.values())), values=mean.values)
@@ -338,16 +339,6 @@ class Numbers:
         estimate, found = average(mean.values) if mean.values else None, contrast(mean)
         untested = Finding("undecided", words, "", estimate, found.interval if found else None)
         return cls(at, mean, all_chosen[0] if len(all_chosen) == 1 else {}, empty > 0, losses, untested)
-
-
-def _floor(test: Quantity, records: Sequence[Record]) -> float:
-    """Return the smallest believable spread of the number over seeds: one test image, for accuracies."""
-    if test.relative:
-        return 0.0
-    if test.measure:
-        return resolution(records, test.measure)
-    images = next((record.test_images for record in records if record.usable), None)
-    return 1 / images if images and test.curve == "evaluation.accuracy" else 0.0
 
 
 def _unit(sheet: ItemJob, test: Quantity) -> str:
@@ -408,7 +399,7 @@ def _compared(sheet: ItemJob, test: Quantity) -> str:
 
 
 # ---------------------------------------------------------------- tests
-def _one_sided(numbers: Numbers, test: OneSided) -> Finding:
+def _one_sided(numbers: ClaimNumbers, test: OneSided) -> Finding:
     """Support a claim if all tests are significant, which needs no correction, and no number is missing.
 
     Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
@@ -452,16 +443,16 @@ def _one_sided(numbers: Numbers, test: OneSided) -> Finding:
     return replace(judged, p_contradicted=least)
 
 
-PLACES: dict[Place, ClaimVerdict] = {
+POSITIONS: dict[Position, ClaimVerdict] = {
     "inside": "supported",
     "outside": "contradicted",
     "across": "undecided",
 }
-"""Verdict on a stated number by the place of the interval of its difference against the margin."""
+"""Verdict on a stated number by the position of the interval of its difference against the margin."""
 
 
 def _value(
-    numbers: Numbers, sheet: ItemJob, test: Value, statement: Statement, cells: Sequence[TableCell]
+    numbers: ClaimNumbers, sheet: ItemJob, test: Value, statement: Statement, cells: Sequence[TableCell]
 ) -> Finding:
     """Judge a stated number: by the verdict of the cell that prints it, else by a contrast of our mean.
 
@@ -476,7 +467,7 @@ def _value(
         mean, margin, ends, p = cell.mean, cell.margin, cell.difference_interval, cell.p
         if test.over:
             text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
-            mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, None
+            mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, cell.gain_p
         shown = f"{text}{_unit(sheet, test)} over {count(n, 'seed')}"
         words += f", as the cell {cell.place} of “{sheet.title}”, which is {said}"
     else:
@@ -504,13 +495,13 @@ def _value(
         return Finding("undecided", shown, f"{words}; {UNTESTABLE}", mean)
     interval = f"ours minus stated {mean - stated:+z.2f} {interval_text(ends, 2, '+')}"
     decision = ", ".join(filter(None, (words, interval, tried)))
-    verdict = PLACES[against(ends, margin)] if whole else "undecided"
+    verdict = POSITIONS[against(ends, margin)] if whole else "undecided"
     around = stated + ends[0], stated + ends[1]
     return Finding(verdict, shown, decision, mean, around, p, p if whole else None)
 
 
 def _printed(
-    numbers: Numbers, sheet: ItemJob, test: Value, cells: Sequence[TableCell], stated: float
+    numbers: ClaimNumbers, sheet: ItemJob, test: Value, cells: Sequence[TableCell], stated: float
 ) -> TableCell | None:
     """Return the cell of the item's table that prints the stated number; None if there is none."""
     table, labels = sheet.table, numbers.labels

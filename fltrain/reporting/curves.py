@@ -1,7 +1,8 @@
 """Interactive curves of a table's or figure's runs: a page with Vega-Lite and all numbers inside. No torch.
 
-The page has the numbers of each cell of the item, seed and round, as they are in the records. All choices of
-the reader are parameters of one Vega-Lite chart. Vega-Lite comes as one file, see ``library``.
+The page has the numbers of each cell of the item, seed and round, as they are in the records: the curve of a
+diverged run ends, because no number stands for its later rounds. All choices of the reader are parameters of
+one Vega-Lite chart. Vega-Lite comes as one file, see ``library``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def write(sheet: ItemJob, runs: Runs, script: Path, path: Path) -> None:
         script: file with ``library``.
         path: the page.
     """
-    shown, step = thinned(points(sheet, runs))
+    shown, step = thinned(numbers(sheet, runs))
     metrics = [name for name in shown.columns if name not in PLACE]
     with_first = shown.dropna(subset=metrics[:1])
     page = TEMPLATES.get_template("curves.html").render(
@@ -59,7 +60,7 @@ def write(sheet: ItemJob, runs: Runs, script: Path, path: Path) -> None:
     write_text(path, page)
 
 
-def points(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
+def numbers(sheet: ItemJob, runs: Runs) -> pd.DataFrame:
     """Return the curves of all finished runs of an item, one row per cell, seed and round.
 
     Accuracies are in per cent.

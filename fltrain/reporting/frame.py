@@ -124,7 +124,6 @@ def values_of(
     # A run without numbers stands in all places that other runs have.
     nothing = dict.fromkeys((label for numbers in found for label in numbers), math.nan)
     nothing = nothing or {UNKNOWN if dimension else "": math.nan}
-    spread_by = sheet.table.spread_by if sheet.table else ()
     lines: list[dict[str, Any]] = []
     for cell, record, numbers in zip(sheet.cells, records, found, strict=True):
         dataset: tuple[str, ...] = ()
@@ -144,7 +143,7 @@ def values_of(
                 "run": cell.run,
                 "state": state,
                 "names": names,
-                "spread_family": (*dataset, label, *(cell.labels[axis] for axis in spread_by)),
+                "spread_family": (*dataset, label, *cell.family),
                 "composition": cell.methods,
                 "value": diverged_as(record) if state == DIVERGED else value,
             }
@@ -153,9 +152,14 @@ def values_of(
 
 
 def resolution(records: Iterable[Record], name: str) -> float:
-    """Return the smallest believable spread of a measure over seeds: one test image, for accuracies."""
-    what = measure(name)
+    """Return the smallest believable spread of a measure or curve over seeds: for accuracies, one test image.
+
+    Curves of other numbers have none.
+    """
     images = next((record.test_images for record in records if record.usable), None)
+    if "." in name:
+        return 1 / images if images and name == "evaluation.accuracy" else 0.0
+    what = measure(name)
     return what.resolution(None if what.dimension else images)
 
 

@@ -269,7 +269,7 @@ def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str], confirmed: 
     if len({len(cell.gains) for cell in gained}) != 1:  # none, or seeds are missing
         return ""
     of_seeds = [average(gains) for gains in zip(*(cell.gains for cell in gained), strict=True)]
-    if (found := contrast(Sample(of_seeds))) is None:
+    if (found := contrast(Sample(of_seeds, measure(gained[0].measure).resolution(None)))) is None:
         return ""
     low, high = found.interval
     averaged = f"mean over {len(gained)} cells of " if len(gained) > 1 else ""

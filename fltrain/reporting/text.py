@@ -64,7 +64,7 @@ def without_tags(text: str) -> str:
 _MATH = """± pm, † dagger, ‡ ddagger, \u00d7 times, · cdot, ∞ infty, ≤ le, ≥ ge, ≠ ne, ≈ approx, ∈ in, √ surd,
 ∑ sum, ∂ partial, → rightarrow, ← leftarrow, ↔ leftrightarrow, ↑ uparrow, ↓ downarrow, ⇒ Rightarrow, ° circ,
 \u00b5 mu, ς varsigma"""
-_TEXT = r"""\ \textbackslash{}, ^ \textasciicircum{}, ~ \textasciitilde{}, — ---,
+_TEXT = r"""\ \textbackslash{}, | \textbar{}, ^ \textasciicircum{}, ~ \textasciitilde{}, — ---,
 … \ldots{}, “ ``, ” '', ß \ss{}, ø \o{}, Ø \O{}, æ \ae{}, Æ \AE{}, ł \l{}, Ł \L{}"""
 _LATEX = {
     **{character: "\\" + character for character in "&%$#_{}"},
@@ -72,6 +72,7 @@ _LATEX = {
         "<": "$<$",
         ">": "$>$",
         "\N{MINUS SIGN}": "$-$",
+        "\N{FRACTION SLASH}": "/",
         "\N{EN DASH}": "--",
         "\N{NO-BREAK SPACE}": "~",
         "\n": " ",
@@ -88,13 +89,20 @@ _ACCENTS = dict(
     )
 )
 """Combining accents and their commands."""
+_FORMS = {"<super>": r"\textsuperscript{%s}", "<sub>": r"\textsubscript{%s}"}
+_FORMS |= {"<fraction>": "%s", "<compat>": "%s"}
+"""Commands for characters that Unicode defines as a form of others, such as \u00b2, \u00bd and \u03d5."""
 _CAPITALS = ["Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"]
 _MINUS = re.compile(r"(?<![\w.,)\]-])-(?=\.?\d)")
 
 
 def latex(text: str) -> str:
-    """Return a text for pdfLaTeX: plain ASCII that needs no package. Unknown characters become their code."""
-    return "".join(_in_latex(character) for character in _MINUS.sub("\N{MINUS SIGN}", text))
+    """Return a text for pdfLaTeX: plain ASCII that needs no package. Unknown characters become their code.
+
+    Braces keep TeX from joining hyphens to a dash.
+    """
+    parts = re.split("(?<=-)(?=-)", _MINUS.sub("\N{MINUS SIGN}", text))
+    return "{}".join("".join(map(_in_latex, part)) for part in parts)
 
 
 def _in_latex(character: str) -> str:
@@ -107,6 +115,8 @@ def _in_latex(character: str) -> str:
         for mark in marks:
             base = rf"\{_ACCENTS[mark]}{{{base}}}"
         return base
+    if form := _FORMS.get(unicodedata.decomposition(character).partition(" ")[0]):
+        return form % latex(unicodedata.normalize("NFKD", character))
     kind, _, name = unicodedata.name(character, "").partition(" LETTER ")
     if kind == "GREEK SMALL" and name.isalpha():
         return "o" if name == "OMICRON" else rf"$\{name.replace('LAMDA', 'LAMBDA').lower()}$"

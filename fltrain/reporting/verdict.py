@@ -105,13 +105,6 @@ Judgeable = tuple[TableCell, RuleInputs]
 """A cell without intervals and verdicts, and the facts to judge it."""
 
 
-def cell_margin(margin: float, published_gain: float | None, points: bool) -> float:
-    """Return the margin of a cell; with a plug-in at most half of the published gain, at least 0.25."""
-    if published_gain is None or not points:
-        return margin
-    return min(margin, gain_margin(published_gain))
-
-
 def gain_margin(published_gain: float) -> float:
     """Return the margin around a published gain: half of it, but at least 0.25 points."""
     return max(LEAST_GAIN_MARGIN, abs(published_gain) / 2)
@@ -130,7 +123,10 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     cells = [(_summarised(cell), inputs) for cell, inputs in cells]
     # An average has another spread than its rows.
     values = moderated(
-        [_values(cell, inputs) for cell, inputs in cells],
+        [
+            Sample(cell.values, inputs.floor, cell.diverged > 0, shares=not inputs.points)
+            for cell, inputs in cells
+        ],
         [(inputs.family, inputs.averaged) for _, inputs in cells],
     )
     gains = moderated(
@@ -164,13 +160,6 @@ def _summarised(cell: TableCell) -> TableCell:
     mean, std = over_seeds(cell.values, cell.over_seeds)
     gain, gain_std = over_seeds(cell.gains)
     return cell.replace(n=len(cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
-
-
-def _values(cell: TableCell, inputs: RuleInputs) -> Sample:
-    """Return the values; spreads of values not in points are comparable as a share of their mean."""
-    mean = float(np.mean(cell.values)) if cell.values else 0.0
-    scale = abs(mean) if mean and math.isfinite(mean) and not inputs.points else 1.0
-    return Sample(cell.values, inputs.floor, cell.diverged > 0, scale)
 
 
 def count_verdicts(verdicts: Iterable[str], order: Iterable[str] = VERDICTS) -> dict[str, int]:
@@ -265,16 +254,16 @@ LABELS: dict[str, Verdict] = {
     "outside": "not reproduced",
     "across": "inconclusive",
 }
-"""Verdict on a value by the place of the interval of its difference against the margin."""
+"""Verdict on a value by the position of the interval of its difference against the margin."""
 
 
 def _labelled(cell: TableCell, inputs: RuleInputs, interval: Interval) -> TableCell:
-    place = against(interval, cell.margin or 0.0)
+    position = against(interval, cell.margin or 0.0)
     return cell.replace(
         difference_low=interval[0],
         difference_high=interval[1],
-        verdict=LABELS[place],
-        side=_side(inputs, interval[0] > 0) if place == "outside" else "",
+        verdict=LABELS[position],
+        side=_side(inputs, interval[0] > 0) if position == "outside" else "",
     )
 
 
@@ -319,7 +308,7 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, valu
         margin=gain_margin(published),
     )
     verdict: GainVerdict = "inconclusive"
-    if found.place == "inside":
+    if found.position == "inside":
         verdict = "size reproduced"
     elif (low > 0 and published > 0) or (high < 0 and published < 0):
         verdict = "direction reproduced"
@@ -331,6 +320,7 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, valu
         gain_verdict=verdict,
         gain_difference_low=found.interval[0],
         gain_difference_high=found.interval[1],
+        gain_p=found.p_outside,
         expected_size=size,
         expected_direction=max(0.0, t_above(ours.quantile - shift, df) - size) if published else 0.0,
         expected_opposite=t_above(ours.quantile + shift, df) if published else 0.0,

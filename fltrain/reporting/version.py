@@ -24,7 +24,11 @@ Items name the cells whose verdict has changed with a later version (``rejudged`
 """
 
 _PACKAGE = Path(__file__).parents[1]
-_FILES = ("core/floats.py", "core/statistics.py", "runs/measures.py", "reporting/**/*.*")
+_FILES = (
+    *("core/floats.py", "core/statistics.py", "runs/measures.py", "runs/today.py", "analysis/*.py"),
+    *("experiments/claims.py", "experiments/layout.py", "experiments/published.py", "reporting/**/*.*"),
+)
+"""Code that decides what pages show."""
 _MARK = re.compile(r'<meta name="fltrain-reporting" content="([^"]+)">')
 
 

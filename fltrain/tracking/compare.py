@@ -68,27 +68,27 @@ class Comparison:
         return list(next(iter(self.conditions.values())))
 
     @property
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Notes below the table: conditions, intervals, and why there are no gains."""
-        remarks = [f"lines also differ in {', '.join(self.dependent)}"] if self.dependent else []
+        notes = [f"lines also differ in {', '.join(self.dependent)}"] if self.dependent else []
         several = len({cell.row for cell in self.cells}) > 1 or len(self.conditions) > 1
         if several and not any(cell.gains for cell in self.cells):
-            remarks.append(
+            notes.append(
                 f"no gains: no two runs with a value agree with {self.baseline!r} in seed and "
                 f"{', '.join([*self.shown, *self.dependent]) or 'all settings'}; restrict these settings "
                 "with --where, or compare them with --over"
             )
         elif self.shown:
-            remarks.append(
+            notes.append(
                 f"only lines with the same {', '.join(self.shown)} are compared; to compare across one of "
                 f"these settings, name it in --over, for example --over method,plugins,{self.shown[-1]}"
             )
         if any(cell.diverged for cell in self.cells):
             counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
-            remarks.append(f"diverged runs {counted}")
+            notes.append(f"diverged runs {counted}")
         if any(cell.gain_interval for cell in self.cells):
-            remarks.append("in brackets: 90 % intervals of gains")
-        return remarks
+            notes.append("in brackets: 90 % intervals of gains")
+        return notes
 
     def _places(self, cell: TableCell) -> dict[str, str]:
         """Return conditions and variant of a cell, by column."""
@@ -212,6 +212,7 @@ def _job(
                 seed=seed,
                 run=run.run_id,
                 methods=tuple(method.name for method in run.spec.composition.methods),
+                family=run.family,
             )
         )
     return ItemJob(

@@ -1,4 +1,8 @@
-"""Recorded runs for MLflow, comparisons and data frames: fields, settings by name, metrics. No torch."""
+"""Recorded runs for MLflow, comparisons and data frames: fields, settings by name, metrics. No torch.
+
+Metrics are those that a run recorded: a diverged run has no final accuracy. Only means over seeds, which
+tables, figures, claims and ``fltrain compare`` take from their frame, count it as chance.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +51,13 @@ class RecordedRun:
         record: its record.
         spec: its settings. The record of a stale run has another run ID than they have today.
         fields: see ``FIELDS``.
+        family: of its cell in the table that was chosen, see ``Cell``; empty if none or several were.
     """
 
     record: Record
     spec: RunSpec
     fields: Mapping[str, str]
+    family: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: Record, memberships: Memberships) -> Self:
@@ -138,7 +144,8 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     declared = {path.stem for place in places(Path(config)) for path in (place / "scales").glob("*.yaml")}
     scales = {scale for scale in declared if (folder.root / scale).is_dir()}
     scales |= {name for one in conditions if one.key == "scale" and not one.excluded for name in one.values}
-    memberships = {scale: plan(Path(config), scale).memberships for scale in sorted(scales)}
+    plans = {scale: plan(Path(config), scale) for scale in sorted(scales)}
+    memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
     for record in folder.records():
         try:
@@ -151,8 +158,12 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             "there are no runs, or only stale ones, see `fltrain status`; train some, or name another folder"
         )
     conditions = _by_id(conditions, {item for run in runs for item in run.fields["items"].split()})
+    named = {name for one in conditions if one.key == "items" and not one.excluded for name in one.values}
+    items = [item for planned in plans.values() for item in planned.items if named == {item.id}]
+    families = {cell.run: cell.family for item in items for cell in item.sheet.cells}
     try:
-        return choose(runs, conditions, lambda run: run.named)
+        chosen = choose(runs, conditions, lambda run: run.named)
+        return [replace(run, family=families.get(run.run_id, ())) for run in chosen]
     except FltrainError as error:
         unknown = sum(run.fields["paper"] == UNASSIGNED for run in runs)
         if unknown and keys & {"paper", "items"} and "scale" not in keys:

@@ -354,6 +354,25 @@ def test_stated_values(runs: Runs, gains: Sequence[float], stated: float, verdic
         assert (found.low, found.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
 
 
+def test_claims_have_the_intervals_of_the_table(runs: Runs) -> None:
+    """Of values in points, and of times, whose spreads are shares of the mean; one place has one seed."""
+    for method, scale in (("a", 1.0), ("b", 3.0), ("c", 10.0), ("d", 40.0)):
+        for seed in range(3):
+            value = scale * (1 + 0.1 * (seed - 1) + 0.01 * scale * seed)
+            runs.add({"method": method, "plugin": "x"}, value, seconds=(value,))
+    runs.add({"method": "e", "plugin": "x"}, 50.0, seconds=(2.0,))
+    for measure in ("final_accuracy", "round_seconds"):
+        sheet = runs.sheet(measures=[{"measure": measure}])
+        for cell in table_cells(sheet, runs.results.record, Published.read(None)):
+            claim = {"kind": "positive", "item": "toy", "measure": measure, "at": {"method": cell.row}}
+            found = runs.judged(claim, sheet=sheet)
+            if cell.row == "e":
+                assert cell.interval is None and pd.isna(found.low) and found.verdict == "undecided"
+            else:
+                assert cell.spread_cells == 4
+                assert (found.low, found.high) == pytest.approx(cell.interval)
+
+
 @pytest.mark.parametrize("stated", [52.0, 50.9, 53.0])
 def test_a_claim_that_states_a_printed_cell_has_its_verdict(
     runs: Runs, tmp_path: Path, stated: float
@@ -380,6 +399,7 @@ def test_a_claim_that_states_a_printed_cell_has_its_verdict(
         (stated + cell.difference_low, stated + cell.difference_high)
     )
     of_gain = runs.judged(gain, 0.5, sheet=sheet, cells={sheet.id: cells})
+    assert of_gain.p == pytest.approx(cell.gain_p)
     assert (of_gain.low, of_gain.high) == pytest.approx(
         (0.5 + cell.gain_difference_low, 0.5 + cell.gain_difference_high)
     )

@@ -1,5 +1,6 @@
 """Comparing runs: choosing, pairing by seed, conditions, curves."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,10 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert list(lines) == ["fedavg 0.1", "fedprox 0.1", "fedavg 0.5", "fedprox 0.5"]
     assert lines["fedprox 0.5"]["gain"] == pytest.approx(-10)
     assert lines["fedprox 0.1"]["gain"] == pytest.approx(8 / 3)
-    remark, intervals = compared.remarks
-    assert "only lines with the same training.lr are compared" in remark
-    assert "--over method,plugins,training.lr" in remark
-    assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).remarks == [intervals]
+    note, intervals = compared.notes
+    assert "only lines with the same training.lr are compared" in note
+    assert "--over method,plugins,training.lr" in note
+    assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).notes == [intervals]
 
 
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     # From 50 to 40 and from 60 to 10.
     assert row["accuracy, %"].startswith("1 of 2 diverged; 25.00")
     assert row["gain over fedavg"] == "-30.00 ± 28.28"
-    assert "diverged runs count as chance accuracy" in compared.remarks
+    assert "diverged runs count as chance accuracy" in compared.notes
     seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
 
@@ -172,33 +173,38 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
 
 
-def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path) -> None:
-    """Values, gains and their intervals; one run diverged."""
+@pytest.mark.parametrize("spread_by", [[], ["skew"]])
+def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: list[str]) -> None:
+    """Values, gains and their intervals; one run diverged. A chosen table has its own families of spreads."""
     plugins = {"base": {"set": {"plugins": []}}, "+ ECGR": {"set": {"plugins": ["ecgr"]}}}
     methods = ["fedavg", "fedprox", "fednova", "fedlc", "moon", "scaffold"]
+    skews = {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in ("0.1", "10.0")}
     measured = {"measure": "final_accuracy", "gain_over": {"plugin": "base"}}
+    layout = {"rows": "method", "columns": "plugin", "panels": "skew", "spread_by": spread_by}
     item = {
         "title": "A toy",
-        "axes": {"method": methods, "plugin": plugins},
-        "table": {"rows": "method", "columns": "plugin", "measures": [measured]},
+        "axes": {"method": methods, "plugin": plugins, "skew": skews},
+        "table": {**layout, "measures": [measured]},
     }
-    config, results = (
-        write_config(tmp_path / "config", {"table": item}, seeds=3),
-        Results(tmp_path / "results"),
-    )
+    config = write_config(tmp_path / "config", {"table": item}, seeds=3)
+    results = Results(tmp_path / "results")
     (planned,) = plan(config, "one").items
     draws = np.random.default_rng(0)
     for entry in planned.entries:
-        lost = entry.labels == {"method": "moon", "plugin": "+ ECGR"} and entry.seed == 1
-        record(results, entry.spec, round(float(draws.uniform(0.5, 0.6)), 3), diverged=lost)
+        lost = entry.labels == {"method": "moon", "plugin": "+ ECGR", "skew": "0.1"} and entry.seed == 1
+        width = 0.1 if entry.labels["skew"] == "0.1" else 0.01
+        record(results, entry.spec, round(float(draws.uniform(0.5, 0.5 + width)), 4), diverged=lost)
     shown = cells(planned.sheet, results.record, Published.read(None))
-    gains = {cell.row: cell for cell in shown if cell.column == "+ ECGR"}
-    frame = fltrain.compare(tmp_path / "results", over=["plugins"], config=config)
-    lines = frame[frame["compared"] == "ecgr"].set_index("method")
-    assert gains.keys() == set(lines.index) == set(methods)
-    for method, cell in gains.items():
-        line = lines.loc[method]
-        assert [line[name] for name in NUMBERS] == [getattr(cell, name) for name in NUMBERS]
+    moderating = {cell.spread_cells for cell in shown if not cell.diverged}
+    assert moderating == ({11, 12} if spread_by else {23}), "without the diverged cell"
+    where = "items=toy/table scale=one"
+    frame = fltrain.compare(tmp_path / "results", where=where, over=["plugins"], config=config)
+    lines = frame.set_index(["method", "partition.alpha", "compared"])
+    for cell in shown:
+        line = lines.loc[cell.row, cell.panel, "none" if cell.column == "base" else "ecgr"]
+        assert [line[name] for name in NUMBERS] == pytest.approx(
+            [math.nan if (number := getattr(cell, name)) is None else number for name in NUMBERS], nan_ok=True
+        )
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_contrast_with_a_margin_is_two_one_sided_tests() -> None:
         above = stats.ttest_1samp(VALUES, 60.5 - margin, alternative="greater").pvalue
         below = stats.ttest_1samp(VALUES, 60.5 + margin, alternative="less").pvalue
         assert (found.p_above(-margin), found.p_below(margin)) == pytest.approx((above, below))
-        assert (found.place == "inside") == (max(above, below) <= 0.05)
+        assert (found.position == "inside") == (max(above, below) <= 0.05)
 
 
 @pytest.mark.parametrize("values", [(), (60.0,), (60.0, 61.0), (60.0, 61.0, NEVER), (60.0, 60.0, 60.0)])
@@ -132,12 +132,6 @@ def test_equal_spreads_are_pooled_and_few_cells_are_not_moderated() -> None:
     pooled = (0.25 * 4 + 0.26 * 4 + 0.24 * 2 + 0.27 * 9) / 19
     assert spreads(*samples) == [Spread(pytest.approx(math.sqrt(pooled)), 19, 4)] * 4
     assert [spread.df for spread in spreads(*samples[:3])] == [4, 4, 2]
-
-
-def test_a_cell_with_one_seed_has_the_spread_of_its_family() -> None:
-    others, single = [sample(square, 2) for square in (0.25, 0.26, 0.24, 0.27)], Sample((60.0,))
-    assert spreads(*others, single)[-1] == Spread(pytest.approx(math.sqrt(0.255)), 8, 4)
-    assert contrast(moderated([single] * 5, [""] * 5)[0]) is None, "with one seed in all cells"
 
 
 def test_diverged_cells_have_their_own_spread_and_change_no_other() -> None:
@@ -218,6 +212,25 @@ def test_verdicts_of_cells(cell: Judgeable, verdict: str, detail: str) -> None:
     assert (found.verdict, found.side or found.reason) == (verdict, detail)
 
 
+def test_one_seed_decides_nothing_whatever_the_spread_of_other_cells() -> None:
+    """Neither the value nor the gains; a single seed changes no other cell."""
+    three = [
+        numbers((60.0, 60.1 + step, 59.9), None, gains=(1.0, 1.1 + step, 0.9), gain_margin=0.5)
+        for step in (0.0, 0.1, 0.2, 0.3)
+    ]
+    single = (
+        numbers((65.0,), gains=(5.0,), gain_margin=0.5),
+        numbers((65.0,), gains=(5.0,), published_gain=9.0),
+    )
+    *others, own, printed = compare([*three, *single])
+    assert all(cell.spread_cells == 4 for cell in others) and others == compare(three)
+    for cell in (own, printed):
+        assert (cell.full_verdict, cell.gain_verdict) == ("inconclusive (one seed)", "inconclusive")
+        assert (
+            cell.interval is cell.difference_interval is cell.gain_interval is cell.spread is cell.p is None
+        )
+
+
 def test_the_spread_of_rounds_is_moderated_as_a_share_of_the_mean() -> None:
     """Cells with tens and with thousands of rounds, all with a deviation of a tenth."""
     cells = [numbers((0.9 * mean, mean, 1.1 * mean), points=False) for mean in (50.0, 5000.0, 70.0, 300.0)]
@@ -291,6 +304,12 @@ def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: st
     values = [60 + gain for gain in gains]
     found = judged(values, gains=gains, published_gain=published, published_gain_stds=(0.1, 0.1))
     assert found.gain_verdict == verdict
+    if found.gain_difference_interval:  # the p value belongs to the interval against the margin
+        low, high = found.gain_difference_interval
+        beyond = low > found.gain_margin or high < -found.gain_margin
+        assert (found.gain_p < 0.05) == beyond
+    else:
+        assert found.gain_p is None
 
 
 @pytest.mark.parametrize(

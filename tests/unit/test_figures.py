@@ -191,7 +191,7 @@ def test_figures_without_runs_are_refused_and_diverged_runs_give_empty_ones(
     for method in ("A", "B"):
         runs.add({"method": method}, DIVERGED)
     spec, numbers = figures.draw(runs.figure(kind=kind, **FIGURES[kind]), runs.results)
-    assert numbers.empty
+    assert numbers.empty == (kind != "points"), "measures count as chance"
     assert "Diverged: A, B." in note(spec)
 
 
@@ -251,15 +251,16 @@ def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:
 
 
 def test_points_are_means_with_the_range_over_seeds(runs: Runs) -> None:
-    gh, fcd = {"4": (0.5, 0.7), "8": (0.4, 0.4)}, {"4": (0.9, 0.8), "8": (0.3,)}
+    gh, fcd = {"4": (0.5, 0.7), "8": (0.4, 0.4)}, {"4": (0.9, 0.8), "8": (0.3, DIVERGED, MISSING)}
     for method, reached in (("fedgh", gh), ("fedfcd", fcd)):
         for classes, finals in reached.items():
             runs.add({"method": method, "classes": classes}, *finals, methods=[method])
     spec, _ = figures.draw(runs.figure(kind="points", **POINTS), runs.results)
     shown = data(panels(spec)[""])
     assert shown[["mean", "min", "max"]].to_numpy().tolist() == [
-        pytest.approx(row) for row in ([60, 50, 70], [40, 40, 40], [85, 80, 90], [30, 30, 30])
-    ]
+        pytest.approx(row) for row in ([60, 50, 70], [40, 40, 40], [85, 80, 90], [20, 10, 30])
+    ], "a diverged run counts as chance among ten classes, as in tables"
+    assert "Diverged runs count as chance." in note(spec)
     scale = panels(spec)[""]["encoding"]["color"]["scale"]
     looks = [style.PLACES["fedgh"], style.PLACES["fedfcd"]]
     assert scale == {"domain": ["fedgh", "fedfcd"], "range": [look.colour for look in looks]}

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import vl_convert
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting import curves, overview, summary
+from fltrain.reporting import curves, overview, summary, version
 from fltrain.reporting.pictures import FOREST_WIDTH, LIMIT, forest, interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
@@ -139,7 +140,7 @@ def test_a_cell_shows_values_per_seed_interval_verdict_and_runs(toy: Toy) -> Non
     row = page.text[page.text.index(Toy.run("FedDyn", "BP", 1)) :].partition("</tr>")[0]
     found = re.findall(r'<td class="text">([^<]*)', row)
     assert found == ["diverged in round 7", "", "aaaaaaaaaa", "cpu, torch 2.12.1, numpy 2.4.6"]
-    assert f'tags."fltrain.run_id" = "{Toy.run("FedAvg", "BP", 0)}"' in page.of("kbd")
+    assert f"attributes.run_name = '{Toy.run('FedAvg', 'BP', 0)}'" in page.of("kbd")
 
 
 COMPARED: dict[str, Any] = {
@@ -229,6 +230,21 @@ def test_pages_of_another_version_are_named(toy: Toy, tmp_path: Path) -> None:
     page.parent.mkdir()
     page.write_text((toy.folder / "paper/table1.html").read_text().replace(reporting_version(), "1-abc"))
     assert outdated_pages(tmp_path) == ["paper/table1.html"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["experiments/published.py", "experiments/claims.py", "runs/today.py", "analysis/class_preference.py"],
+)
+def test_code_that_decides_pages_changes_their_version(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(version._PACKAGE, tmp_path / "fltrain")
+    monkeypatch.setattr(version, "_PACKAGE", copy)
+    before = version.reporting_version.__wrapped__()
+    with (copy / file).open("a") as code:
+        code.write("# changed\n")
+    assert version.reporting_version.__wrapped__() != before
 
 
 def test_missing_files_are_not_linked(tmp_path: Path) -> None:
@@ -481,7 +497,7 @@ def metrics_of(toy: Toy, run: str) -> list[tuple[float, ...]]:
 
 
 def test_a_page_of_many_curves_keeps_every_nth_round(monkeypatch: pytest.MonkeyPatch, toy: Toy) -> None:
-    numbers = curves.points(toy.sheet, toy.results.record)
+    numbers = curves.numbers(toy.sheet, toy.results.record)
     assert curves.thinned(numbers)[1] == 1
     monkeypatch.setattr(curves, "ROWS", len(numbers) // 3)
     kept, step = curves.thinned(numbers)

@@ -189,15 +189,21 @@ def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
     assert shown == {"FedAvg": "1 of 2 diverged; 1 of 2 seeds reach it", "SCAFFOLD": "3"}, "it ranks last"
 
 
-@pytest.mark.parametrize(("gain", "margin"), [(9.0, 1.0), (0.8, 0.4), (0.2, 0.25)])
-def test_the_margin_is_at_most_half_of_the_published_gain(
-    runs: Runs, tmp_path: Path, gain: float, margin: float
+@pytest.mark.parametrize(
+    ("gain", "other", "margin"),
+    [(9.0, "fedavg+flfa", 1.0), (0.8, "fedavg+flfa", 0.4), (0.2, "fedavg+flfa", 0.25), (0.8, "moon", 1.0)],
+)
+def test_the_margin_of_a_plug_in_is_at_most_half_of_the_published_gain(
+    runs: Runs, tmp_path: Path, gain: float, other: str, margin: float
 ) -> None:
+    """A rival method of the base has the margin of any method."""
     published = tmp_path / "table.csv"
     published.write_text(f"plugin,metric,value,note\nBP,acc,50,\nFLFA,acc,{50 + gain},\n")
-    without_and_with(runs)
+    for plugin, methods, accuracies in (("BP", "fedavg", BASE), ("FLFA", other, BETTER)):
+        named = {"plugin": plugin}
+        runs.add({"method": "A", **named}, *accuracies, reported=named, methods=methods.split("+"))
     table = runs.table({**GAIN, "reported": "acc"}, columns="plugin", reduced=False)
-    assert runs.shown(table, published)["FedAvg", "FLFA"].margin == pytest.approx(margin)
+    assert runs.shown(table, published)["A", "FLFA"].margin == pytest.approx(margin)
 
 
 def test_the_spread_is_at_least_one_test_image(runs: Runs) -> None:
@@ -523,6 +529,8 @@ LABELS = {
     "\u4e2d": "{}[U+4E2D]",
     "-0.5 \u2013 1": "$-$0.5 -- 1",
     "A\nB": "A B",
+    "a|b --x": r"a\textbar{}b -{}-x",
+    "m\u00b2 H\u2082 \u00bd \u03f5 \u03d5": r"m\textsuperscript{2} H\textsubscript{2} 1/2 $\epsilon$ $\phi$",
 }
 
 
@@ -603,11 +611,28 @@ def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) 
     page = written(runs, judged)["html"]
     assert "Every cell: values per seed, verdict, runs<" in page
     assert 'class="gain "' in page and 'class="gain bad' not in page, "the verdict has a colour"
-    single = Runs(runs.results.root / "single")
-    single.add({"method": "a"}, 0.5)
-    single.add({"method": "b"}, 0.6)
-    page = written(single, single.table(ACCURACY))["html"]
-    assert "best" not in re.search(r"<tbody>.*?</tbody>", page, re.S)[0], "one seed: no ranks"
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "tied"),
+    [
+        ({"a": (0.5,), "b": (0.6,)}, "", ""),
+        ({"a": (0.6, 0.7), "b": (0.599, 0.702), "c": (0.64, 0.661)}, "", ""),
+        ({"a": (0.6, 0.62, 0.64), "b": (0.6, 0.62, 0.64), "c": (0.5, 0.52, 0.54)}, "a", "b"),
+        ({"a": (0.6, 0.62, 0.64), "b": (0.5, 0.52, 0.54), "c": (0.4,)}, "a", "c"),
+    ],
+    ids=["one seed", "two seeds", "equal lines", "a line of one seed"],
+)
+def test_the_best_beats_only_lines_that_a_test_shows_to_be_worse(
+    runs: Runs, values: dict[str, Sequence[float]], best: str, tied: str
+) -> None:
+    """Without any test, no line is best."""
+    for method, accuracies in values.items():
+        runs.add({"method": method}, *accuracies)
+    page = written(runs, runs.table(ACCURACY))["html"]
+    rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
+    assert "".join(row for row, text in rows.items() if " best" in text) == best
+    assert "".join(row for row, text in rows.items() if "≈" in text) == tied
 
 
 @pytest.mark.parametrize("text", [NASTY, NASTIER], ids=["percent, underscore ...", "caret, tilde, backslash"])

@@ -37,7 +37,16 @@ from fltrain.experiments.layout import (
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import style
 from fltrain.reporting.figures.style import Look, Spec, panel, quantity, whole_numbers
-from fltrain.reporting.frame import NothingToShow, Runs, curve, diverged, finished, first_of_each
+from fltrain.reporting.frame import (
+    NothingToShow,
+    Runs,
+    curve,
+    diverged,
+    finished,
+    first_of_each,
+    measured_values,
+    resolution,
+)
 from fltrain.reporting.tables.cells import cells
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Record, Results
@@ -50,6 +59,7 @@ MOST_CLIENTS = 12
 STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
 VEGA_LITE = "6.1"
 THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
+CHANCE = "Diverged runs count as chance."
 
 Drawn = tuple[list[list[Spec]], pd.DataFrame]
 """Rows of panels, and the numbers that they show."""
@@ -156,8 +166,10 @@ def _notes(sheet: ItemJob, figure: Figure, results: Results) -> list[str]:
             f"Differences from {figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
             f"intervals; grey: {figure.margin:g} points. Intervals are not corrected for the number of "
             "comparisons. Rows are ordered by their mean over the panels, which have their own scales. "
-            "Diverged runs count as chance."
+            + CHANCE
         )
+    if isinstance(figure, Points) and ended and measure(figure.measure).accuracy:
+        notes.append(CHANCE)
     if isinstance(figure, Histogram):
         notes += [f"Dashed: median. Layers of {count(seeds, 'seed')} together."]
     missing = {cell.run for cell in sheet.cells} - set(records)
@@ -211,12 +223,12 @@ def smoothed(values: pd.Series, window: int) -> pd.Series:
     return values.dropna().rolling(window, center=True, min_periods=1).mean()
 
 
-def lines(frame: pd.DataFrame, order: Iterable[str], window: int, intervals: bool) -> pd.DataFrame:
+def lines(frame: pd.DataFrame, order: Iterable[str], window: int, floor: float | None = None) -> pd.DataFrame:
     """Return the drawn lines, a row for each series and place ``x``.
 
     ``mean`` is over the seeds that are left, ``whole`` over all of them, with ``low`` and ``high``: the range
-    of the seeds, or the 90 % interval of the mean. ``raw`` is the mean before smoothing, ``marked`` has about
-    eight places of each line.
+    of the seeds or, with a ``floor`` of the spread, the 90 % interval of the mean. ``raw`` is the mean before
+    smoothing, ``marked`` has about eight places of each line.
     """
     parts: list[pd.DataFrame] = []
     names = list(order)
@@ -228,8 +240,8 @@ def lines(frame: pd.DataFrame, order: Iterable[str], window: int, intervals: boo
         shown = seeds.apply(smoothed, window=window) if window > 1 else seeds
         mean, complete = shown.mean(axis=1), shown.notna().all(axis=1)
         low, high = shown.min(axis=1), shown.max(axis=1)
-        if intervals:
-            found = [contrast(Sample(known(values))) for values in shown.to_numpy()]
+        if floor is not None:
+            found = [contrast(Sample(known(values), floor)) for values in shown.to_numpy()]
             half = pd.Series([one.quantile * one.error if one else np.nan for one in found], mean.index)
             low, high = mean - half, mean + half
         every = max(1, len(shown) // 8)
@@ -258,6 +270,7 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
     else:
         places = [[(one, row) for one in figure.panels] for row in rows]
     frames = [[curves(sheet, figure, one, runs, where) for one, where in line] for line in places]
+    records = [record for _, record in finished(sheet, runs)]
     if figure.series in sheet.axes:
         looks = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
     else:
@@ -277,7 +290,10 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
                     drawn["smoothed"] = frame.apply(smoothed, window=figure.smoothing).unstack()
                 drawn = drawn.rename_axis(names[1:4]).dropna().reset_index()
                 numbers.append(drawn.assign(panel=", ".join(heading))[names])
-            panels[-1].append(_panel_of_curves(figure, one, frame, looks, heading, len(line), ends))
+            # Differences are drawn times 100; rounds are no family, so that each has its own spread.
+            floor = 100 * resolution(records, one.curve) if one.difference_from else None
+            data = lines(frame, looks, figure.smoothing, floor)
+            panels[-1].append(_panel_of_curves(figure, one, data, looks, heading, len(line), ends))
     return panels, pd.concat(numbers[1:] or numbers, ignore_index=True)
 
 
@@ -295,13 +311,12 @@ def _shared_ends(panel: Panel, frames: Iterable[pd.DataFrame]) -> list[float] | 
 def _panel_of_curves(
     figure: Curves,
     shown: Panel,
-    frame: pd.DataFrame,
+    data: pd.DataFrame,
     looks: Mapping[str, Look],
     heading: Iterable[str],
     columns: int,
     ends: list[float] | None,
 ) -> Spec:
-    data = lines(frame, looks, figure.smoothing, bool(shown.difference_from))
     if not data.empty:
         data["series"] = [named(figure.series, label) for label in data["series"]]
     compared = bool(shown.reduction_from or shown.difference_from)
@@ -332,20 +347,17 @@ def _panel_of_curves(
 
 
 # ---------------------------------------------------------------- points
-def points(sheet: ItemJob, figure: Points, runs: Runs) -> pd.DataFrame:
-    """Return one line per run that did not diverge: its labels on the axes shown, its seed, the measure."""
-    rows: list[tuple[str, str, int, float]] = []
-    for cell, record in finished(sheet, runs):
-        if found := measure(figure.measure).of(record):
-            series = cell.labels[figure.series] if figure.series else ""
-            (value,) = found.values()
-            rows.append((series, cell.labels[figure.along], cell.seed, value))
-    return pd.DataFrame(rows, columns=["series", figure.along, "seed", "value"])
+def values_along(sheet: ItemJob, figure: Points, runs: Runs) -> pd.DataFrame:
+    """Return one line per run with a number: its labels on the axes shown, its seed, the measure."""
+    frame = measured_values(sheet, runs, Measured(measure=figure.measure), Published())
+    series = frame[figure.series] if figure.series else ""
+    shown = frame.assign(series=series)[["series", figure.along, "seed", "value"]]
+    return shown.dropna(subset="value", ignore_index=True)
 
 
 def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
     """Draw the mean of each series along an axis, with the range over seeds."""
-    numbers = points(sheet, figure, runs)
+    numbers = values_along(sheet, figure, runs)
     labels = sheet.axes[figure.series] if figure.series else ("",)
     encoding = style.by_look(style.looks(labels, figure.series, sheet.cells), figure.series)
     shape, dash = encoding.pop("shape"), encoding.pop("strokeDash")

@@ -23,7 +23,7 @@ from fltrain.reporting.frame import (
     resolution,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.verdict import Judgeable, RuleInputs, cell_margin, compare
+from fltrain.reporting.verdict import Judgeable, RuleInputs, compare, gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 
@@ -136,9 +136,11 @@ def _cell(
     published_gain = number if of_gain else _difference(printed, theirs)
     # An average of a part of the rows is not the paper's average.
     compared = not sheet.reduced and (average is None or not sheet.restricted)
-    points, around = not what.margin.relative, None
+    points, around, added = not what.margin.relative, None, _added(first) if has_base else ""
     if number is not None and not of_gain and compared:
-        around = cell_margin(what.margin.around(number), published_gain, points)
+        around = what.margin.around(number)
+        if added and published_gain is not None and points:
+            around = min(around, gain_margin(published_gain))
     paper, _, item = sheet.id.partition("/")
     cell = TableCell(
         paper=paper,
@@ -160,7 +162,7 @@ def _cell(
         value_seeds=tuple(valued["seed"]),
         values=values,
         base_values=tuple(lines["base"].dropna()) if has_base else (),
-        plugin=_added(first) if has_base and not average else "",
+        plugin="" if average else added,
         gain_seeds=tuple(gained["seed"]),
         gains=gains,
         published=None if of_gain else number,

@@ -99,7 +99,7 @@ class GridEntry:
         value: sorts the column.
         marks: numbers of the notes below.
         best: no other of our values in the column is better.
-        tied: not shown to be worse than the best one.
+        tied: finite and not shown to be worse than the best one.
         badge: the verdict, if it stands below the value instead of in a column of its own.
     """
 
@@ -184,12 +184,12 @@ def entries_of(
 def _with_best(column: dict[str, GridEntry]) -> dict[str, GridEntry]:
     """Mark the largest of several accuracies in a column, or the smallest of several costs.
 
-    Values that are not shown to be worse are tied: by one-sided tests at 5 %, paired by seed, with Holm's
-    correction. Values without a test, for example infinite ones, are not. Columns with a single seed have no
-    best value.
+    Finite values are tied unless a test shows that they are worse: one-sided at 5 %, paired by seed, with
+    Holm's correction. All tests share the best value, so that spreads are not moderated. A column in which
+    nothing can be tested has no best value.
     """
     own = {row: one.cell for row, one in column.items() if one.kind == "own" and one.value is not None}
-    if len(own) < 2 or any(cell.n < 2 for cell in own.values()):
+    if len(own) < 2:
         return column
     what = measure(next(iter(own.values())).measure)
     if not what.accuracy and not what.margin.relative:
@@ -201,10 +201,15 @@ def _with_best(column: dict[str, GridEntry]) -> dict[str, GridEntry]:
     for row, cell in own.items():
         pairs = zip(cell.value_seeds, cell.values, strict=True)
         if row != best:
-            found = contrast(Sample([sign * (top[seed] - value) for seed, value in pairs if seed in top]))
+            differences = [sign * (top[seed] - value) for seed, value in pairs if seed in top]
+            found = contrast(Sample(differences, what.resolution(None)))
             ps[row] = found.p_above() if found else None
-    corrected = zip(ps, holm([*ps.values()]), strict=True)
-    tied = {row: replace(column[row], tied=p is not None and p >= LEVEL) for row, p in corrected}
+    if all(p is None for p in ps.values()):
+        return column
+    tied = {
+        row: replace(column[row], tied=math.isfinite(own[row].mean or 0.0) and (p is None or p >= LEVEL))
+        for row, p in zip(ps, holm([*ps.values()]), strict=True)
+    }
     return {**column, best: replace(column[best], best=True), **tied}
 
 

@@ -125,6 +125,7 @@ class TableCell(BaseModel):
     gain_margin: Number = _column("margin around the published gain, or around no gain")
     gain_difference_low: Number = _column("lower end of the interval of our gain minus the published one")
     gain_difference_high: Number = _column("upper end of that interval")
+    gain_p: Number = _column("one-sided p value against a true gain within the margin of the published one")
     gain_verdict: GainVerdict | None = _column("verdict on the gain; empty at a reduced scale")
     expected_size: Number = _column("probability of 'size reproduced' if the published gain were true")
     expected_direction: Number = _column("the same of 'direction reproduced'")
