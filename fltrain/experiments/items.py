@@ -98,9 +98,7 @@ class PlannedItem:
     @property
     def layout(self) -> Table | Figure:
         """Layout of the item."""
-        layout = self.item.table or self.item.figure
-        assert layout is not None  # Item has made sure
-        return layout
+        return self.item.layout
 
     @property
     def trains(self) -> bool:

@@ -110,9 +110,13 @@ class Jobs:
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
             )
         targets = {*rules, *(name for item in self.plan.items for name in item.names)}
-        unknown = [word for word in arguments if re.fullmatch(r"\w+[_/][\w.]+", word) and word not in targets]
-        hints = [(word, suggest(word, targets, 0.8)) for word in unknown]
-        return lines + [f"there is no target {word!r}{hint}" for word, hint in hints if hint]
+        for word in arguments:
+            if re.fullmatch(r"\w+[_/][\w.]+", word) and word not in targets:
+                items = [item.id for item in self.plan.items if item.paper.paper == re.split("[_/]", word)[0]]
+                known = f" at scale {scale} (known: {', '.join(items)})" if items else ""
+                if hint := suggest(word, targets, 0.8) or known:
+                    lines.append(f"there is no target {word!r}{hint}")
+        return lines
 
     # ------------------------------------------------------------ data and partitions
     @cached_property

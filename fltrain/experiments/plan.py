@@ -272,7 +272,12 @@ def _expand(
             if seed not in runs:
                 runs[seed] = runs[-1].model_copy(update={"seed": seed})
             entries.append(Entry(labels, reported, number, runs[seed], of_cell))
-    Problems(faulty.values()).refuse(item_id)
+    checked = partial(_check_layout, config, paper, name)
+    if faulty:
+        found = Problems(faulty.values())
+        with found.collected():
+            checked(layers.axes)
+        found.refuse(item_id)
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.
     shown = with_labels(layers.axes, (entry.labels for entry in entries))
     planned = PlannedItem(
@@ -291,12 +296,23 @@ def _expand(
     if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):
         with found.collected():
             _check_exceptions(item_id, item.exceptions, [planned])
-    with found.collected(f"{item_id}: "):
-        planned.layout.check(planned.axes)
+    with found.collected():
+        checked(planned.axes)
     with found.collected():
         _check_needs(planned)
     found.refuse(item_id)
     return planned
+
+
+def _check_layout(config: Path, paper: Paper, name: str, axes: Mapping[str, Collection[str]]) -> None:
+    """Refuse a layout that does not fit the axes of its item, with file and line."""
+    item = paper.items[name]
+    try:
+        item.layout.check({axis: list(labels) for axis, labels in axes.items()})
+    except FltrainError as error:
+        keys = ("items", name, "table" if item.table else "figure")
+        file, line = place_of(tree_of(config, "paper", paper.paper), keys)
+        raise FltrainError(f"{paper.paper}/{name}: {file}: line {line}: {error}") from None
 
 
 def _checked(

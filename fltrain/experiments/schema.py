@@ -268,6 +268,13 @@ class Item(Settings):
         return self
 
     @property
+    def layout(self) -> Table | Figure:
+        """Layout of the table or figure."""
+        layout = self.table or self.figure
+        assert layout is not None  # the item has one
+        return layout
+
+    @property
     def selects(self) -> str | None:
         """The item from whose trials points of this one are selected; None without such points."""
         points = (point for axis in self.axes.values() for point in axis.values())

@@ -155,7 +155,8 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(
-            "there are no runs, or only stale ones, see `fltrain status`; train some, or name another folder"
+            f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); train some, or name "
+            "another folder with --results"
         )
     conditions = _by_id(conditions, {item for run in runs for item in run.fields["items"].split()})
     named = {name for one in conditions if one.key == "items" and not one.excluded for name in one.values}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -472,6 +473,20 @@ def select(**wanted: Any) -> Selection:
 def test_an_empty_condition_does_not_select_everything(empty: Yaml) -> None:
     with pytest.raises(FltrainError, match=f"test: {next(iter(empty))}: is empty; leave it out to select"):
         select(**empty)
+
+
+def test_faults_of_cells_and_layouts_are_named_together(config: Config) -> None:
+    def edit(paper: Yaml) -> None:
+        paper["items"]["table"]["axes"]["method"][1] = "fedprocs"
+        paper["items"]["table"]["table"]["measures"] = [{"measure": "final_acc"}]
+
+    heading, *lines = config.error(edit).splitlines()
+    assert heading == "toy/table: 2 problems:"
+    method, measure = sorted(lines)
+    assert "unknown method 'fedprocs'; did you mean 'fedprox'?" in method, lines
+    assert re.search("papers/toy.yaml: line [0-9]+: unknown measure 'final_acc'; did you mean", measure), (
+        lines
+    )
 
 
 def test_seeds_of_a_selection_are_a_number() -> None:
