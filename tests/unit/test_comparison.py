@@ -551,6 +551,8 @@ def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
     assert main_gain([cell.replace(plugin="") for cell in cells], {}, ()) == "", "rivals are never combined"
     assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles, ()) == "", "a seed is missing"
     assert main_gain([], {}, ()) == ""
+    same = main_gain([cells[0].replace(gains=(1.0, 1.0, 1.0))], titles, ())
+    assert "+1.00 points (90 % interval +0.98 to +1.02" in same, "seeds vary by the last digit at least"
 
 
 class Toy(Cells):

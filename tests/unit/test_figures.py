@@ -240,6 +240,17 @@ def test_lines_are_means_of_all_seeds_and_thin_after_a_seed_has_ended(runs: Runs
     assert "Diverged: seed 1." in note(spec) and "Thin lines: " in note(spec)
 
 
+def test_differences_of_equal_seeds_vary_by_one_test_image(runs: Runs) -> None:
+    """Here 1 of 100 images, a point; curves of other numbers have no such floor."""
+    for method, value in (("A", 0.5), ("B", 0.6)):
+        for _ in range(3):
+            runs.add({"method": method}, rows=[{**row, "images": 100} for row in accuracies(value)])
+    panel = {**ACCURACY, "difference_from": {"method": "A"}}
+    shown = data(panels(figures.draw(runs.curves(panels=[panel]), runs.results)[0])["accuracy"])
+    half = stats.t.isf(0.05, 2) / math.sqrt(3)
+    assert shown[["low", "high"]].to_numpy().tolist() == [pytest.approx([10 - half, 10 + half])]
+
+
 def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:
     runs.add({"method": "A"}, rows=accuracies(0.0, 0.3, 0.0, 0.6))
     spec, numbers = figures.draw(runs.curves(smoothing=3), runs.results)
