@@ -140,8 +140,8 @@ table above does not name.
 
 ## Assumptions
 
-The text lost these values or leaves them open (`config/register.yaml`). Tables and figures print their
-assumptions.
+Our copy of the text lost these values, or the text leaves them open (`config/register.yaml`). Tables and
+figures print their assumptions.
 
 {assumptions}
 

@@ -36,7 +36,8 @@ class Flfa(Method):
         feedback: B is the received ``global`` weight; or ``random``, drawn once per run; or ``local``, the
             current weight itself (ordinary backpropagation, a check); or ``direct``: the input error is a
             random projection of the logits' error (direct feedback alignment).
-        scale: ``frobenius`` rescales B to the norm of W after every step, ``none`` keeps B.
+        scale: ``frobenius`` rescales B to the norm of W after every step; ``channel`` rescales the part of
+            every output channel (or neuron) to the norm of W's part; ``none`` keeps B.
         candidates: ``all`` layers, even if they read only images and send no error back; or ``effective``
             ones only.
         target: replace the selected layer's ``own`` feedback, or the feedback of the ``next`` layers, which
@@ -57,7 +58,7 @@ class Flfa(Method):
     n_fa: int = Field(default=1, ge=0)
     layers: Annotated[tuple[str, ...], Strict(False)] | Literal["all"] = ()
     feedback: Literal["global", "random", "local", "direct"] = "global"
-    scale: Literal["frobenius", "none"] = "frobenius"
+    scale: Literal["frobenius", "channel", "none"] = "frobenius"
     candidates: Literal["all", "effective"] = "all"
     target: Literal["own", "next"] = "own"
     mean: Literal["unweighted", "weighted"] = "unweighted"
@@ -126,7 +127,7 @@ class Flfa(Method):
 
     # ---------------------------------------------------------------- local training
     # The step state holds, per rerouted layer i: "feedback.i" (B), and if B is rescaled "source.i" and
-    # "norm.i" (the tensor that B is a multiple of, and its norm).
+    # "norm.i" (the tensor that is rescaled, and its norm or norms).
     def client_init(self, local: Local) -> State:
         step_state: State = {}
         for index in self._routed(local.task, local.payload["selected"].tolist()):
@@ -137,9 +138,9 @@ class Flfa(Method):
             else:
                 source = weight
             step_state[f"feedback.{index}"] = source
-            if self.scale == "frobenius" and self.feedback in ("global", "random"):
+            if self.scale != "none" and self.feedback in ("global", "random"):
                 step_state[f"source.{index}"] = source
-                step_state[f"norm.{index}"] = source.norm()
+                step_state[f"norm.{index}"] = self._norms(source)
         return self._rescaled(local.start, local, step_state)
 
     def next_state(
@@ -148,7 +149,7 @@ class Flfa(Method):
         return self._rescaled(weights, local, step_state)
 
     def _rescaled(self, weights: Tensor, local: Local, step_state: State) -> State:
-        """Return the step state with each B rescaled to the norm of W."""
+        """Return the step state with each B rescaled to the norm or norms of W."""
         slots, renewed = local.task.layout.weights, dict(step_state)
         if self.feedback == "local":
             return {
@@ -157,9 +158,16 @@ class Flfa(Method):
         for index, source in _layers(step_state, "source").items():
             # From the original source: repeated rescaling of B would accumulate rounding errors.
             norm = step_state[f"norm.{index}"]
-            ratio = (slots[index].of(weights).norm() / norm).where(norm > 0, 1.0)
+            ratio = (self._norms(slots[index].of(weights)) / norm).where(norm > 0, 1.0)
             renewed[f"feedback.{index}"] = source * ratio
         return renewed
+
+    def _norms(self, weight: Tensor) -> Tensor:
+        """Return the norm of a weight, or one norm per output channel, ``[channels, 1, ...]``."""
+        norms: Tensor = weight.norm()
+        if self.scale == "channel":
+            norms = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())), keepdim=True)
+        return norms
 
     def route(self, network: Network, local: Local, step_state: State) -> AbstractContextManager[None]:
         layers = local.task.layout.layers
@@ -178,7 +186,7 @@ class Flfa(Method):
         measured: State = {}
         for index, source in _layers(step_state, "source").items():
             weight = local.task.layout.weights[index].of(update.trained).flatten()
-            measured[f"scale.{index}"] = weight.norm() / step_state[f"norm.{index}"]
+            measured[f"scale.{index}"] = weight.norm() / source.norm()
             measured[f"cosine.{index}"] = torch.cosine_similarity(weight, source.flatten(), dim=0)
         return replace(update, statistics={**update.statistics, self.name: measured}), local.state
 

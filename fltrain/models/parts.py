@@ -42,22 +42,25 @@ def initialised(network: Network, scheme: str) -> Network:
 
     ``he`` draws convolution weights from N(0, 2 / (kernel area x output channels)) and sets their biases to
     zero, as torchvision's ResNets and the common CIFAR VGGs do (He et al., Delving deep into rectifiers, ICCV
-    2015). ``glorot`` draws all weights uniformly within sqrt(6 / (fan in + fan out)) of zero, with zero
-    biases (Glorot and Bengio, AISTATS 2010; the default of TensorFlow's layers). ``normal`` draws them from
-    N(0, 0.01), cut at two deviations, with biases of 0.1, as TensorFlow's tutorial on MNIST did.
+    2015). ``he_fan_in`` draws convolution and linear weights from N(0, 2 / fan in), with zero biases, as
+    FLFA's authors do. ``glorot`` draws all weights uniformly within sqrt(6 / (fan in + fan out)) of zero,
+    with zero biases (Glorot and Bengio, AISTATS 2010; the default of TensorFlow's layers). ``normal`` draws
+    them from N(0, 0.01), cut at two deviations, with biases of 0.1, as TensorFlow's tutorial on MNIST did.
     """
     for module in network.modules():
         if scheme == "he" and isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif scheme in ("glorot", "normal") and isinstance(module, nn.Conv2d | nn.Linear):
-            if scheme == "glorot":
+        elif scheme in ("he_fan_in", "glorot", "normal") and isinstance(module, nn.Conv2d | nn.Linear):
+            if scheme == "he_fan_in":
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            elif scheme == "glorot":
                 nn.init.xavier_uniform_(module.weight)
             else:
                 nn.init.trunc_normal_(module.weight, std=0.1, a=-0.2, b=0.2)
             if module.bias is not None:
-                nn.init.constant_(module.bias, 0.0 if scheme == "glorot" else 0.1)
+                nn.init.constant_(module.bias, 0.1 if scheme == "normal" else 0.0)
     return network
 
 

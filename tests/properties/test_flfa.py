@@ -132,6 +132,33 @@ def test_feedback_is_a_multiple_of_the_received_weight(base: Method) -> None:
             assert min(cosines) < 1 - 1e-4, "the weights hardly moved"
 
 
+def rescaled_by_theirs(feedback: Tensor, weight: Tensor) -> Tensor:
+    """``scale_B`` of github.com/inch307/FLFA, commit 733fbc0, fa/fa_conv.py and fa_linear.py, literally."""
+    weight_flat = weight.view(weight.size(0), -1)
+    flat = feedback.view(feedback.size(0), -1)
+    scaling = weight_flat.norm(p=2, dim=1, keepdim=True) / (flat.norm(p=2, dim=1, keepdim=True) + 1e-8)
+    return (flat * scaling).view_as(feedback)
+
+
+def test_scaling_by_channel_is_that_of_the_authors_code() -> None:
+    """Convolutions and linear layers; the authors rescale the last step's B, we the received weight."""
+    federation = simulation(pinned(scale="channel"), model=LeNet5(), epochs=4, batch_size=32, trainer=Tracing)
+    federation.round(0)
+    differences = []
+    for update in federation.trainer.updates:
+        steps = federation.trainer.of(update.client, 0)
+        assert len(steps) >= 4
+        for index, slot in enumerate(federation.model.layout.weights):
+            theirs = slot.of(update.start)
+            for step in steps:
+                weight, ours = slot.of(step.weights), step.step_states["flfa"][f"feedback.{index}"]
+                theirs = rescaled_by_theirs(theirs, weight)
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+                whole = slot.of(update.start) * weight.norm() / slot.of(update.start).norm()
+                differences.append((ours - whole).abs().max() / whole.abs().max())
+    assert max(differences) > 1e-3, "one factor for the layer would do the same"
+
+
 def feedback_tensors(kind: str, **settings: object) -> list[dict[str, Tensor]]:
     """The feedback of all layers in every step of two rounds."""
     federation = trained(pinned(feedback=kind, scale="none"), trainer=Tracing, **settings)
@@ -160,8 +187,9 @@ def test_random_feedback_is_scaled_to_the_weight_from_the_first_step_on() -> Non
             assert abs(ratio - 1) < 1e-6
 
 
-def test_the_scale_is_one_if_the_received_weight_is_zero() -> None:
-    federation = simulation(pinned("last.0"), trainer=Tracing)
+@pytest.mark.parametrize("scale", ["frobenius", "channel"])
+def test_the_scale_is_one_if_the_received_weight_is_zero(scale: str) -> None:
+    federation = simulation(pinned("last.0", scale=scale), trainer=Tracing)
     weights = federation.server.weights.clone()
     federation.model.layout.weights[1].of(weights).zero_()
     federation.server = replace(federation.server, weights=weights)

@@ -298,6 +298,18 @@ def test_initialisation_of_he(name: str) -> None:
             assert module.bias is None or not module.bias.any()
 
 
+@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
+def test_initialisation_of_the_code_of_flfa(name: str) -> None:
+    """Normal with a variance of 2 / fan in; depthwise convolutions have a fan in of their kernel's area."""
+    network = built(name, {"initialisation": "he_fan_in"}, 3, 32, 10)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            fan_in = module.weight[0].numel()
+            if module.weight.numel() > 5_000:
+                assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_in), rel=0.05)
+            assert module.bias is None or not module.bias.any()
+
+
 @pytest.mark.parametrize("name", ["2nn", "fedavg_cnn"])
 def test_initialisations_of_the_fedavg_paper(name: str) -> None:
     """A uniform variance of 2 / (fan in + fan out); a normal of 0.1, cut at two deviations (0.088)."""

@@ -1,8 +1,11 @@
-"""Pages of papers: the protocol's table names each setting that the runs change, unless the register does."""
+"""Pages of papers: the protocol's table names each setting that the runs change, unless the register does.
+
+On the pages of ``STRICT`` this also holds for every setting with a deciding value, even if it is a default.
+"""
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,12 +17,25 @@ import yaml
 from fltrain.core.config import Settings
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.schema import Register
+from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 
 from .helpers import shipped
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
+
+STRICT = ("flfa", "fedfcd")
+"""Papers whose deciding settings all have to be named."""
+
+IDLE = {
+    "partition.max_draws": "only bounds the search",
+    "training.augmentation.padding_mode": "for the papers that pad no images",
+    "fedamp.sigma": "of the form with a kernel",
+    "perfedavg.delta": "of the form with Hessians",
+    "model.norm_groups": "of GroupNorm",
+}
+"""Settings without effect in all runs of these papers."""
 
 every_page = pytest.mark.parametrize("paper", ["ecgr", "flfa", "fed2", "fedfcd", "fedimpro", "fedavg"])
 
@@ -93,20 +109,62 @@ def declared(paper: str) -> Declared:
     return found
 
 
+@cache
+def registered(paper: str) -> list[tuple[str, Any]]:
+    """The settings that the paper's assumptions name, each with its value (None without one).
+
+    In parentheses, settings after ``method.setting`` belong to the same method: ``(moon.mu: 0.1, tau: 0.5)``.
+    """
+    register = read_settings(CONFIG / "register.yaml", Register).entries
+    assumed = "; ".join(register[key].assumed for key in sorted(declared(paper).assumptions))
+    pairs: list[tuple[str, Any]] = [(path, None) for path in re.findall(r"(?<![\w./])\w+(?:\.\w+)+", assumed)]
+    for group in re.findall(r"\(([^()]*)\)", assumed):
+        owner = ""
+        for code in re.findall(r"[\w.]+(?:: [^,;]+)?", group):
+            path, _, value = code.partition(": ")
+            if "." in path:
+                owner = path.rpartition(".")[0]
+            elif f"{owner}.{path}" in declared(paper).values:
+                path = f"{owner}.{path}"
+            pairs.append((path, yaml.safe_load(value) if value else None))
+    return pairs
+
+
+def unnamed(paper: str, paths: Iterable[str]) -> dict[str, list[str]]:
+    """Values of the settings that neither the protocol's table nor the register names."""
+    named = [f"{path}." for path, _ in (*stated(paper), *registered(paper))]
+    return {
+        path: sorted(declared(paper).values[path])
+        for path in paths
+        if not any(name.startswith(f"{path}.") for name in named)
+    }
+
+
 @every_page
 def test_every_changed_setting_is_named(paper: str) -> None:
-    register = read_settings(CONFIG / "register.yaml", Register).entries
-    assumed = "; ".join(register[key].assumed for key in declared(paper).assumptions)
-    named = [f"{path}." for path, _ in stated(paper)]
-    unnamed = {
-        path: sorted(declared(paper).values[path])
-        for path in declared(paper).changed
-        if not any(name.startswith(f"{path}.") for name in named)
-        and not re.search(rf"(?<![\w.]){re.escape(path)}(?![\w.])", assumed)
-    }
-    assert not unnamed, (
+    assert not unnamed(paper, declared(paper).changed), (
         f"name them in docs/papers/{paper}.md, with their place in the text, or in the register"
     )
+
+
+@pytest.mark.parametrize("paper", STRICT)
+def test_every_deciding_setting_is_named(paper: str) -> None:
+    """Also defaults, except values that switch something off (none, false, zero, empty)."""
+    off = {"None", "False", "0.0", "()", "given"}
+    deciding = {path for path, values in declared(paper).values.items() if values - off} - IDLE.keys()
+    kinds = (*METHODS, "training", "model", "partition", "batchnorm", "participation")
+    assert not unnamed(paper, {path for path in deciding if path.partition(".")[0] in kinds}), (
+        f"name them in docs/papers/{paper}.md or in the register, with text, code or assumption"
+    )
+
+
+@pytest.mark.parametrize("paper", STRICT)
+def test_values_of_the_register_are_those_of_the_runs(paper: str) -> None:
+    values = declared(paper).values
+    for path, value in registered(paper):
+        if value is not None:
+            assert path in values, path
+            assert text(value) in values[path], f"{path} has {sorted(values[path])}, not {value}"
 
 
 @every_page

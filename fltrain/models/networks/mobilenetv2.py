@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fltrain import models
+from fltrain.core.config import added
 from fltrain.core.lazy import nn
 from fltrain.models.base import NormedModel
 
@@ -49,8 +50,9 @@ class MobileNetV2(NormedModel):
     2,237,770 parameters): 3x3 stem, strides 1, 1, 2, 2, 1, 2, 1, no biases; with ``shortcut_projection`` 1x1
     shortcuts in blocks that change only their width (4 layers and 59,152 parameters more). ``t`` (53 layers,
     2,236,682 parameters) is torchvision's network, with a dropout of 0.2 before the classifier, and with its
-    own stem at ``stem_stride`` 2. All variants use PyTorch's initialisation; torchvision's original of ``t``
-    has another one. ``norm_groups`` is 2 in the FedACG code.
+    own stem at ``stem_stride`` 2. ``initialisation`` is PyTorch's or, as in the code of FLFA's authors,
+    He's by the fan in with zero biases (``he_fan_in``); torchvision's original of ``t`` has another one.
+    ``norm_groups`` is 2 in the FedACG code.
     """
 
     name: Literal["mobilenetv2"] = "mobilenetv2"
@@ -64,6 +66,7 @@ class MobileNetV2(NormedModel):
     norm_groups: int | None = Field(default=2, ge=1)
     stem_stride: Literal[1, 2] = 1
     shortcut_projection: bool = False
+    initialisation: Literal["pytorch", "he_fan_in"] = added("pytorch")
 
     @model_validator(mode="after")
     def _options_fit_variant(self) -> Self:

@@ -15,7 +15,8 @@ class ResNet(NormedModel):
     Attributes:
         stem: ``cifar`` is a 3x3 convolution of stride 1, ``imagenet`` torchvision's 7x7 of stride 2 with
             max-pooling.
-        initialisation: of PyTorch's layers (``pytorch``), or of torchvision's ResNets (``he``).
+        initialisation: of PyTorch's layers (``pytorch``), of torchvision's ResNets (``he``), or of FLFA's
+            authors (``he_fan_in``, also of the linear layer).
     """
 
     citation: ClassVar[str] = "He et al., Deep residual learning for image recognition, CVPR 2016"
@@ -28,7 +29,7 @@ class ResNet(NormedModel):
 
     norm: Literal["bn", "gn"] = "bn"
     stem: Literal["cifar", "imagenet"] = "cifar"
-    initialisation: Literal["pytorch", "he"] = "pytorch"
+    initialisation: Literal["pytorch", "he", "he_fan_in"] = "pytorch"
 
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
         stages: dict[str, nn.Module] = {}
