@@ -348,11 +348,13 @@ def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Publishe
     else:
         frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
         never = np.isinf(frame["value"])
-        if never.any() and test.measure not in ROUNDS:
-            raise FltrainError(
-                f"a run never reaches the target, so it has no {test.measure!r}; use {' or '.join(ROUNDS)}"
-            )
-        frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
+        if never.any():  # else the column can hold whole numbers, which take no empty list
+            if test.measure not in ROUNDS:
+                raise FltrainError(
+                    f"a run never reaches the target, so it has no {test.measure!r}; "
+                    f"use {' or '.join(ROUNDS)}"
+                )
+            frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
         dimension = measure(test.measure).dimension
         if dimension and test.parts:
             named = frame[dimension].isin([*test.parts, UNKNOWN])

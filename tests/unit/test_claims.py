@@ -580,6 +580,12 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
         runs.judged(rounds)
 
 
+def test_rounds_that_every_run_reaches(runs: Runs) -> None:
+    runs.add({"method": "a", "plugin": "none"}, *[60] * 3, rows=accuracies(0.1, 0.2, 0.60))
+    settled = {"kind": "value", "item": "toy", "measure": "rounds_to_settle", "margin": 1.0}
+    assert runs.judged(settled, 3).estimate == 3
+
+
 @pytest.mark.parametrize(
     "test",
     [
