@@ -238,6 +238,10 @@ class Jobs:
         """Return a paper's title, scale, texts of its page, sheets of its items, and claims."""
         items = [item for item in self.plan.items if item.paper.paper == name]
         scale, declared = self.plan.scale, self.papers[name]
+        covers = {item.name: list(item.item.covers) for item in items}
+        every = [place for item in declared.items.values() for place in item.covers]
+        covered = {place for places in covers.values() for place in places}
+        others = {place: "not part of these results" for place in every if place not in covered}
         return {
             "paper": name,
             "title": declared.title,
@@ -246,8 +250,8 @@ class Jobs:
             "reduced": scale.reduces(declared),
             "about": {
                 "citation": declared.citation,
-                "covers": {item.name: list(item.item.covers) for item in items},
-                "untrained": declared.untrained,
+                "covers": covers,
+                "untrained": {**declared.untrained, **others},
             },
             "sheets": [item.sheet.model_dump(mode="json") for item in items],
             "claims": [claim.model_dump(mode="json") for claim in declared.claims],

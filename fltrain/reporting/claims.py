@@ -158,7 +158,7 @@ def judge(
             case All():
                 return _conjunction([find(part, statement) for part in test.tests], reduced)
         if isinstance(test, Value) and reduced:
-            return Finding("not run", "The number is that of the full scale; this one is reduced.")
+            return Finding("not run", "The paper's number is for its full protocol.")
         sheet = items.get(test.item)
         if sheet is None:
             return Finding("not run", "Its runs are not made here.")

@@ -31,7 +31,7 @@ def page(
     Args:
         summary: the paper's ``summary.json``.
         about: its citation, the published tables and figures that each item covers (``covers``), and why
-            others have no runs (``untrained``).
+            others have no runs here (``untrained``).
         sheets: its items.
         cells: cells of each table by ID of its sheet.
         folder: of the page and of the items' files.
@@ -53,7 +53,7 @@ def page(
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
     dropped = any(not cell.listed for shown in cells.values() for cell in shown)
-    given = {verdict for verdicts, _ in summary["counts"].values() for verdict in verdicts}
+    given = {verdict.removesuffix(", exploratory") for verdicts, _ in summary["counts"].values() for verdict in verdicts}
     every: list[Mapping[Any, str]] = [VERDICTS, INTENDED, GAIN_VERDICTS, CLAIM_VERDICTS]
     scale_notes = {sheet.scale_note for sheet in sheets}
     return TEMPLATES.get_template("paper.html").render(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from importlib.metadata import version
+from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -118,22 +119,29 @@ LIMIT, MOST = 6.0, 40
 """Ends of the axis in margins, and the most cells that a plot can have."""
 
 
-def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
-    """Return the differences of cells to published values, in margins, below one another as an SVG element.
+def forest(
+    cells: Iterable[TableCell], titles: Mapping[str, str], of: Literal["difference", "gain"] = "difference"
+) -> str:
+    """Return differences below one another as an SVG element.
 
     Args:
         cells: cells of a paper; those without an interval are left out.
         titles: title of each item, the heading of its cells if there are several items.
+        of: differences to published values, in margins, or gains in points.
 
     Returns:
         The element; empty without a cell, or with too many for a picture.
     """
     groups: dict[tuple[str, str], list[tuple[str, list[float], str]]] = {}
     for cell in cells:
-        interval = cell.difference_interval
-        if interval and cell.margin and cell.difference is not None and all(map(math.isfinite, interval)):
-            numbers = [number / cell.margin for number in (*interval, cell.difference)]
-            bar = cell.place, [max(-LIMIT, min(LIMIT, number)) for number in numbers], cell.full_verdict
+        interval, middle = getattr(cell, f"{of}_interval"), getattr(cell, of)
+        unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
+        if interval and unit and middle is not None and all(map(math.isfinite, interval)):
+            numbers = [number / unit for number in (*interval, middle)]
+            if of == "difference":
+                numbers = [max(-LIMIT, min(LIMIT, number)) for number in numbers]
+            verdict = cell.full_verdict if of == "difference" else cell.gain_verdict
+            bar = cell.place, numbers, verdict or ""
             groups.setdefault((cell.item, cell.label), []).append(bar)
     items = {item for item, _ in groups}
     lines: list[tuple[str, list[float], str]] = []
@@ -150,10 +158,13 @@ def forest(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
     left = 12 + round(LETTER * max(len(name) for name, numbers, _ in lines if numbers))
     headings = [BOLD * len(name) for name, numbers, _ in lines if not numbers]
 
+    ends = [abs(number) for _, numbers, _ in lines for number in numbers]
+    limit = LIMIT if of == "difference" else math.ceil(max(ends))
+
     def x(value: float) -> float:
-        share: float = (value + LIMIT) / (2 * LIMIT)
+        share: float = (value + limit) / (2 * limit)
         return round(left + FOREST_WIDTH * share, 1)
 
     picture = TEMPLATES.get_template("forest.svg")
     width = round(max(left + FOREST_WIDTH + EDGE, *headings, 0))
-    return picture.render(lines=lines, x=x, left=left, width=width, row=ROW, limit=LIMIT)
+    return picture.render(lines=lines, x=x, left=left, width=width, row=ROW, limit=limit, of=of)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ from fltrain.core.statistics import Sample, contrast
 from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.pictures import forest
+from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.text import number_text
 from fltrain.reporting.verdict import (
     EXPECTED,
     EXPECTED_GAINS,
@@ -55,6 +54,7 @@ def paper_summary(
         for name in str(claim.item).split(", ")
     }
     every = [cell for shown in cells.values() for cell in shown]
+    decided = [cell for cell in every if cell.item in confirmed]
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
@@ -65,9 +65,9 @@ def paper_summary(
     ]
     return {
         **paper,
-        "finding": finding(paper["kind"], every, sheets, claims, confirmed),
-        "picture": next(iter(figures), ""),  # the first figure of results
-        "forest": forest(every, titles),
+        "finding": finding(paper["kind"], every, sheets, confirmed),
+        "picture": next((name for name in figures if name in confirmed or not confirmed), ""),
+        "forest": forest(every, titles) or forest(decided, titles, "gain"),
         "counts": verdict_counts(paper["kind"], every, claims),
         "exploratory": _exploratory(every, claims),
         "claims": claims,
@@ -91,7 +91,10 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
             expected_counts(cells, EXPECTED_GAINS),
         ),
         "differences among our own runs": (count_verdicts(gains[False], GAIN_VERDICTS), {}),
-        "claims": (Counter(claim["verdict"] for claim in claims), {}),
+        "claims": (
+            Counter(claim["verdict"] + ", exploratory" * bool(claim["exploratory"]) for claim in claims),
+            {},
+        ),
     }
     return {
         heading: (verdicts, {} if kind == "control" else expected)
@@ -111,18 +114,14 @@ def _exploratory(cells: Iterable[TableCell], claims: Sequence[Mapping[str, Any]]
 
 # ---------------------------------------------------------------- the main finding
 def finding(
-    kind: str,
-    cells: Sequence[TableCell],
-    sheets: Sequence[ItemJob],
-    claims: Sequence[Mapping[str, Any]] = (),
-    confirmed: Collection[str] = (),
+    kind: str, cells: Sequence[TableCell], sheets: Sequence[ItemJob], confirmed: Collection[str] = ()
 ) -> str:
     """Return one or two sentences with the main result and its numbers; empty without any number.
 
     Of a control, it is how many false and true values the rule rejects. Of a paper, it is the gain of its
     plug-in in the first item, or in the first of the ``confirmed`` ones, which have a claim that was decided
-    before their runs had been seen. Else it is the most frequent verdict on the published values of a table,
-    the clearest difference among our own runs, a claim that our runs decide, or the extremes of one table.
+    before their runs had been seen; else the most frequent verdict on the published values of a table. Without
+    these, it is one difference between methods, or the smallest and largest value of one table.
     """
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     first = sorted(cells, key=lambda cell: cell.item not in confirmed)
@@ -131,12 +130,7 @@ def finding(
         found = _rejections(cells)
     elif kind == "paper":
         found = main_gain(first, titles, confirmed) or _main_verdict(cells, titles)
-    return (
-        found
-        or _clearest_difference(first, sheets, titles)
-        or _decided(claims)
-        or _extremes(first, sheets, titles)
-    )
+    return found or _main_difference(first, sheets) or _values(first, titles)
 
 
 def _rejections(cells: Iterable[TableCell]) -> str:
@@ -144,16 +138,27 @@ def _rejections(cells: Iterable[TableCell]) -> str:
     judged = [cell for cell in cells if cell.verdict not in (None, "not run")]
     false = [cell.verdict for cell in judged if cell.falsified]
     true = [cell.verdict for cell in judged if not cell.falsified]
-    if not judged:
-        return ""
     rejects, confirms, leaves = (
-        true.count(verdict) or "none" for verdict in ("not reproduced", "reproduced", "inconclusive")
+        true.count(verdict) for verdict in ("not reproduced", "reproduced", "inconclusive")
     )
-    found = f"{false.count('not reproduced') or 'none'} of {count(len(false), 'falsified value')} and "
-    return (
-        f"The rule rejects {found if false else ''}{rejects} of {count(len(true), 'true value')}. "
-        f"Of the true ones, it confirms {confirms} and leaves {leaves} open."
-    )
+    parts = []
+    if false:
+        parts.append(f"The rule rejects {_part(false.count('not reproduced'), len(false), 'false value')}.")
+    if true and confirms == len(true):
+        parts.append(f"It confirms {_part(confirms, confirms, 'true value')}.")
+    elif true:
+        parts.append(
+            f"Of {count(len(true), 'true value')}, it rejects {rejects or 'none'}, confirms "
+            f"{confirms or 'none'} and leaves {leaves or 'none'} open."
+        )
+    return " ".join(parts)
+
+
+def _part(number: int, whole: int, what: str) -> str:
+    """Return a part of a whole in words, for example ``all 3 values`` or ``none of 2 values``."""
+    if number == whole:
+        return f"the one {what}" if whole == 1 else f"all {count(whole, what)}"
+    return f"{number or 'none'} of {count(whole, what)}"
 
 
 def _main_verdict(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
@@ -177,80 +182,54 @@ def _main_verdict(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
     return f"{text}; ours minus published is {ends} points."
 
 
-def _clearest_difference(
-    cells: Iterable[TableCell], sheets: Sequence[ItemJob], titles: Mapping[str, str]
-) -> str:
-    """Return the largest difference among our own runs with the best verdict: better, else worse.
+def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> str:
+    """Return the largest difference between methods with the best verdict: better, else worse.
 
-    Exploratory verdicts count only if there is no other.
+    Exploratory verdicts count only if there is no other. Without verdicts, it is the largest difference of the
+    first table that has any.
     """
-    own = [cell for cell in cells if cell.gain_verdict and cell.published_gain is None]
-    for verdict in ("better", "worse"):
-        shown = [cell for cell in own if cell.gain_verdict == verdict and cell.gain_interval]
-        if not shown:
-            continue
-        cell = max(shown, key=lambda cell: (not cell.exploratory, abs(cell.gain or 0.0)))
-        low, high = cell.gain_interval or (0.0, 0.0)
-        late = ", exploratory" if cell.exploratory else ""
-        which = "the only one that is" if len(shown) == 1 else f"the largest of {len(shown)} that are"
-        return (
-            f"{cell.place}: {verdict} than {_base(cell, sheets)} by {abs(cell.gain or 0.0):.2f} points "
-            f"(90 % interval {low:+z.2f} to {high:+z.2f}; “{titles[cell.item]}”, "
-            f"{count(cell.n, 'seed')}{late}). "
-            f"It is {which} {verdict}, among {count(len(own), 'difference')}."
-        )
-    return ""
-
-
-def _base(cell: TableCell, sheets: Iterable[ItemJob]) -> str:
-    """Return the labels of the cell that a gain is over."""
-    measures = [
-        one
-        for sheet in sheets
-        if sheet.table and sheet.id.partition("/")[2] == cell.item
-        for one in sheet.table.measures
-        if one.measure == cell.measure and one.gain_over
-    ]
-    return ", ".join(named(axis, label) for axis, label in measures[0].gain_over.items())
-
-
-def _decided(claims: Iterable[Mapping[str, Any]]) -> str:
-    """Return how many claims our runs decide, and the clearest of them with its first number."""
-    judged = [claim for claim in claims if claim["verdict"] in JUDGED]
-    decided = [claim for claim in judged if claim["verdict"] != "undecided"]
-    if not decided:
+    finite = [cell for cell in cells if _finite(cell, "gain", "gain_interval")]
+    if not finite:
         return ""
-    verdicts = Counter(claim["verdict"] for claim in decided)
-    claim = min(decided, key=lambda claim: (claim["exploratory"], claim["verdict"] != "supported"))
-    number = re.split(r" over |, by |;", claim["evidence"])[0]
-    late = ", exploratory" if claim["exploratory"] else ""
-    supported, contradicted = (verdicts[name] or "none" for name in ("supported", "contradicted"))
+    shown = [one for one in finite if (one.item, one.label) == (finite[0].item, finite[0].label)]
+    which = f"It is the largest of {count(len(shown), 'difference')}." if len(shown) > 1 else ""
+    judged = [cell for cell in finite if cell.gain_verdict]
+    for verdict in ("worse", "better"):
+        if same := [cell for cell in judged if cell.gain_verdict == verdict]:
+            shown = same
+            more = "; it is the largest of these" if len(same) > 1 else ""
+            number = f"{len(same)} {'is' if len(same) == 1 else 'are'}"
+            which = f"Of {count(len(judged), 'difference')}, {number} {verdict}{more}."
+    cell = max(shown, key=lambda cell: (not cell.exploratory, abs(cell.gain or 0.0)))
+    (sheet,) = (one for one in sheets if one.id.partition("/")[2] == cell.item)
+    layout = layout_of(sheet)
+    base = next(one.gain_over for one in layout.measures if one.measure == cell.measure and one.gain_over)
+    labels = {layout.panels: cell.panel, layout.rows: cell.row, layout.columns: cell.column}
+    minuend = [labels.pop(axis) for axis in base if axis in labels]
+    over = [named(axis, label) for axis, label in base.items()]
+    places = [named(axis, label) for axis, label in labels.items() if label]
+    low, high = cell.gain_interval or (0.0, 0.0)
+    late = ["exploratory"] if cell.exploratory else []
+    where = ", ".join([*places, count(len(cell.gains) or cell.n, "seed"), *late])
     return (
-        f"Of {count(len(judged), 'claim')} that our runs test, they support {supported} and contradict "
-        f"{contradicted}. {claim['verdict'].capitalize()}{late}: "
-        f"“{claim['claim']}” ({claim['where']}; {number})."
-    )
+        f"{', '.join(minuend)} minus {', '.join(over)}, {cell.label.removesuffix(', %')}: "
+        f"{cell.gain:+z.2f}{' points' if cell.label.endswith('%') else ''} "
+        f"(90 % interval {low:+z.2f} to {high:+z.2f}; {where}). {which}"
+    ).strip()
 
 
-def _extremes(cells: Iterable[TableCell], sheets: Iterable[ItemJob], titles: Mapping[str, str]) -> str:
-    """Return the smallest and largest gain of the first table that has any, else of its values."""
-    for column, ends in (("gain", "gain_interval"), ("mean", "interval"), ("mean", "")):
-        finite = [cell for cell in cells if _finite(cell, column, ends)]
-        same = [cell for cell in finite if (cell.item, cell.label) == (finite[0].item, finite[0].label)]
-        if not same:
-            continue
-        gains, number = column == "gain", operator.attrgetter(column)
-        ranked = sorted(same, key=number)
-        texts = [
-            number_text(number(cell), cell.decimals, "+" * gains, None, getattr(cell, ends) if ends else None)
-            + f" ({cell.place})"
-            for cell in (ranked[:1] if len(ranked) == 1 else [ranked[0], ranked[-1]])
-        ]
-        what = f"{titles[same[0].item]}, {same[0].label}"
-        what += f", {'gain' if len(same) == 1 else 'gains'} over {_base(same[0], sheets)}" if gains else ""
-        brackets = "; brackets: 90 % intervals" if ends else ""
-        return f"{what}: {' to '.join(texts)}, {count(len(same), 'cell')}{brackets}."
-    return ""
+def _values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
+    """Return the smallest and largest value of the first table that has any."""
+    finite = [cell for cell in cells if _finite(cell, "mean")]
+    if not finite:
+        return ""
+    item, label, decimals = finite[0].item, finite[0].label, finite[0].decimals
+    same = [cell.mean or 0.0 for cell in finite if (cell.item, cell.label) == (item, label)]
+    name, percent, _ = label.partition(", %")
+    several = len({cell.label for cell in finite if cell.item == item}) > 1
+    what = f"{titles[item]}, {name}" if several else titles[item]
+    unit = " %" if percent else ""
+    return f"{what}: {_ends(same, f'z.{decimals}f')}{unit} ({count(len(same), 'cell')})."
 
 
 def main_gain(cells: Iterable[TableCell], titles: Mapping[str, str], confirmed: Collection[str]) -> str:

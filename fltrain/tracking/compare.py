@@ -52,6 +52,7 @@ class Comparison:
         baseline: variant that the gains are over, in the same condition and paired by seed.
         conditions: settings that distinguish the columns of the cells; by column, their values.
         dependent: further settings in which the columns differ.
+        over: settings that the variants differ in, as they were chosen.
         cells: a cell per condition and variant; ``row`` is the variant, ``panel`` the dataset or block if the
             metric has several values.
     """
@@ -60,6 +61,7 @@ class Comparison:
     baseline: str
     conditions: Mapping[str, Mapping[str, str]]
     dependent: Sequence[str]
+    over: Sequence[str]
     cells: Sequence[TableCell]
 
     @property
@@ -74,20 +76,21 @@ class Comparison:
         several = len({cell.row for cell in self.cells}) > 1 or len(self.conditions) > 1
         if several and not any(cell.gains for cell in self.cells):
             notes.append(
-                f"no gains: no two runs with a value agree with {self.baseline!r} in seed and "
+                f"no differences: no two runs with a value agree with {self.baseline!r} in seed and "
                 f"{', '.join([*self.shown, *self.dependent]) or 'all settings'}; restrict these settings "
                 "with --where, or compare them with --over"
             )
         elif self.shown:
+            named = dict.fromkeys([*self.over, self.shown[-1]])
             notes.append(
                 f"only lines with the same {', '.join(self.shown)} are compared; to compare across one of "
-                f"these settings, name it in --over, for example --over method,plugins,{self.shown[-1]}"
+                f"these settings, name it in --over, for example --over {','.join(named)}"
             )
         if any(cell.diverged for cell in self.cells):
             counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
             notes.append(f"diverged runs {counted}")
         if any(cell.gain_interval for cell in self.cells):
-            notes.append("in brackets: 90 % intervals of gains")
+            notes.append("in brackets: 90 % intervals of differences")
         return notes
 
     def _places(self, cell: TableCell) -> dict[str, str]:
@@ -113,7 +116,7 @@ class Comparison:
                 **self._places(cell),
                 "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),
                 cell.label: value_text(cell),
-                f"gain over {self.baseline}": gain_text(cell, as_interval=True) + few,
+                f"difference to {self.baseline}": gain_text(cell, as_interval=True) + few,
             }
             rows.append(row)
         return rows
@@ -185,7 +188,7 @@ def compare(
         why = f"; their specs lack {lack}" if lack else ""
         raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
     dependent = [key for key in conditions if key not in shown]
-    return Comparison(metric, base, columns, dependent, found)
+    return Comparison(metric, base, columns, dependent, wanted, found)
 
 
 def _job(

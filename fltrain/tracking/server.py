@@ -47,10 +47,12 @@ if (!location.hash) location.replace(start);
 def state_of(name: str) -> dict[str, Any]:
     """Return the settings of an experiment's list: columns, and groups and charts of runs."""
     columns = {TABLES: TABLE_COLUMNS, CELLS: CELL_COLUMNS}.get(name, RUN_COLUMNS)
+    # A name and a number in full: headings are cut otherwise, and a group's mean has all its digits.
+    widths = {column: 40 + 8 * max(len(column.split("`")[1]), 4) for column in columns}
     state: dict[str, Any] = {
         "selectedColumns": columns,
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 280} | dict.fromkeys(columns, 85),
+        "columnWidths": {"attributes.`Run Name`": 250, "runDateAndNestInfo": 125} | widths,
     }
     if name in (TABLES, CELLS):
         return state

@@ -137,7 +137,7 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
     assert row["accuracy, %"].startswith("1 of 2 diverged; 25.00")
-    assert row["gain over fedavg"] == "-30.00 ± 28.28"
+    assert row["difference to fedavg"] == "-30.00 ± 28.28"
     assert "diverged runs count as chance accuracy" in compared.notes
     seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
@@ -306,7 +306,7 @@ def test_the_command_prints_a_table_and_writes_files(root: Path, tmp_path: Path)
     assert (base.row, other.row, other.value_seeds) == ("fedavg", "fedprox", (0, 1, 2))
     assert run_compare(root, *choice, "--out", str(markdown)).exit_code == 0
     heading, _, first, second = markdown.read_text().splitlines()
-    assert heading == "| compared | seeds | accuracy, % | gain over fedavg |"
+    assert heading == "| compared | seeds | accuracy, % | difference to fedavg |"
     assert first.startswith("| fedavg | 3 | 60.00 ± 10.00 |") and "+2.67 [-0.84, +6.18]" in second
 
 

@@ -198,6 +198,16 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     assert forest([without], {"b": "b"}) == "" == forest([cell] * 41, {"a": "a"})
 
 
+def test_a_forest_plot_of_gains_is_in_points() -> None:
+    cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
+    picture = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
+    (center,) = map(float, re.findall(r'<circle cx="([\d.]+)"', picture))
+    ticks = re.findall(r'x="([\d.]+)" y="\d+" text-anchor="middle">([^<]+)', picture)
+    assert [text for _, text in ticks] == ["-2", "0", "2", "gain, in points"] and "<rect" not in picture
+    zero, two = float(ticks[1][0]), float(ticks[2][0])
+    assert center == pytest.approx((zero + two) / 2, abs=0.1)
+
+
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
     """Empty fields are left out; texts stay texts if they look like numbers."""
     schema = json.loads((ROOT / "config" / "schemas" / "verdicts.json").read_text())
@@ -356,15 +366,15 @@ def numbers(row: str, **columns: Any) -> TableCell:
     return TableCell(**{"item": "table1", "row": row, "label": "accuracy, %", "decimals": 2, **columns})
 
 
-FAR = {"gain": 9.0, "gain_low": 7.0, "gain_high": 11.0, "gain_verdict": "better", "n": 3, "exploratory": True}
-NEAR = {"gain": 5.0, "gain_low": 3.0, "gain_high": 7.0, "gain_verdict": "better", "n": 8}
-WORSE = {"gain": -2.0, "gain_low": -3.0, "gain_high": -1.0, "gain_verdict": "worse", "n": 3}
+PLUS = {"column": "+ FLFA", "n": 3}
+FAR = {**PLUS, "gain": 9.0, "gain_low": 7.0, "gain_high": 11.0, "gain_verdict": "better", "exploratory": True}
+NEAR = {**PLUS, "gain": 5.0, "gain_low": 3.0, "gain_high": 7.0, "gain_verdict": "better", "n": 8}
+WORSE = {**PLUS, "gain": -2.0, "gain_low": -3.0, "gain_high": -1.0, "gain_verdict": "worse"}
 FEWER = {"verdict": "not reproduced", "side": "less", "published": 100.0, "measure": "rounds_to_target"}
-JUDGED = {"verdict": "supported", "exploratory": False, "claim": "A grows", "where": "sec. 2"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns", "claims", "finding"),
+    ("kind", "columns", "finding"),
     [
         (
             "control",
@@ -375,9 +385,17 @@ JUDGED = {"verdict": "supported", "exploratory": False, "claim": "A grows", "whe
                 "d": {"verdict": "inconclusive"},
                 "e": {"verdict": "not run"},
             },
-            [],
-            "The rule rejects 1 of 2 falsified values and none of 2 true values. Of the true ones, it "
-            "confirms 1 and leaves 1 open.",
+            "The rule rejects 1 of 2 false values. Of 2 true values, it rejects none, confirms 1 and leaves 1 "
+            "open.",
+        ),
+        (
+            "control",
+            {
+                "a": {"verdict": "not reproduced", "falsified": True},
+                "b": {"verdict": "reproduced"},
+                "c": {"verdict": "reproduced"},
+            },
+            "The rule rejects the one false value. It confirms all 2 true values.",
         ),
         (
             "paper",
@@ -386,58 +404,40 @@ JUDGED = {"verdict": "supported", "exploratory": False, "claim": "A grows", "whe
                 "b": {**FEWER, "mean": 50.0, "difference": -50.0},
                 "c": {"verdict": "inconclusive", "mean": 60.0, "published": 60.0, "difference": 0.0},
             },
-            [],
             "Accuracy & gain, accuracy, %: 2 of 3 published values are not reproduced (less); ours are "
             "0.25 to 0.50 times as large.",
         ),
         (
             "comparison",
             {"a": FAR, "b": NEAR, "c": WORSE, "d": {**NEAR, "gain_verdict": "inconclusive"}},
-            [],
-            "b: better than BP by 5.00 points (90 % interval +3.00 to +7.00; “Accuracy & gain”, 8 seeds). "
-            "It is the largest of 2 that are better, among 4 differences.",
+            "+ FLFA minus BP, accuracy: +5.00 points (90 % interval +3.00 to +7.00; b, 8 seeds). "
+            "Of 4 differences, 2 are better; it is the largest of these.",
         ),
         (
             "comparison",
             {"c": WORSE},
-            [],
-            "c: worse than BP by 2.00 points (90 % interval -3.00 to -1.00; “Accuracy & gain”, 3 seeds). "
-            "It is the only one that is worse, among 1 difference.",
-        ),
-        (
-            "comparison",
-            {"a": {"mean": 60.0}},
-            [
-                {
-                    **JUDGED,
-                    "evidence": "mean +1 points [+0.5, +1.5] (x minus y) over 3 seeds; one-sided p 0.01.",
-                },
-                {**JUDGED, "verdict": "contradicted", "claim": "B falls", "evidence": "mean +2"},
-                {**JUDGED, "verdict": "undecided", "evidence": ""},
-            ],
-            "Of 3 claims that our runs test, they support 1 and contradict 1. Supported: “A grows” (sec. 2; "
-            "mean +1 points [+0.5, +1.5] (x minus y)).",
+            "+ FLFA minus BP, accuracy: -2.00 points (90 % interval -3.00 to -1.00; c, 3 seeds). "
+            "Of 1 difference, 1 is worse.",
         ),
         (
             "paper",
             {
-                "a": {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5},
-                "b": {"gain": -2.0, "gain_low": -3.0, "gain_high": -1.0},
-                "c": {"gain": 9.0, "gain_low": -math.inf, "gain_high": math.inf},
+                "a": {**PLUS, "gain": 1.0, "gain_low": 0.5, "gain_high": 1.5},
+                "b": {**PLUS, "gain": -2.0, "gain_low": -3.0, "gain_high": -1.0},
+                "c": {**PLUS, "gain": 9.0, "gain_low": -math.inf, "gain_high": math.inf},
             },
-            [],
-            "Accuracy & gain, accuracy, %, gains over BP: -2.00 [-3.00, -1.00] (b) to +1.00 [+0.50, +1.50] "
-            "(a), 2 cells; brackets: 90 % intervals.",
+            "+ FLFA minus BP, accuracy: -2.00 points (90 % interval -3.00 to -1.00; b, 3 seeds). It is the "
+            "largest of 2 differences.",
         ),
-        ("paper", {"a": {"mean": 60.5}}, [], "Accuracy & gain, accuracy, %: 60.50 (a), 1 cell."),
-        ("paper", {"a": {}}, [], ""),
+        ("paper", {"a": {"mean": 60.5}, "b": {"mean": 60.25}}, "Accuracy & gain: 60.25 to 60.50 % (2 cells)."),
+        ("paper", {"a": {}}, ""),
     ],
 )
 def test_a_finding_leads_with_the_main_result(
-    tmp_path: Path, kind: str, columns: dict[str, dict[str, Any]], claims: list[dict[str, Any]], finding: str
+    tmp_path: Path, kind: str, columns: dict[str, dict[str, Any]], finding: str
 ) -> None:
     cells = [numbers(row, **{"measure": "final_accuracy", **one}) for row, one in columns.items()]
-    assert summary.finding(kind, cells, [Toy(tmp_path).sheet], claims) == finding
+    assert summary.finding(kind, cells, [Toy(tmp_path).sheet]) == finding
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

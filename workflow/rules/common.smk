@@ -58,15 +58,16 @@ onstart:
 
 
 onsuccess:
-    # The front page and the papers' pages lead to all others.
     pages = [
         page
-        for page in Path(OUT).rglob("*.html")
+        for page in sorted(Path(OUT).rglob("*.html"))
         if page.stat().st_mtime >= workflow.fltrain_start
     ]
-    pages.sort(key=lambda page: (len(page.parts), page))
-    if shown := [page for page in pages if page.name == "index.html"] or pages:
-        print("Pages:", *shown, sep="\n  ", file=sys.stderr)
+    # The front page and the papers' pages lead to all others.
+    if any(page.name == "index.html" for page in pages):
+        pages = [Path(OUT, "index.html"), *sorted(Path(OUT).glob("*/index.html"))]
+    if pages:
+        print("Pages:", *pages, sep="\n  ", file=sys.stderr)
 
 
 onerror:
