@@ -53,7 +53,11 @@ def page(
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
     dropped = any(not cell.listed for shown in cells.values() for cell in shown)
-    given = {verdict.removesuffix(", exploratory") for verdicts, _ in summary["counts"].values() for verdict in verdicts}
+    given = {
+        verdict.removesuffix(", exploratory")
+        for verdicts, _ in summary["counts"].values()
+        for verdict in verdicts
+    }
     every: list[Mapping[Any, str]] = [VERDICTS, INTENDED, GAIN_VERDICTS, CLAIM_VERDICTS]
     scale_notes = {sheet.scale_note for sheet in sheets}
     return TEMPLATES.get_template("paper.html").render(

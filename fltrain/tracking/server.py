@@ -27,6 +27,11 @@ CELL_COLUMNS = (
     *("tags.`verdict`", "tags.`diverged`"),
 )
 TABLE_COLUMNS = ("params.`title`", "tags.`paper`", "tags.`scale`")
+_WIDTHS = {
+    **{"metrics.`final_accuracy`": 125, "tags.`seed`": 60, "tags.`skew`": 100},
+    **{"tags.`status`": 95, "tags.`verdict`": 130, "metrics.`published`": 95, "params.`title`": 380},
+}
+"""Widths of columns in pixels, if their headings or contents need another one than 80."""
 _SECTIONS = ("Curves", "Model metrics")  # MLflow itself makes the second only, sorted by name
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
@@ -47,12 +52,11 @@ if (!location.hash) location.replace(start);
 def state_of(name: str) -> dict[str, Any]:
     """Return the settings of an experiment's list: columns, and groups and charts of runs."""
     columns = {TABLES: TABLE_COLUMNS, CELLS: CELL_COLUMNS}.get(name, RUN_COLUMNS)
-    # A name and a number in full: headings are cut otherwise, and a group's mean has all its digits.
-    widths = {column: 40 + 8 * max(len(column.split("`")[1]), 4) for column in columns}
+    widths = {column: _WIDTHS.get(column, 80) for column in columns}
     state: dict[str, Any] = {
         "selectedColumns": columns,
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 250, "runDateAndNestInfo": 125} | widths,
+        "columnWidths": {"attributes.`Run Name`": 230, "runDateAndNestInfo": 140} | widths,
     }
     if name in (TABLES, CELLS):
         return state

@@ -347,7 +347,7 @@ def test_stated_values(runs: Runs, gains: Sequence[float], stated: float, verdic
     found = runs.judged(value, stated)
     assert (found.verdict, runs.judged(value, stated / 100, "fraction").verdict) == (verdict, verdict)
     reduced = runs.judged(value, stated, reduced=True)
-    assert (reduced.verdict, "this one is reduced" in reduced.evidence) == ("not run", True)
+    assert (reduced.verdict, "full protocol" in reduced.evidence) == ("not run", True)
     if len(gains) > 2:
         error = max(np.std(gains, ddof=1), 0.01) * (1 / 3 + 1) ** 0.5
         half = stats.t.isf(0.05, 2) * error

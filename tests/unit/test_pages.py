@@ -429,7 +429,11 @@ FEWER = {"verdict": "not reproduced", "side": "less", "published": 100.0, "measu
             "+ FLFA minus BP, accuracy: -2.00 points (90 % interval -3.00 to -1.00; b, 3 seeds). It is the "
             "largest of 2 differences.",
         ),
-        ("paper", {"a": {"mean": 60.5}, "b": {"mean": 60.25}}, "Accuracy & gain: 60.25 to 60.50 % (2 cells)."),
+        (
+            "paper",
+            {"a": {"mean": 60.5}, "b": {"mean": 60.25}},
+            "Accuracy & gain: 60.25 to 60.50 % (2 cells).",
+        ),
         ("paper", {"a": {}}, ""),
     ],
 )
