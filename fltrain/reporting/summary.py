@@ -120,8 +120,8 @@ def finding(
 
     Of a control, it is how many false and true values the rule rejects. Of a paper, it is the gain of its
     plug-in in the first item, or in the first of the ``confirmed`` ones, which have a claim that was decided
-    before their runs had been seen; else the most frequent verdict on the published values of a table. Without
-    these, it is one difference between methods, or the smallest and largest value of one table.
+    before their runs had been seen; else the most frequent verdict on the published values of a table. Else
+    it is one difference between methods, or the smallest and largest value of one table.
     """
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     first = sorted(cells, key=lambda cell: cell.item not in confirmed)
@@ -185,8 +185,8 @@ def _main_verdict(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
 def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> str:
     """Return the largest difference between methods with the best verdict: better, else worse.
 
-    Exploratory verdicts count only if there is no other. Without verdicts, it is the largest difference of the
-    first table that has any.
+    Exploratory verdicts count only if there is no other. Without verdicts, it is the largest difference of
+    the first table that has any.
     """
     finite = [cell for cell in cells if _finite(cell, "gain", "gain_interval")]
     if not finite:

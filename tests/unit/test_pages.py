@@ -385,8 +385,8 @@ FEWER = {"verdict": "not reproduced", "side": "less", "published": 100.0, "measu
                 "d": {"verdict": "inconclusive"},
                 "e": {"verdict": "not run"},
             },
-            "The rule rejects 1 of 2 false values. Of 2 true values, it rejects none, confirms 1 and leaves 1 "
-            "open.",
+            "The rule rejects 1 of 2 false values. Of 2 true values, it rejects none, confirms 1 and leaves "
+            "1 open.",
         ),
         (
             "control",
