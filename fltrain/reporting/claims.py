@@ -356,18 +356,19 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
 
 def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quantity) -> list[str]:
     """Return the mean with its interval and the subtraction behind it, and the extreme places."""
-    parts, found = ["no seed has a number in all places"], contrast(mean)
+    parts, found, unit = ["no seed has a number in all places"], contrast(mean), _unit(sheet, test)
+    form = "+z.2f" if unit == " points" else "+.4g"
     if mean.values:
         compared = _compared(sheet, test)
-        around = " [{:+.4g}, {:+.4g}]".format(*found.interval) if found else ""
+        around = " [{}, {}]".format(*(f"{end:{form}}" for end in found.interval)) if found else ""
         around += f" ({compared})" if compared else ""
         seeds = count(len(mean.values), "seed")
-        parts = [f"mean {average(mean.values):+.4g}{_unit(sheet, test)}{around} over {seeds}"]
+        parts = [f"mean {average(mean.values):{form}}{unit}{around} over {seeds}"]
     means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
     if len(means) > 1:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
         parts.append(_signs([*means.values()]))
-        parts.append(f"from {means[low]:+.4g} ({low}) to {means[high]:+.4g} ({high})")
+        parts.append(f"from {means[low]:{form}} ({low}) to {means[high]:{form}} ({high})")
     return parts
 
 

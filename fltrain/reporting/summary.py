@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -65,7 +66,7 @@ def paper_summary(
     ]
     return {
         **paper,
-        "finding": finding(paper["kind"], every, sheets, confirmed),
+        "finding": finding(paper["kind"], every, sheets, claims, confirmed),
         "picture": next((name for name in figures if name in confirmed or not confirmed), ""),
         "forest": forest(every, titles) or forest(decided, titles, "gain"),
         "counts": verdict_counts(paper["kind"], every, claims),
@@ -114,14 +115,18 @@ def _exploratory(cells: Iterable[TableCell], claims: Sequence[Mapping[str, Any]]
 
 # ---------------------------------------------------------------- the main finding
 def finding(
-    kind: str, cells: Sequence[TableCell], sheets: Sequence[ItemJob], confirmed: Collection[str] = ()
+    kind: str,
+    cells: Sequence[TableCell],
+    sheets: Sequence[ItemJob],
+    claims: Sequence[Mapping[str, Any]] = (),
+    confirmed: Collection[str] = (),
 ) -> str:
     """Return one or two sentences with the main result and its numbers; empty without any number.
 
     Of a control, it is how many false and true values the rule rejects. Of a paper, it is the gain of its
     plug-in in the first item, or in the first of the ``confirmed`` ones, which have a claim that was decided
     before their runs had been seen; else the most frequent verdict on the published values of a table. Else
-    it is one difference between methods, or the smallest and largest value of one table.
+    it is a claim that our runs decide, one difference between methods, or the ends of one table's values.
     """
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     first = sorted(cells, key=lambda cell: cell.item not in confirmed)
@@ -130,7 +135,7 @@ def finding(
         found = _rejections(cells)
     elif kind == "paper":
         found = main_gain(first, titles, confirmed) or _main_verdict(cells, titles)
-    return found or _main_difference(first, sheets) or _values(first, titles)
+    return found or _decided(claims) or _main_difference(first, sheets) or _values(first, titles)
 
 
 def _rejections(cells: Iterable[TableCell]) -> str:
@@ -180,6 +185,17 @@ def _main_verdict(cells: Iterable[TableCell], titles: Mapping[str, str]) -> str:
         return f"{text}; ours are {ends} times as large."
     ends = _ends([cell.difference or 0.0 for cell in same], "+z.2f")
     return f"{text}; ours minus published is {ends} points."
+
+
+def _decided(claims: Iterable[Mapping[str, Any]]) -> str:
+    """Return the clearest claim that our runs decide, with its first number."""
+    decided = [claim for claim in claims if claim["verdict"] in ("supported", "contradicted")]
+    if not decided:
+        return ""
+    claim = min(decided, key=lambda claim: (claim["exploratory"], claim["verdict"] != "supported"))
+    number = re.split(r" over |, by |;", claim["evidence"])[0]
+    late = ", exploratory" if claim["exploratory"] else ""
+    return f"{claim['verdict'].capitalize()}{late}: “{claim['claim']}” ({claim['where']}; {number})."
 
 
 def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> str:

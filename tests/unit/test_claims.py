@@ -164,16 +164,16 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "mean +1 points [-0.6859, +2.686] (x minus none) over 3 seeds, positive at 1 of 2 places, from +0 "
-        "(b) to +2 (a); one-sided p 0.113."
+        "mean +1.00 points [-0.69, +2.69] (x minus none) over 3 seeds, positive at 1 of 2 places, from +0.00 "
+        "(b) to +2.00 (a); one-sided p 0.113."
     )
 
 
 @pytest.mark.parametrize(
     ("test", "mean"),
     [
-        (NEGATIVE, "mean +2.1 points [+1.931, +2.269] (x minus none)"),
-        ({**NEGATIVE, "over": {"plugin": "x"}}, "mean -2.1 points [-2.269, -1.931] (none minus x)"),
+        (NEGATIVE, "mean +2.10 points [+1.93, +2.27] (x minus none)"),
+        ({**NEGATIVE, "over": {"plugin": "x"}}, "mean -2.10 points [-2.27, -1.93] (none minus x)"),
         ({**ABOVE, "at": ABOVE["minus"], "minus": ABOVE["at"]}, "(none minus x)"),
         ({**SIMILAR, "by": 1.0}, "(x minus none)"),
         ({**GAIN, "kind": "positive", "over": {"method": "a"}}, "(others minus a)"),
@@ -225,7 +225,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "over 3 seeds, positive at both places, from +3.5 (u) to +13.5 (v)" in found.evidence
+    assert "over 3 seeds, positive at both places, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -239,7 +239,7 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
     assert runs.judged(every, sheet=sheet).verdict == "contradicted"
     averaged = runs.judged({**every, "mean_over": ["method"]}, sheet=sheet)
     assert averaged.verdict == "supported"
-    assert "from +1.1 (v) to +2.1 (u)" in averaged.evidence
+    assert "from +1.10 (v) to +2.10 (u)" in averaged.evidence
     value = {**GAIN, "kind": "value", "mean_over": ["method"]}
     for extreme, estimate in {"smallest": 1.1, "largest": 2.1}.items():
         found = runs.judged({**value, "extreme": extreme}, 0.0, sheet=sheet)
@@ -620,7 +620,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = judgement.to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.1 points [+1.931, +2.269] (x minus none) "
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.10 points [+1.93, +2.27] (x minus none) "
         f"over 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")

@@ -542,11 +542,11 @@ def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
     later = [cell.replace(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
     half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
     for confirmed, when in (((), ""), ({"table1"}, ", test decided before the runs")):
-        assert finding("paper", [*cells, *later], sheets, confirmed) == (
+        assert finding("paper", [*cells, *later], sheets, (), confirmed) == (
             f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
             f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds{when})."
         )
-    first = finding("paper", [*later, *cells], sheets, {"table1"})
+    first = finding("paper", [*later, *cells], sheets, (), {"table1"})
     assert "+3.00 points" in first, "a confirmed item comes first"
     assert main_gain([cell.replace(plugin="") for cell in cells], {}, ()) == "", "rivals are never combined"
     assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles, ()) == "", "a seed is missing"

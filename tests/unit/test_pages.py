@@ -444,6 +444,16 @@ def test_a_finding_leads_with_the_main_result(
     assert summary.finding(kind, cells, [Toy(tmp_path).sheet]) == finding
 
 
+def test_a_finding_without_verdicts_on_cells_is_a_claim() -> None:
+    evidence = "mean +1.00 points [+0.50, +1.50] (x minus y) over 3 seeds; one-sided p 0.01."
+    fields = {"exploratory": False, "where": "sec. 2", "evidence": evidence}
+    verdicts = {"B falls": "contradicted", "A grows": "supported", "C stays": "undecided"}
+    claims = [{**fields, "claim": text, "verdict": verdict} for text, verdict in verdicts.items()]
+    assert summary.finding("comparison", [], [], claims) == (
+        "Supported: “A grows” (sec. 2; mean +1.00 points [+0.50, +1.50] (x minus y))."
+    )
+
+
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
     assert "different scales" not in text_of(front(toy)) and "on toy data" in text_of(front(toy))
     assert "states its own scale" in text_of(front(toy, title="")), "as there is none for all"
