@@ -115,8 +115,8 @@ def pictures(cell: TableCell) -> list[Markup]:
 
 ROW, LETTER, BOLD, FOREST_WIDTH = 16, 6.2, 7.2, 240
 """Height of a line of a forest plot, width of its letters and of its axis, in pixels, for a phone."""
-LIMIT, MOST = 6.0, 40
-"""Ends of the axis in margins, and the most cells that a plot can have."""
+LIMIT, POINTS, MOST = 6.0, 15.0, 40
+"""Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
 
 
 def forest(
@@ -138,8 +138,8 @@ def forest(
         unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
         if interval and unit and middle is not None and all(map(math.isfinite, interval)):
             numbers = [number / unit for number in (*interval, middle)]
-            if of == "difference":
-                numbers = [max(-LIMIT, min(LIMIT, number)) for number in numbers]
+            most = LIMIT if of == "difference" else POINTS
+            numbers = [max(-most, min(most, number)) for number in numbers]
             verdict = cell.full_verdict if of == "difference" else cell.gain_verdict
             bar = cell.place, numbers, verdict or ""
             groups.setdefault((cell.item, cell.label), []).append(bar)
