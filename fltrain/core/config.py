@@ -204,7 +204,9 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
         if isinstance(conflicts, Conflicts):
             for message in conflicts.messages:
                 path, _, what = message.partition(": ")
-                place = (*keys, *path.split("."))
+                if not re.fullmatch(r"[\w.]+", path):  # an own component's check may name no setting
+                    path, what = "", message
+                place = (*keys, *filter(None, path.split(".")))
                 found[place] = f"{found[place]}; {what}" if place in found else what
         else:
             found.setdefault(keys, _message(fault, kinds, fields))

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import model_validator
 
-from fltrain.core.config import Settings
+from fltrain.core.config import Conflicts, Settings
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.strict_yaml import read_settings
@@ -87,6 +88,26 @@ def test_misspelt_hooks_are_refused() -> None:
         type("Misspelt", (Method,), {"__module__": __name__, "corect": lambda self: None})
     for helper in ("prepare", "objective", "_corect"):
         type("Helped", (Method,), {"__module__": __name__, helper: lambda self: None})
+
+
+class Pair(Settings):
+    low: int
+    high: int
+
+    @model_validator(mode="after")
+    def _refused(self) -> "Pair":
+        raise Conflicts(["high: is below low", "high: is odd", "the two do not fit; choose others"])
+
+
+def test_conflicts_without_a_setting_are_named_whole() -> None:
+    with pytest.raises(FltrainError) as caught:
+        Pair.parse({"low": 2, "high": 1}, "mine")
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == "mine: 2 problems:"
+    assert sorted(map(str.strip, lines)) == [
+        "high: is below low; is odd",
+        "the two do not fit; choose others",
+    ]
 
 
 def test_all_conflicts_are_named_with_their_lines(tmp_path: Path) -> None:
