@@ -169,34 +169,6 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("test", "mean"),
-    [
-        (NEGATIVE, "mean +2.10 points [+1.93, +2.27] (x minus none)"),
-        ({**NEGATIVE, "over": {"plugin": "x"}}, "mean -2.10 points [-2.27, -1.93] (none minus x)"),
-        ({**ABOVE, "at": ABOVE["minus"], "minus": ABOVE["at"]}, "(none minus x)"),
-        ({**SIMILAR, "by": 1.0}, "(x minus none)"),
-        ({**GAIN, "kind": "positive", "over": {"method": "a"}}, "(others minus a)"),
-        (
-            {**ABOVE, "over": {"method": "b"}, "at": {"method": "a", "plugin": "x"}},
-            "(gain over b: x minus none)",
-        ),
-    ],
-)
-def test_evidence_states_the_subtraction(runs: Runs, test: Yaml, mean: str) -> None:
-    """A reader knows the meaning of the sign: of "a is best", the mean is the others' minus a."""
-    runs.pairs({"a": CLEAR})
-    runs.pairs({"b": CLEAR, "c": CLEAR}, base=40.0)
-    assert f"{mean} over 3 seeds" in runs.judged(test).evidence
-
-
-def test_a_mean_that_is_negative_everywhere_is_called_so(runs: Runs) -> None:
-    runs.pairs({"a": (-1.0, -2.0, -3.0), "b": (-1.0, -1.5, -2.0)})
-    assert "over 3 seeds, negative at both places, from" in runs.judged(POSITIVE).evidence
-    runs.pairs({"c": (0.0, 0.0, 0.0)})
-    assert "over 3 seeds, positive at none of 3 places, from" in runs.judged(POSITIVE).evidence
-
-
 def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     """The loss is not significant at any single place, but at all places together."""
     draws = np.random.default_rng(0).normal(0, 1, (6, 5))
@@ -299,21 +271,6 @@ def test_all_parts_of_a_claim_must_hold(runs: Runs, parts: list[str], verdict: s
         if len(set(order)) > 1:
             assert found.evidence.startswith(f"(1) {order[0]}: ")
             assert f" (2) {order[1]}: " in found.evidence
-
-
-def test_parts_with_the_same_evidence_share_a_sentence(runs: Runs) -> None:
-    runs.pairs({"gains": CLEAR})
-    lost, other, holds = PARTS["not run"], {**POSITIVE, "at": {"method": "z"}}, PARTS["supported"]
-
-    def evidence(*tests: Yaml, reduced: bool = False) -> str:
-        return runs.judged({"kind": "all", "tests": tests}, reduced=reduced).evidence
-
-    item, label = "Its runs are not made here.", "At this scale, its runs have no method 'z'."
-    assert evidence(lost, lost, lost) == evidence(lost, lost, reduced=True) == item
-    assert evidence(lost, other, lost) == f"(1, 3) {item} (2) {label}"
-    text = evidence(holds, *[lost] * 12)
-    assert text.startswith("(1) supported: mean") and text.count(item) == 1
-    assert text.endswith(f" (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13) not run: {item}")
 
 
 def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:

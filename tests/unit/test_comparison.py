@@ -24,6 +24,7 @@ from fltrain.core.statistics import (
 )
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
+from fltrain.reporting.pictures import tone
 from fltrain.reporting.summary import finding, main_gain
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import absent
@@ -142,22 +143,6 @@ def test_diverged_cells_have_their_own_spread_and_change_no_other() -> None:
     assert own == Spread(pytest.approx(np.std(wild.values, ddof=1)), 2, 1)
 
 
-def test_no_spread_is_smaller_than_one_test_image() -> None:
-    same = [Sample((60.0, 60.0, 60.0), floor=0.1)] * 5
-    assert spreads(*same)[0].std == pytest.approx(0.1)
-    assert contrast(same[0]).interval == pytest.approx(  # type: ignore[union-attr]
-        tuple(60 + sign * stats.t.isf(0.05, 2) * 0.1 / math.sqrt(3) for sign in (-1, 1))
-    )
-
-
-def test_the_extreme_of_several_contrasts_is_corrected() -> None:
-    one, of_four = (contrast(Sample(VALUES), 60.0, tries=tries) for tries in (1, 4))
-    assert one is not None and of_four is not None
-    half = stats.t.isf(0.05 / 4, 3) * one.error
-    assert of_four.interval == pytest.approx((one.estimate - half, one.estimate + half))
-    assert of_four.p_outside == pytest.approx(min(1.0, 4 * one.p_outside))
-
-
 def test_holm_by_hand() -> None:
     # Sorted: .01 x 4, .02 x 3, .03 x 2, .5 x 1, each at least as large as the one before.
     corrected = holm([0.03, None, 0.01, 0.5, 0.02])
@@ -263,12 +248,6 @@ def test_the_interval_is_a_prediction_interval() -> None:
         found, error = judged((61.0, 62.0, 63.0), **changes), math.sqrt(1 / 3 + variance)
         assert found.difference_interval == pytest.approx((2 - half * error, 2 + half * error))
         assert found.p == pytest.approx(stats.t.sf((2 - 1) / error, 2))
-
-
-def test_a_diverged_seed_does_not_widen_other_cells() -> None:
-    calm = [numbers(tuple(60 + 0.1 * np.arange(3) + shift)) for shift in range(4)]
-    with_another = compare([*calm, numbers((60.0, 10.0, 60.0), diverged=1)])
-    assert with_another[0] == compare(calm)[0]
 
 
 @pytest.mark.parametrize(("theirs", "decided"), [(100, True), (1, False)])
@@ -456,7 +435,8 @@ def test_error_rates_with_unequal_spreads_are_those_of_the_documentation(row: tu
         )
     found = np.mean(rates, axis=0)
     assert found == pytest.approx(list(map(float, documented)), abs=0.0006), "docs/protocol.md is out of date"
-    assert (found[0], found[3]) == pytest.approx(MODERATED.get(name, (found[0], found[3])), abs=0.04)
+    if name in MODERATED:
+        assert (found[0], found[3]) == pytest.approx(MODERATED[name], abs=0.04)
 
 
 BASELINES = re.findall(r"^\| (one|separate) \| (\S+) \| (\S+) \|$", PROTOCOL, re.MULTILINE)
@@ -780,6 +760,7 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
         assert texts[form].count("70.00 ± 0.50 [1]" if form == "md" else r"70.00 $\pm$ 0.50 [1]") == 1
         assert "[1] Doubtful as published: the two are alike." in texts[form]
         assert "F-1: something is assumed." in texts[form]
+        assert ("Assumed at full scale, where" in texts[form]) == reduced
         assert ("lies inside the margin (accuracy" in texts[form]) != reduced
         assert ("without a run here: 1" in texts[form]) != reduced
     assert [cell.anomalies for cell in read_csv(outputs["csv"])].count(("the two are alike",)) == 2
@@ -793,3 +774,43 @@ def test_every_anomaly_concerns_published_values() -> None:
         assert values, one
         if "a copy" in one.reason or "the same number of rounds" in one.reason:
             assert min(Counter(values).values()) > 1, one
+
+
+# ---------------------------------------------------------------- controls: tables with a known truth
+def control(name: str) -> list[TableCell]:
+    """The cells of a published control; CI makes its file again from the records."""
+    return read_csv(CONFIG.parent / "published" / "controls" / f"{name}.csv")
+
+
+def test_published_controls_are_judged_correctly() -> None:
+    """Half of the values of ``spiked`` are three points above the true ones."""
+    assert {cell.verdict for name in ("positive", "positive_bare") for cell in control(name)} == {
+        "inconclusive"
+    }
+    true = {(cell.row, cell.measure): cell.published for cell in control("positive")}
+    spiked = control("spiked")
+    false = [cell for cell in spiked if cell.published == pytest.approx(true[cell.row, cell.measure] + 3)]
+    assert len(false) == len(spiked) / 2
+    assert {cell.full_verdict for cell in false} == {"not reproduced (as intended)"}
+    assert {cell.verdict for cell in spiked if cell not in false} == {"inconclusive"}
+    assert {tone(cell.full_verdict) for cell in false} == {"good"}
+    assert tone("not reproduced (worse)") == "bad", "a true value that is rejected"
+    assert {cell.verdict for cell in control("flower")} == {"reproduced"}
+    assert [cell.gains for cell in control("neutral") if cell.gains] == [(0.0,) * 5] * 3
+
+
+def test_a_twentieth_of_gains_without_an_effect_looks_positive() -> None:
+    """2,000 gains of A/A tables: five cells with three seeds each, drawn from 60 runs of one setting."""
+    (cell,) = control("other_seeds")
+    draws, positive, tables = np.random.default_rng(0), 0, 400
+    for _ in range(tables):
+        one, other = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
+        found = compare(
+            [
+                (TableCell(values=values, gains=gains, published_gain=1.0), RuleInputs())
+                for values, gains in zip(one.tolist(), (one - other).tolist(), strict=True)
+            ]
+        )
+        verdicts = [cell.gain_verdict for cell in found]
+        positive += sum(verdict in ("size reproduced", "direction reproduced") for verdict in verdicts)
+    assert 0.03 < positive / (5 * tables) < 0.07

@@ -84,17 +84,3 @@ def test_variances_are_drawn_layer_by_layer(records: dict[str, Record], tmp_path
     assert plain["layer"].tolist() == ["conv1.0", "conv2.0", "fc1.0", "fc2.0", "classifier"]
     assert (numbers[["unit_norm", "raw"]] >= 0).all(axis=None)
     assert (numbers["unit_norm"] <= 1 + 1e-9).all(), "vectors of length one"
-
-
-def test_an_inversion_is_drawn_with_its_measurements(records: dict[str, Record], tmp_path: Path) -> None:
-    attack = {"kind": "pixels", "steps": 5}
-    figure = {"kind": "inversion", "split": 1, "images": 2, "targets": ["raw"], "attack": attack}
-    numbers = drawn({"plain": records["plain"]}, figure, tmp_path)
-    assert len(numbers) == 2
-    assert (numbers["loss"] <= numbers["loss_before"]).all()
-
-
-def test_a_run_without_saved_models_names_the_setting(tmp_path: Path) -> None:
-    record = trained(tiny(rounds=1), tmp_path)
-    with pytest.raises(FltrainError, match=r"keeps no model; set evaluation\.keep"):
-        TrainedRun(record, Results(tmp_path), CPU)

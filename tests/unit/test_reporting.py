@@ -1,22 +1,18 @@
-"""Tables and figures of hand-made records: numbers by hand, and the written files."""
+"""Tables of hand-made records: numbers by hand, and the written files."""
 
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import Curves, ItemJob
+from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
-from fltrain.reporting.figures import draw as figures
-from fltrain.reporting.frame import targets_text
+from fltrain.reporting.frame import curve, targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import PAGE_COLUMNS, Grid, published_text, value_text
@@ -27,7 +23,6 @@ from fltrain.runs.record import Record, write_record
 
 from .helpers import DIVERGED, MISSING, Cells, Row, tiny, trained
 from .helpers import accuracies as accuracy_rows
-from .helpers import drifts as drift
 
 CONFIG = Path(__file__).parents[2] / "config"
 LAYERS = ("stem.0", "stage1.expand", "stage1.project", "classifier")
@@ -36,30 +31,12 @@ Yaml = dict[str, Any]
 
 
 # ---------------------------------------------------------------- records and sheets
-COUNTS: dict[int, Any] = {}
-"""Images by client and class of hand-made partitions, by their seed."""
-
-
 class Runs(Cells):
-    """Hand-made records and partitions, and layouts of them."""
-
-    def divide(self, labels: dict[str, str], counts: Sequence[Sequence[int]]) -> None:
-        """Note a partition with these images by client and class; its run has no record."""
-        spec = tiny(seed=len(self.cells))
-        COUNTS[spec.seed] = np.array(counts, np.int64)
-        self.place(labels, "never-trained", spec=spec.canonical)
+    """Hand-made records, and tables of them."""
 
     def table(self, *measures: Yaml, rows: str = "method", **changes: Any) -> ItemJob:
         layout = {key: changes.pop(key) for key in ("columns", "panels") if key in changes}
         return self.sheet(table={"rows": rows, "measures": list(measures), **layout}, **changes)
-
-    def figure(self, *panels: Yaml, series: str = "method", **changes: Any) -> ItemJob:
-        grid = {key: changes.pop(key) for key in ("columns", "rows") if key in changes}
-        layout = {"kind": "curves", "series": series, "panels": list(panels), **grid}
-        return self.sheet(figure=layout, **changes)
-
-    def bubbles(self) -> ItemJob:
-        return self.sheet(figure={"kind": "bubbles", "columns": "alpha"})
 
     def shown(self, sheet: ItemJob, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
         """The cells of a table by row, column and panel."""
@@ -156,16 +133,6 @@ def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
     shown = {row: value_text(cell) for (row,), cell in runs.shown(sheet).items()}
     assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "1 of 3 seeds reach it"}
     assert targets_text(sheet, runs.results.record, Published()) == "Target accuracy: 60 %."
-
-
-def test_targets_name_their_labels_in_the_order_of_the_axes(runs: Runs) -> None:
-    """The order of a set differs between two processes, and so would their tables."""
-    for labels in itertools.product(("FedAvg", "MOON"), ("u", "v"), ("few", "many"), ("low", "high")):
-        names = dict(zip(("method", "data", "clients", "skew"), labels, strict=True))
-        runs.add(names, 0.6, rows=accuracy_rows(0.6))
-    sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
-    text = targets_text(sheet, runs.results.record, Published())
-    assert text.startswith("Target accuracy: 60 % (u, few, low), 60 % (u, few, high), 60 % (u, many, low), ")
 
 
 def test_accuracy_at_equal_time_uses_the_median_time_of_the_base(runs: Runs) -> None:
@@ -565,14 +532,6 @@ def test_a_p_value_near_the_level_shows_its_side() -> None:
     ]
 
 
-@pytest.mark.parametrize("reduced", [False, True])
-def test_assumptions_belong_to_the_full_scale(runs: Runs, reduced: bool) -> None:
-    """A reduced scale can have other settings than an assumption says."""
-    runs.add({"method": "a"}, 0.5)
-    texts = written(runs, runs.table(ACCURACY, assumptions=("F-1: yes.",), reduced=reduced))
-    assert all(("Assumed at full scale, where" in texts[form]) == reduced for form in ("md", "tex"))
-
-
 def test_markdown_holds_no_html(runs: Runs) -> None:
     """Imported records can have any text, for example the name of a processor."""
     runs.add({"method": "<script>alert(1)</script> a < b"}, 0.5)
@@ -651,158 +610,6 @@ def test_latex_has_every_character_of_the_declarations() -> None:
         assert "[U+" not in text, path
 
 
-# ---------------------------------------------------------------- figures
-DRIFT = {"curve": "updates.drift", "label": "Drift"}
-REDUCTION = {"curve": "updates.drift", "label": "Reduction", "reduction_from": {"method": "BP"}}
-
-
-def test_curves_of_layers_or_blocks(runs: Runs) -> None:
-    """A field of several numbers has one line for each, here divided by its own maximum."""
-    rows = [
-        {"round": number, "kind": "divergence", "blocks": {"stem": value, "head": 2 * value}}
-        for number, value in enumerate((4.0, 2.0, 1.0), start=1)
-    ]
-    runs.add({"method": "BP"}, 0.5, rows=rows)
-    panel = {"curve": "divergence.blocks", "label": "Divergence", "normalise": True}
-    sheet = runs.figure(panel, series="blocks")
-    assert {name: values.tolist() for name, values in frame(runs, sheet).items()} == {
-        ("stem", 0): [1.0, 0.5, 0.25],
-        ("head", 0): [1.0, 0.5, 0.25],
-    }
-    _, numbers = figures.draw(sheet, runs.results)
-    assert numbers["series"].unique().tolist() == ["stem", "head"]
-
-
-def test_curves_over_local_epochs(runs: Runs) -> None:
-    runs.add({"method": "BP"}, 0.5, rows=drift(1.0, 2.0))
-    epochs = tiny().training.epochs
-    layout = {"kind": "curves", "series": "method", "panels": [DRIFT], "over": "epochs"}
-    assert frame(runs, runs.sheet(figure=layout)).index.tolist() == [epochs, 2 * epochs]
-
-
-def frame(runs: Runs, sheet: ItemJob) -> pd.DataFrame:
-    assert isinstance(sheet.figure, Curves)
-    return figures.curves(sheet, sheet.figure, sheet.figure.panels[0], runs.results.record)
-
-
-def test_reductions_are_percentages_of_the_base_with_the_same_seed(runs: Runs) -> None:
-    for method, values in (
-        ("BP", (2.0, 4.0)),
-        ("BP", (10.0, 10.0)),
-        ("FLFA", (1.0, 5.0)),
-        ("FLFA", (10.0, 1.0)),
-    ):
-        runs.add({"method": method}, 0.5, rows=drift(*values))
-    reductions = frame(runs, runs.figure(REDUCTION))
-    assert reductions.columns.tolist() == [("FLFA", 0), ("FLFA", 1)]
-    assert reductions["FLFA", 0].tolist() == pytest.approx([50, -25])
-    assert reductions["FLFA", 1].tolist() == pytest.approx([0, 90])
-
-
-def test_differences_are_paired_by_seed_and_drawn_with_their_interval(runs: Runs) -> None:
-    for base, *gains in ((2.0, 4.0, 0.01, 0.03), (9.0, 10.0, 0.01, 0.01), (5.0, 6.0, 0.01, 0.02)):
-        first, second = base, gains.pop(0)
-        runs.add({"method": "BP"}, 0.5, rows=drift(first, second))
-        runs.add({"method": "FLFA"}, 0.5, rows=drift(first + gains[0], second + gains[1]))
-    panel = {**DRIFT, "difference_from": {"method": "BP"}}
-    sheet = runs.figure(panel)
-    differences = frame(runs, sheet)
-    assert differences["FLFA", 0].tolist() == pytest.approx([1, 3])
-    assert differences["FLFA", 1].tolist() == pytest.approx([1, 1])
-    shown = pd.DataFrame(figures.draw(sheet, runs.results)[0]["vconcat"][0]["hconcat"][0]["data"]["values"])
-    # Gains of 3, 1 and 2 in round 2; Student's factor for three seeds and 90 %, from a table: 2.920.
-    half = 2.920 / 3**0.5
-    assert shown.loc[1, ["low", "high"]].tolist() == pytest.approx([2 - half, 2 + half], abs=0.01)
-
-
-@pytest.fixture
-def drawn(runs: Runs) -> ItemJob:
-    """A figure with two panels: measured values, and the reduction."""
-    for method, start in itertools.product(("BP", "FLFA"), (1.0, 2.0)):
-        runs.add({"method": method}, 0.5, rows=drift(start, start + 1, start + 3))
-    return runs.figure(DRIFT, REDUCTION)
-
-
-FEW, MANY = ((12, 0, 0), (0, 7, 1)), ((4, 5, 1), (8, 2, 0))
-"""Images of three classes at two clients."""
-
-
-@pytest.fixture
-def bubbles(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> ItemJob:
-    """A figure of two partitions with two seeds each; the runs have no records."""
-    monkeypatch.setattr(figures, "load_prepared", lambda *_: None)
-    monkeypatch.setattr(
-        figures, "partition", lambda division, _: SimpleNamespace(arrays={"counts": COUNTS[division.seed]})
-    )
-    for label, counts in (("few", FEW), ("few", FEW[::-1]), ("many", MANY), ("many", MANY[::-1])):
-        runs.divide({"alpha": label}, counts)
-    return runs.bubbles()
-
-
-SIGNATURES = {"pdf": b"%PDF-", "png": b"\x89PNG", "svg": b"<svg"}
-
-
-def test_equal_figures_give_equal_files(runs: Runs, drawn: ItemJob, tmp_path: Path) -> None:
-    contents = []
-    for folder in ("first", "second"):
-        paths = [tmp_path / folder / f"figure.{form}" for form in SIGNATURES]
-        figures.write(drawn, runs.results, paths)
-        contents.append({path.suffix[1:]: path.read_bytes() for path in paths[0].parent.iterdir()})
-    assert contents[0].keys() == SIGNATURES.keys()
-    assert [contents[0][form] for form in ("png", "svg")] == [contents[1][form] for form in ("png", "svg")]
-    assert all(contents[0][form].startswith(signature) for form, signature in SIGNATURES.items())
-
-
-@pytest.mark.parametrize("rounds", [0, 2])
-@pytest.mark.parametrize("base", [True, False], ids=["base", "other"])
-def test_a_diverged_run_ends_its_curve_early(runs: Runs, rounds: int, base: bool) -> None:
-    short, long = drift(2.0, 4.0)[:rounds], drift(1.0, 3.0, 6.0)
-    for method in ("BP", "FLFA"):
-        runs.add({"method": method}, 0.5, rows=long)
-        is_short = (method == "BP") == base
-        runs.add({"method": method}, DIVERGED if is_short else 0.5, rows=short if is_short else long)
-    sheet = runs.figure(DRIFT, REDUCTION)
-    curves = frame(runs, sheet)
-    assert curves.index.tolist() == [1, 2, 3]
-    assert curves["BP" if base else "FLFA", 1].count() == rounds
-    assert frame(runs, runs.figure(REDUCTION))["FLFA", 1].count() == rounds
-    figures.draw(sheet, runs.results)
-
-
-def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
-    """Two rows, three columns; each panel has the curves of its own cells."""
-    start = {"one": 1.0, "two": 2.0}
-    for method, data, alpha in itertools.product(("BP", "FLFA"), ("one", "two"), ("0.1", "0.3", "1")):
-        value = start[data] + float(alpha) + (method == "FLFA") / 2
-        runs.add({"method": method, "data": data, "alpha": alpha}, 0.5, rows=drift(value))
-    sheet = runs.figure(DRIFT, rows="data", columns="alpha")
-    spec, numbers = figures.draw(sheet, runs.results)
-    assert numbers.iloc[0].tolist() == ["one, alpha 0.1, Drift", "BP", 0, 1, 1.1]
-    assert len(numbers) == 12
-    titles = [[" ".join(one["title"]["text"]) for one in row["hconcat"]] for row in spec["vconcat"]]
-    assert titles == [[f"{data}, alpha {alpha}, Drift" for alpha in ("0.1", "0.3", "1")] for data in start]
-
-
-def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
-    rows = [
-        {"round": number, "kind": "evaluation", "split": split, "accuracy": accuracy}
-        for number, both in enumerate(((0.5, 0.1), (0.7, 0.2)), start=1)
-        for split, accuracy in zip(("test", "cifar10_1"), both, strict=True)
-    ]
-    run = runs.add({"method": "BP"}, 0.5, rows=rows)
-    assert figures.curve(runs.results.record(run), "evaluation.accuracy")[""].tolist() == [0.5, 0.7]
-
-
-# ---------------------------------------------------------------- images of each class at each client
-def test_areas_are_proportional_to_images_in_all_panels(runs: Runs, bubbles: ItemJob) -> None:
-    spec, numbers = figures.draw(bubbles, runs.results)
-    for label, counts in (("few", FEW), ("many", MANY)):
-        shown = numbers[numbers["panel"] == label]
-        assert shown["images"].tolist() == [*itertools.chain.from_iterable(counts)], "of the first seed"
-    scales = [one["layer"][0]["encoding"]["size"]["scale"] for one in spec["vconcat"][0]["hconcat"]]
-    assert scales[0]["domain"] == scales[1]["domain"] == [0, 12]
-
-
 # ---------------------------------------------------------------- real runs
 def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
     """Measures can read the records that training writes."""
@@ -824,4 +631,4 @@ def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
         values = measure.of(own if of_clients else record, *target)
         assert values and all(value >= 0 or "skewness" in name for value in values.values()), name
     for name in ("updates.drift", "separability.ratio", "evaluation.accuracy"):
-        assert figures.curve(record, name).index.tolist() == [1, 2, 3]
+        assert curve(record, name).index.tolist() == [1, 2, 3]

@@ -1,7 +1,6 @@
 """States of runs: stale runs and reasons, output of `fltrain status`, display in items."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,20 +9,16 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from fltrain.cli import app
-from fltrain.experiments.claims import Claim
-from fltrain.experiments.published import Published, Statement
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
-from fltrain.reporting import claims as judgement
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
-from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import RunStatus, Stale, stale_runs
 
-from .helpers import TWO_METHODS, Cells, tiny, write_config
+from .helpers import MISSING, TWO_METHODS, Cells, tiny, write_config
 
 SUMMARY = {"status": "completed", "accuracy": {"final": 0.5}, "digests": {}}
 COSTS = {"seconds": {"total": 2.0}}
@@ -131,28 +126,6 @@ def test_status_names_stale_and_damaged_runs(
     assert lines[-1] == "1 completed, 1 damaged, 1 not trained, 1 stale"
 
 
-Fill = Callable[..., Cells]
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> Fill:
-    """Makes cells of methods by name; each seed has an accuracy, or None without a record."""
-
-    def fill(**states: list[float | None]) -> Cells:
-        cells = Cells(tmp_path / "results")
-        for method, seeds in states.items():
-            for seed, state in enumerate(seeds):
-                run = f"{method}-{seed}"
-                if state is not None:
-                    summary = {"run_id": run, "status": "completed", "accuracy": {"final": state}}
-                    spec = tiny(seed=seed)
-                    write_record(cells.results.run(run), spec, [], summary, COSTS, {})
-                cells.place({"method": method}, run, reported={"method": method})
-        return cells
-
-    return fill
-
-
 def rows(text: str) -> dict[str, str]:
     """Second column of a Markdown table by its first one."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
@@ -163,21 +136,21 @@ LAYOUT = {"rows": "method", "measures": [{"measure": "final_accuracy"}]}
 POINTS = {"kind": "points", "measure": "final_accuracy", "along": "method", "label": "method"}
 
 
-def test_tables_and_figures_show_missing_and_damaged_runs(filled: Fill, tmp_path: Path) -> None:
+def test_tables_and_figures_show_missing_and_damaged_runs(tmp_path: Path) -> None:
     """In all formats, and never their edited numbers."""
-    cells = filled(
-        done=[0.5, 0.6],
-        missing=[None, None],
-        lost=[0.5, None],
-        edited=[0.5],
-        emptied=[0.5],
-        half=[0.5, 0.6],
-    )
-    run = cells.results.run
-    summary = run("edited-0") / "summary.json"
+    cells = Cells(tmp_path / "results")
+
+    def fill(method: str, *accuracies: float | str) -> Path:
+        return cells.results.run(cells.add({"method": method}, *accuracies))
+
+    fill("done", 0.5, 0.6)
+    fill("missing", MISSING, MISSING)
+    fill("lost", 0.5, MISSING)
+    edited, emptied, half = fill("edited", 0.5), fill("emptied", 0.5), fill("half", 0.5, 0.6)
+    summary = edited / "summary.json"
     summary.write_text(summary.read_text().replace("0.5", "0.9999"))
-    (run("emptied-0") / "metrics.jsonl").write_text("\n")
-    (run("half-1") / "costs.json").write_text("{}")
+    (emptied / "metrics.jsonl").write_text("\n")
+    (half / "costs.json").write_text("{}")
     outputs = {form: tmp_path / f"table.{form}" for form in ("csv", "md", "tex", "html")}
     tables.write(cells.sheet(table=LAYOUT), cells.results.record, None, outputs)
     texts = {form: path.read_text() for form, path in outputs.items()}
@@ -203,32 +176,3 @@ def test_tables_and_figures_show_missing_and_damaged_runs(filled: Fill, tmp_path
     notes = " ".join(spec["title"]["text"])
     assert "Damaged: edited (seed 0), emptied (seed 0), half (seed 1)." in notes
     assert "Not run: missing (seed 0), missing (seed 1), lost (seed 1)." in notes
-
-
-def test_missing_runs_do_not_count_for_verdicts(filled: Fill, tmp_path: Path) -> None:
-    published = tmp_path / "published.csv"
-    published.write_text("method,metric,value,note\npart,acc,50,\nnone,acc,50,\n")
-    cells = filled(part=[0.5, 0.5, None], none=[None, None, None])
-    measured = {"measure": "final_accuracy", "reported": "acc"}
-    sheet = cells.sheet(table={"rows": "method", "measures": [measured]}, reduced=False)
-    part, none = table_cells(sheet, cells.results.record, Published.read(published))
-    assert (part.n, part.verdict) == (2, "inconclusive")
-    assert (none.n, none.verdict) == (0, "not run")
-
-
-def test_claims_count_missing_runs(filled: Fill) -> None:
-    cells = filled(a=[0.8, 0.8, None], b=[0.5, 0.6, 0.5], c=[None, None, None])
-    sheet = cells.sheet(table=LAYOUT)
-
-    def evidence(lower: str) -> str:
-        test = {"kind": "positive", "item": "table", "measure": "final_accuracy"}
-        sides = {"at": {"method": "a"}, "minus": {"method": lower}}
-        claim = Claim.parse({"where": "sec. 1", "claim": "so it is", "test": {**test, **sides}}, "claim")
-        statement = Statement("sec. 1", "so it is", None, "points")
-        nothing = Published.read(None)
-        runs = cells.results.record
-        judged = judgement.judge([claim], [statement], [sheet], runs, lambda _: nothing, sheet.reduced)
-        return judged["evidence"].item()
-
-    assert "over 2 seeds, 1 not run" in evidence("b")
-    assert evidence("c") == "No run, or pair of runs, that it needs is complete."
