@@ -158,6 +158,7 @@ def mutated(draw: Any, pool: Pool) -> Any:
 @fuzz(80)
 @given(mutated(Pool(SPECS)))
 @example({**SPECS[0], "evaluation": {"targets": [1e-05]}})
+@example({**SPECS[0], "training": {"lr": 0.1 + 0.2}})
 @example({**SPECS[0], "rounds": 10**400})
 @example({**SPECS[0], "training": {"lr": nested(300)}})
 def test_a_run_is_read_and_written_back_or_refused(tmp_path: Path, data: Any) -> None:

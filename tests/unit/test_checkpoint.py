@@ -73,6 +73,7 @@ def test_costs_include_all_processes(saved: Checkpoints) -> None:
     costs = (simulation := new()).costs
     saved.restore(simulation)
     assert costs.samples == about["samples"] > 0
+    assert len(costs.round_seconds) == 3 and costs.round_seconds == about["round_seconds"]
     assert all(costs.seconds[phase] >= seconds for phase, seconds in about["phases"].items())
 
 

@@ -1,13 +1,12 @@
-"""Normal random numbers for local steps: definition, distribution, independence."""
+"""Normal random numbers for local steps: definition and shapes."""
 
 import math
 from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from fltrain.methods.ops.counter_normal import standard_normal
@@ -15,8 +14,6 @@ from fltrain.methods.ops.counter_normal import standard_normal
 WORD = 2**64
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 KEYS = [0, 1, -1, 2**62 + 12345, -(2**63)]
-
-every_key = pytest.mark.parametrize("key", KEYS)
 
 
 def drawn(*shape: int, key: int = 7, counter: int = 0) -> Tensor:
@@ -47,31 +44,10 @@ def test_the_reference_generator_is_splitmix64() -> None:
     assert list(islice(splitmix64(1234567), 4)) == published
 
 
-@every_key
+@pytest.mark.parametrize("key", KEYS)
 def test_numbers_are_those_of_the_definition(key: int) -> None:
     expected = box_muller(list(islice(splitmix64(key), 50)))
     np.testing.assert_allclose(drawn(100, key=key).numpy(), expected, atol=1e-4)
-
-
-@every_key
-def test_moments_are_those_of_the_normal_distribution(key: int) -> None:
-    """Mean, variance, skewness and excess kurtosis within four standard errors."""
-    n = 200_000
-    values = drawn(n, key=key, counter=3).double().numpy()
-    assert abs(values.mean()) < 4 / math.sqrt(n)
-    assert abs(values.var() - 1) < 4 * math.sqrt(2 / n)
-    assert abs(stats.skew(values)) < 4 * math.sqrt(6 / n)
-    assert abs(stats.kurtosis(values)) < 4 * math.sqrt(24 / n)
-
-
-def test_streams_of_counters_and_keys_are_unrelated() -> None:
-    """Neither numbers nor absolute values correlate, within four standard errors; almost none is shared."""
-    streams = [drawn(50_001, counter=counter) for counter in (0, 1, 2, 1000, 10**9)]
-    streams += [drawn(50_001, key=key) for key in (0, 1, 2, 2**32, 2**62, -1)]
-    for first, second in pairwise(streams):
-        for one, other in ((first, second), (first.abs(), second.abs()), (first, second.square())):
-            assert abs(np.corrcoef(one.numpy(), other.numpy())[0, 1]) < 4 / math.sqrt(len(first))
-        assert torch.isin(first, second).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (7,), (3, 5), (4, 1, 3, 3), (0,), (3, 0)])

@@ -2,14 +2,11 @@
 
 import random
 from contextlib import suppress
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fltrain.core.rng import Purpose, seeded_torch, stream
 from fltrain.data.prepared import PreparedData
@@ -17,9 +14,6 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.types import Local
 
 from .helpers import federation, tiny
-
-WORDS = st.integers(0, 2**63 - 1)
-COORDINATES = st.fixed_dictionaries({"round": WORDS, "client": WORDS, "epoch": WORDS})
 
 
 def raw(seed: int, purpose: Purpose, **coordinates: int) -> list[int]:
@@ -42,27 +36,6 @@ def test_first_values_follow_the_documented_scheme() -> None:
         10844274608532621619,
         5622955571101255187,
     ]
-
-
-@given(seed=WORDS, purpose=st.sampled_from(Purpose), coordinates=COORDINATES, others=st.lists(COORDINATES))
-def test_a_stream_does_not_depend_on_earlier_draws(
-    seed: int, purpose: Purpose, coordinates: dict[str, int], others: list[dict[str, int]]
-) -> None:
-    first = raw(seed, purpose, **coordinates)
-    for other in others:
-        stream(seed, purpose, **other).normal(size=3)
-    assert raw(seed, purpose, **coordinates) == first
-
-
-@given(seed=WORDS, purpose=st.sampled_from(Purpose), coordinates=COORDINATES)
-def test_every_coordinate_counts(seed: int, purpose: Purpose, coordinates: dict[str, int]) -> None:
-    neighbours = [
-        raw(seed, purpose, **coordinates),
-        raw(seed + 1, purpose, **coordinates),
-        *(raw(seed, other, **coordinates) for other in Purpose if other != purpose),
-        *(raw(seed, purpose, **coordinates | {name: value + 1}) for name, value in coordinates.items()),
-    ]
-    assert all(not set(first) & set(second) for first, second in combinations(neighbours, 2))
 
 
 def global_states() -> list[Any]:

@@ -61,7 +61,6 @@ def failing_in(round: int, error: Exception) -> Callable[..., Any]:
     return hook
 
 
-MLP = tiny(model="mlp")
 SPEC = tiny(method="scaffold", model="mlp", rounds=4)
 
 
@@ -132,19 +131,6 @@ def test_batches_of_one_image_are_refused_if_batchnorm_has_one_pixel(invoke: Inv
     assert re.search(refusal, output) and "in round" not in output, output
     code, output = invoke(tiny(**settings, partition=partition, training={"epochs": 1, "batch_size": 2}))
     assert code == 0, output
-
-
-def test_processes_are_named_in_the_provenance(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("x")))
-        patch.setattr("fltrain.runtime.provenance._processor", lambda: "another processor")
-        invoke(SPEC, FLTRAIN_CHECKPOINT_SECONDS="0")
-    invoke(SPEC)
-    record = Results(Path("results")).record(SPEC.run_id)
-    assert record.provenance["resumed"] == [{"processor": "another processor", "after_round": 2}]
-    assert record.provenance["determinism"] == "statistical", "in different environments"
-    assert len(record.costs["round_seconds"]) == 4
-    assert json.dumps(record.summary).count("processor") == 0
 
 
 def test_old_checkpoints_of_a_complete_run_are_removed(invoke: Invoke) -> None:
