@@ -82,10 +82,10 @@ def test_a_run_with_another_normalisation_is_stale_here(
     assert stale and stale.revised == "normalisation {'mean': [0.5], 'std': [0.05]} -> None"
 
 
-@pytest.mark.parametrize("name", ["test", "local_test"])
+@pytest.mark.parametrize("name", ["test", "local_test", "validation"])
 def test_a_dataset_cannot_have_the_name_of_a_split(register: Register, name: str) -> None:
     """Rows of further test sets are identified by dataset name, rows of the run's own images by split."""
-    with pytest.raises(FltrainError, match=name):
+    with pytest.raises(FltrainError, match=f": {name}: this is the name of a split; choose another"):
         register({"mine": {"reader": "digits"}, name: {"reader": "digits"}})
         tiny(dataset="mine", evaluation={"extra": [name]})
 
@@ -125,37 +125,19 @@ def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
     return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
 
 
-PIPED = {
-    "npz": [{"reader": "npz"}, "some.npz"],
-    "idx": [{"reader": "idx"}, "train-images-idx3-ubyte"],
-    "archive": [{"reader": {"name": "cifar", "version": "cifar-10"}}, "cifar-10-python.tar.gz"],
-    "image": [{"reader": {"name": "folder", "train_fraction": 0.5}}, "cat/1.png"],
-}
-
-
-@pytest.mark.parametrize("kind", PIPED)
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_pipe_in_place_of_a_file_is_refused(
-    tmp_path: Path, register: Register, kind: str, direct: bool
-) -> None:
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path, register: Register) -> None:
     """Opening it would wait for ever."""
-    (entry, name), folder = PIPED[kind], tmp_path / "raw"
-    if kind == "image":
-        write_photographs(folder)
-    else:
-        folder.mkdir()
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    register({"mine": {**entry, "path": str(folder / name if direct else folder)}})
+    (tmp_path / "raw").mkdir()
+    os.mkfifo(tmp_path / "raw" / "some.npz")
+    register({"mine": {"reader": "npz", "path": str(tmp_path / "raw")}})
     before = signal.signal(signal.SIGALRM, lambda *_: os._exit(99))
     signal.alarm(20)
     try:
-        with pytest.raises(FltrainError) as raised:
+        with pytest.raises(FltrainError, match=r"some\.npz: not readable as .*not an ordinary file"):
             prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path / "downloads")
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-    assert str(raised.value).startswith(f"{folder}") and "\n" not in str(raised.value)
 
 
 @pytest.fixture

@@ -365,13 +365,6 @@ def test_links_out_of_the_folder_and_devices_are_refused(tmp_path: Path) -> None
         assert "not readable as an archive" in refused(archive, tmp_path)
 
 
-def test_links_in_zip_files_are_unpacked_as_files(tmp_path: Path) -> None:
-    info = zipfile.ZipInfo("odd")
-    info.external_attr = (stat.S_IFLNK | 0o777) << 16
-    folder = unpack(zipped(tmp_path / "x.zip", (info, b"/etc")), tmp_path / "out")
-    assert content(folder) == {"odd": b"/etc"} and not (folder / "odd").is_symlink()
-
-
 def test_archives_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "none.zip", tmp_path)
     (tmp_path / "x.rar").write_bytes(b"Rar!")

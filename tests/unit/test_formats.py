@@ -269,12 +269,12 @@ def write_npz(folder: Path, content: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "form", "channels"),
-    [("npz", (8, 8), 1), ("npz", (8, 8, 1), 1), ("npz", (8, 8, 3), 3)],
+    ("form", "channels"),
+    [((8, 8), 1), ((8, 8, 1), 1), ((8, 8, 3), 3)],
 )
-def test_npz_files_are_read(tmp_path: Path, name: str, form: tuple[int, ...], channels: int) -> None:
+def test_npz_files_are_read(tmp_path: Path, form: tuple[int, ...], channels: int) -> None:
     write_npz(tmp_path, arrays(*form))
-    splits = reader(name).read(tmp_path, facts(5, channels, 8, 20, 10))
+    splits = reader("npz").read(tmp_path, facts(5, channels, 8, 20, 10))
     well_formed(splits)
     np.testing.assert_array_equal(
         splits.train_images.transpose(0, 2, 3, 1), pixels(20, *form).reshape(20, 8, 8, channels)
@@ -365,6 +365,9 @@ def test_incomplete_files_are_refused(
     for damaged in (whole[: len(whole) // 2], b"no archive"):
         path.write_bytes(damaged)
         refused(name, tmp_path, rf"{path.name}: .*{unreadable}", **options)
+    path.unlink()
+    path.mkdir()  # stands for a pipe, whose end a faulty reader would await
+    refused(name, tmp_path, missing if name == "cifar" else "not an ordinary file", **options)
 
 
 def write_cifar10_1(folder: Path, images: Any, labels: Any) -> Path:

@@ -67,13 +67,13 @@ def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) ->
             load(path)
 
 
-def test_normalisations_have_known_values() -> None:
-    entry = ENTRIES["cifar10"]
-    assert entry.normalisation() == Normalisation(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
-    ecgr = entry.normalisation("ecgr")
-    assert ecgr is not None and ecgr.std == (0.2023, 0.1994, 0.2010)
-    assert entry.normalisation("unit") == Normalisation(mean=(0.0,) * 3, std=(1.0,) * 3)
-    assert ENTRIES["fmnist"].normalisation("half") == Normalisation(mean=(0.5,), std=(0.5,))
+def test_a_normalisation_is_chosen_by_name() -> None:
+    first, second = ({"mean": [m] * 3, "std": [s] * 3} for m, s in ((0.1, 0.2), (0.3, 0.4)))
+    data = {**TINY, "channels": 3, **first, "normalisations": {"ecgr": second}}
+    entry = DatasetEntry.parse(data, "test")
+    chosen = {"default": (0.1, 0.2), "ecgr": (0.3, 0.4), "unit": (0.0, 1.0), "half": (0.5, 0.5)}
+    for name, (mean, std) in chosen.items():
+        assert entry.normalisation(name) == Normalisation(mean=(mean,) * 3, std=(std,) * 3)
     with pytest.raises(FltrainError, match=r"unknown normalisation 'egcr'; did you mean 'ecgr'\? \(known: "):
         entry.normalisation("egcr")
 

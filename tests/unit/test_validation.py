@@ -34,7 +34,7 @@ def divided(data: PreparedData, spec: RunSpec) -> Partition:
 @pytest.mark.parametrize("share", [0.1, 0.37])
 @pytest.mark.parametrize("scheme", [Iid(clients=7), Dirichlet(clients=10)], ids=["iid", "dirichlet"])
 def test_the_split_is_stratified_and_disjoint_from_all_clients(
-    digits: PreparedData, tmp_path: Path, scheme: Any, share: float
+    digits: PreparedData, scheme: Any, share: float
 ) -> None:
     made = partition(Division(scheme, None, 3, share), digits)
     assert made.validation is not None and made.tests is None
@@ -52,9 +52,7 @@ def test_the_split_is_stratified_and_disjoint_from_all_clients(
     assert np.array_equal(others[3][0], held_out) and not np.array_equal(others[4][0], held_out)
 
 
-def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(
-    digits: PreparedData, tmp_path: Path
-) -> None:
+def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(digits: PreparedData) -> None:
     scheme, local_test = Dirichlet(clients=10, min_size=20), LocalTest()
     made = partition(Division(scheme, local_test, 3, 0.2), digits)
     without = partition(Division(scheme, local_test, 3), digits)
@@ -69,7 +67,7 @@ def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(
 
 @pytest.mark.parametrize("settings", [{}, PERSONAL], ids=["global", "personal"])
 def test_validation_images_are_tested_but_never_trained_on(
-    digits: PreparedData, tmp_path: Path, settings: dict[str, Any]
+    digits: PreparedData, settings: dict[str, Any]
 ) -> None:
     spec = tiny(**settings, evaluation=TENTH, rounds=2)
     parts = divided(digits, spec)
