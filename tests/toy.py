@@ -212,7 +212,6 @@ SUMMARY: dict[str, Any] = {
         "differences among our own runs": ({"equivalent": 5, "inconclusive": 6}, {}),
         "claims": ({"supported": 1, "contradicted": 1, "not judged": 4, "not run": 1}, {}),
     },
-    "exploratory": "1 of 2 judged claims and 7 table cells",
     "claims": [
         claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
         claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),

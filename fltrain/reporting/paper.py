@@ -52,21 +52,14 @@ def page(
             items[name] |= {"grid": grid, "notes": notes, "anchors": anchors(shown)}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
-    dropped = any(not cell.listed for shown in cells.values() for cell in shown)
-    given = {
-        verdict.removesuffix(", exploratory")
-        for verdicts, _ in summary["counts"].values()
-        for verdict in verdicts
-    }
-    every: list[Mapping[Any, str]] = [VERDICTS, INTENDED, GAIN_VERDICTS, CLAIM_VERDICTS]
     scale_notes = {sheet.scale_note for sheet in sheets}
     return TEMPLATES.get_template("paper.html").render(
         summary=summary,
         about=about,
         items=items,
-        dropped=DROPPED_CELLS * dropped,
-        claim_notes=" ".join(claim_notes(bool(claim["listed"]) for claim in summary["claims"])),
-        meanings={name: text for one in every for name, text in one.items() if name in given},
+        claim_notes=" ".join(claim_notes([False])),
+        meanings={**VERDICTS, **INTENDED, **GAIN_VERDICTS, **CLAIM_VERDICTS},
+        dropped=DROPPED_CELLS,
         scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
         assumptions=assumptions,
     )

@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from fltrain.core.statistics import (
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.pictures import tone
-from fltrain.reporting.summary import finding, main_gain
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import absent
 from fltrain.reporting.tables.cells import cells as table_cells
@@ -509,30 +507,6 @@ def test_printed_chance_and_power_equal_simulated_ones(miss: float) -> None:
 
 def table_cell(values: Sequence[float], published: float, **changes: Any) -> TableCell:
     return judged(values, published, measure="final_accuracy", label="accuracy", **changes)
-
-
-def test_the_main_gain_is_over_seeds_that_cells_share() -> None:
-    """Its interval comes from the seeds' means: cells of one seed rise and fall together."""
-    gains, titles = [(1.0, 2.0, 3.0), (2.0, 4.0, 6.0)], {"table1": "Title", "table2": "Later"}
-    sheets: Any = [SimpleNamespace(id=f"toy/{item}", title=title) for item, title in titles.items()]
-    cells = [
-        table_cell([60.0] * 3, 60.0, item="table1", row=str(place), plugin="flfa", gains=of_cell)
-        for place, of_cell in enumerate(gains)
-    ]
-    later = [cell.replace(item="table2", gains=(9.0, 9.0, 9.0)) for cell in cells]
-    half = stats.t.ppf(0.95, 2) * 1.5 / math.sqrt(3)
-    for confirmed, when in (((), ""), ({"table1"}, ", test decided before the runs")):
-        assert finding("paper", [*cells, *later], sheets, (), confirmed) == (
-            f"Gain over the base method, accuracy: +3.00 points (90 % interval {3 - half:+.2f} to "
-            f"{3 + half:+.2f}; mean over 2 cells of “Title”, 3 seeds{when})."
-        )
-    first = finding("paper", [*later, *cells], sheets, (), {"table1"})
-    assert "+3.00 points" in first, "a confirmed item comes first"
-    assert main_gain([cell.replace(plugin="") for cell in cells], {}, ()) == "", "rivals are never combined"
-    assert main_gain([cells[0], cells[1].replace(gains=(1.0, 2.0))], titles, ()) == "", "a seed is missing"
-    assert main_gain([], {}, ()) == ""
-    same = main_gain([cells[0].replace(gains=(1.0, 1.0, 1.0))], titles, ())
-    assert "+1.00 points (90 % interval +0.98 to +1.02" in same, "seeds vary by the last digit at least"
 
 
 class Toy(Cells):

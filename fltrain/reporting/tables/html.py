@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.frame import curve_place
 from fltrain.reporting.tables.render import entries_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
@@ -70,8 +69,8 @@ def sections(
 ) -> list[dict[str, Any]]:
     """Return a section for each place of a table: its cells, one for each measure, and the runs behind them.
 
-    ``panel`` is the one that shows its curves. ``rows`` have a seed, the values and gains of the cells with
-    it, and its run; None if there are several, as for averages.
+    ``rows`` have a seed, the values and gains of the cells with it, and its run; None if there are several,
+    as for averages.
     """
     listed = {cell.run: described(runs(cell.run), cell.seed, folder) for cell in sheet.cells}
     parts: list[dict[str, Any]] = []
@@ -88,19 +87,10 @@ def sections(
             same = [run for run in members if run["seed"] == seed]
             values = [column.get(seed, "") for column in columns]
             rows.append((seed, values, same[0] if len(same) == 1 else None))
-        panel = _panel(sheet, cells[0])
-        section = {"anchor": anchor, "name": cells[0].place, "panel": panel, "cells": cells, "rows": rows}
-        parts.append({**section, "runs": members})
+        section = {"anchor": anchor, "name": cells[0].place, "cells": cells, "rows": rows, "runs": members}
+        parts.append(section)
     return parts
 
 
 def _by_seed(seeds: Sequence[int], values: Sequence[float], decimals: int, sign: str) -> dict[int, str]:
     return {seed: number_text(value, decimals, sign) for seed, value in zip(seeds, values, strict=True)}
-
-
-def _panel(sheet: ItemJob, shown: TableCell) -> str:
-    """Return the panel with the curves of a table's cell: a run can be in several places."""
-    here = {shown.row, shown.column, shown.panel}
-    cells = [cell for cell in sheet.cells if cell.run in shown.runs]
-    nearest = sorted(cells, key=lambda cell: len(here & set(cell.labels.values())))
-    return curve_place(sheet, nearest[-1])[0] if nearest else ""
