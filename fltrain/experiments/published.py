@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,34 +114,6 @@ class Published:
             )
         return fitting[0]
 
-    def absent(
-        self, metric: str | None, declared: Iterable[Names], cells: Iterable[Names]
-    ) -> list[dict[str, str]]:
-        """Return the names of the published values of a metric that fit no cell.
-
-        Values of another part of the table do not count: those whose texts differ from all declared names, or
-        are empty, in the columns that the names have in common.
-
-        Args:
-            metric: metric of the values; None has no values.
-            declared: names of the table's cells; any text matches a ``{dimension}`` in them.
-            cells: names of the shown cells, with the labels of a dimension as in the runs.
-        """
-        declared, cells = list(declared), list(cells)
-        named = dict.fromkeys(key for names in declared for key in names if key in self.columns)
-        patterns = {}
-        for column in named:
-            used = {names.get(column, "") for names in declared}
-            patterns[column] = "|".join(map(_pattern, used)) if len(used) == 1 or "" in used else ".+"
-        return [
-            {column: row.texts[column] for column in named}
-            for row in self.rows
-            if row.fits(metric, {})
-            and (row.value is not None or row.failed)
-            and all(re.fullmatch(pattern, row.texts[column]) for column, pattern in patterns.items())
-            and not any(row.fits(metric, names) for names in cells)
-        ]
-
 
 @dataclass(frozen=True)
 class Anomaly:
@@ -232,12 +203,6 @@ def read_reported(path: Path, needed: Iterable[str]) -> tuple[Sequence[str], lis
         raise FltrainError(f"{path}: published values cannot be read ({reason})") from None
     check_known(f"{path}: there is no column", needed, columns, "columns")
     return columns, rows
-
-
-def _pattern(name: str) -> str:
-    """Return a regular expression for a declared name; its ``{dimension}`` matches any text."""
-    parts = string.Formatter().parse(name)
-    return "".join(re.escape(text) + (".+" if dimension else "") for text, dimension, _, _ in parts)
 
 
 # ---------------------------------------------------------------- declarations against files

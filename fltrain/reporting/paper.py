@@ -47,7 +47,7 @@ def page(
         items[name] = {"sheet": sheet, "files": files}
         if sheet.table:
             shown = [cell for cell in cells[sheet.id] if cell.runs]
-            notes = Notes.of(sheet, shown, [])
+            notes = Notes.of(sheet, shown)
             grid = Grid.of(sheet, shown, notes.marks, "badges")
             items[name] |= {"grid": grid, "notes": notes, "anchors": anchors(shown)}
         for text in sheet.assumptions:

@@ -300,9 +300,8 @@ def cell_of(run: RecordedRun) -> str:
 
 
 def _name(cell: TableCell) -> str:
-    """Return the labels of a cell; a published value without a cell of ours has only its names."""
-    labels = ", ".join(filter(None, (cell.panel, cell.row, cell.column, cell.label)))
-    return labels or "; ".join(f"{key}={name}" for key, name in cell.names.items())
+    """Return the labels of a cell."""
+    return ", ".join(filter(None, (cell.panel, cell.row, cell.column, cell.label)))
 
 
 def _numbers(cell: TableCell) -> dict[str, float]:

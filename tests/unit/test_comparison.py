@@ -25,7 +25,6 @@ from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
 from fltrain.reporting.pictures import tone
 from fltrain.reporting.tables import write as tables
-from fltrain.reporting.tables.cells import absent
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import gain_text, published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
@@ -620,7 +619,6 @@ def test_a_reduced_scale_has_no_verdict(toy: Toy, printed: Path) -> None:
     better = shown["a", "x"]
     assert better.published == 70, "published values are shown"
     assert better.low is not None and better.gain_low is not None, "intervals of our numbers are shown"
-    assert absent(sheet, read(printed), shown.values()) == []
 
 
 def test_verdicts_by_a_rule_written_after_the_runs_are_exploratory(toy: Toy, printed: Path) -> None:
@@ -629,15 +627,6 @@ def test_verdicts_by_a_rule_written_after_the_runs_are_exploratory(toy: Toy, pri
         assert cell.exploratory == exploratory
     reduced = cells(toy, toy.sheet(changes={**REDUCED, "seen": "2026-11-23"}), printed)
     assert not any(cell.exploratory for cell in reduced.values()), "no verdict, no mark"
-
-
-def test_published_values_without_a_cell_are_listed(toy: Toy, printed: Path) -> None:
-    sheet = toy.sheet()
-    found = absent(sheet, read(printed), cells(toy, sheet, printed).values())
-    named = [(cell.names["method"], cell.names["plugin"], cell.verdict) for cell in found]
-    assert named == [("d", "none", "not run")], "no other dataset's, none without a setting, none not printed"
-    part = toy.sheet(restricted=["data set toy"])
-    assert absent(part, read(printed), cells(toy, part, printed).values()) == [], "left out on purpose"
 
 
 def test_files_have_all_digits_of_numbers(toy: Toy, printed: Path, tmp_path: Path) -> None:
@@ -652,28 +641,6 @@ def test_files_have_all_digits_of_numbers(toy: Toy, printed: Path, tmp_path: Pat
     path.write_text("row,mean\na,no number\n")
     with pytest.raises(FltrainError, match=r"table\.csv: cannot be read"):
         read_csv(path)
-
-
-TEST_SETS = """\
-method,plugin,variant,metric,value,note
-a,none,v4 new,acc,50,
-a,none,v6 new,acc,40,
-a,none,v4 old,acc,30,
-b,none,v4 new,acc,20,
-"""
-
-
-@pytest.mark.parametrize(
-    ("shown", "lacking"), [("— new", {"v4 new", "v6 new"}), ("v4 new", {"v6 new"}), ("v6 new", {"v4 new"})]
-)
-def test_published_values_of_unmeasured_test_sets(tmp_path: Path, shown: str, lacking: set[str]) -> None:
-    """For method a, values of any new test set are declared; the others belong to another table."""
-    path = tmp_path / "toy.csv"
-    path.write_text(TEST_SETS)
-    declared = {"method": "a", "plugin": "none", "variant": "{test_set} new"}
-    found = Published.read(path).absent("acc", [declared], [{**declared, "variant": shown}])
-    assert [names["method"] for names in found] == ["a"] * len(found)
-    assert {names["variant"] for names in found} == lacking
 
 
 def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> None:
@@ -736,7 +703,6 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
         assert "F-1: something is assumed." in texts[form]
         assert ("Assumed at full scale, where" in texts[form]) == reduced
         assert ("lies inside the margin (accuracy" in texts[form]) != reduced
-        assert ("without a run here: 1" in texts[form]) != reduced
     assert [cell.anomalies for cell in read_csv(outputs["csv"])].count(("the two are alike",)) == 2
 
 

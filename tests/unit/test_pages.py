@@ -353,7 +353,7 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     """Their truth is known: some of their values are false on purpose."""
     cells = read_csv(toy.folder / "paper" / "table1.csv")
     texts = [
-        " ".join(Notes.of(ItemJob(**{**dict(toy.sheet), "control": control}), cells, []).texts)
+        " ".join(Notes.of(ItemJob(**{**dict(toy.sheet), "control": control}), cells).texts)
         for control in (False, True)
     ]
     assert ["expected if every published value were true" in text for text in texts] == [True, False]

@@ -424,13 +424,6 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     assert other["data"]["metrics"] == {"mean": 60.0, "n": 1, "diverged": 0}
 
 
-def test_published_values_without_a_cell_have_their_published_names(store: Exports) -> None:
-    names = ("metric=gain; method=fedprox", "metric=gain; method=moon")
-    write_table(store, [{"names": name, "verdict": "not run"} for name in names])
-    assert [store.export(pages=[TABLE]).get("cells written", 0) for _ in range(2)] == [2, 0]
-    assert {run["data"]["tags"]["cell"] for run in store.search("tags.kind = 'cell'")} == {*names}
-
-
 def written(store: Exports) -> tuple[int, int]:
     done = store.export(pages=[TABLE])
     return done.get("tables and figures written", 0), done.get("cells written", 0)

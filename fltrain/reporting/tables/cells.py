@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 
 import pandas as pd
 
@@ -217,27 +216,3 @@ def _ordered(table: Table, shown: list[TableCell]) -> list[TableCell]:
     return sorted(
         shown, key=lambda cell: (cell.row == AVERAGE, cell.row not in mean, -mean.get(cell.row, 0.0))
     )
-
-
-def absent(sheet: ItemJob, published: Published, shown: Iterable[TableCell]) -> list[TableCell]:
-    """Return a cell that is not run for each published value of the table that it does not show.
-
-    There are none if the scale is reduced or the runs were restricted: then values are left out on purpose.
-    """
-    if sheet.reduced or sheet.restricted:
-        return []
-    declared = [cell.reported for cell in sheet.cells]
-    paper, _, item = sheet.id.partition("/")
-    found: list[TableCell] = []
-    for measured in layout_of(sheet).measures:
-        of_measure = [cell for cell in shown if cell.measure == measured.measure]
-        wanted = {False: measured.reported, True: measured.average.reported if measured.average else None}
-        for averaged, metric in wanted.items():
-            names = [cell.names for cell in of_measure if (cell.row == AVERAGE) == averaged]
-            for lacking in published.absent(metric, names if averaged else declared, names):
-                found.append(
-                    TableCell(
-                        paper=paper, item=item, names={"metric": str(metric), **lacking}, verdict="not run"
-                    )
-                )
-    return found

@@ -310,8 +310,7 @@ class Notes:
     Attributes:
         marks: number of each note on some published values.
         seeds: summary over seeds, and the treatment of diverged runs.
-        texts: rule, margins, expected counts, detectable differences; notes on all published values; stale
-            runs; published values without a cell.
+        texts: rule, margins, expected counts, detectable differences; notes on all published values.
         remarks: damaged records and mixed conditions, see ``fltrain.runs.today``.
     """
 
@@ -325,7 +324,6 @@ class Notes:
         cls,
         sheet: ItemJob,
         shown: Sequence[TableCell],
-        missing: Sequence[TableCell],
         remarks: Sequence[str] = (),
         targets: str = "",
     ) -> Notes:
@@ -347,7 +345,6 @@ class Notes:
             seeds=seeds - (seeds > 1 and layout.best_of is not None),
             summaries={one.label or measure(one.measure).label: _over_seeds(one) for one in layout.measures},
             cells=shown,
-            missing=missing,
             general=general,
             own_margins=list(own),
             judged=judged,

@@ -135,9 +135,8 @@ class TableCell(BaseModel):
 
     @property
     def place(self) -> str:
-        """The cell's labels: panel, row, column. Without any, its names in the published table."""
-        labels = " / ".join(filter(None, (self.panel, self.row, self.column)))
-        return labels or ", ".join(f"{key} {name}" for key, name in self.names.items())
+        """The cell's labels: panel, row, column."""
+        return " / ".join(filter(None, (self.panel, self.row, self.column)))
 
     @property
     def interval(self) -> Interval | None:

@@ -12,7 +12,7 @@ from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
 from fltrain.reporting.pictures import LATEX, TEMPLATES, pictures
-from fltrain.reporting.tables.cells import absent, cells
+from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.html import anchors, facts, sections
 from fltrain.reporting.tables.render import Grid, Notes
 from fltrain.reporting.tables.table_cell import to_csv
@@ -54,9 +54,8 @@ def texts(
     printed = Published.read(published, anomalies)
     runs = cache(runs)  # all measures look into the same records
     shown = cells(sheet, runs, printed)
-    missing = absent(sheet, printed, shown)
     records = [runs(cell.run) for cell in sheet.cells]
-    notes = Notes.of(sheet, shown, missing, notes_on(records), targets_text(sheet, runs, printed))
+    notes = Notes.of(sheet, shown, notes_on(records), targets_text(sheet, runs, printed))
     grid, short = Grid.of(sheet, shown, notes.marks), Grid.of(sheet, shown, notes.marks, "short")
     common = {"sheet": sheet, "heading": f"{sheet.title}. {sheet.scale_note}"}
 
@@ -88,4 +87,4 @@ def texts(
         )
 
     render: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
-    return {form: render[form]() if form in render else to_csv([*shown, *missing]) for form in outputs}
+    return {form: render[form]() if form in render else to_csv(shown) for form in outputs}
