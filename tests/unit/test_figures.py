@@ -371,7 +371,7 @@ def test_figures_can_be_read_in_print(runs: Runs, tmp_path: Path, kind: str) -> 
         "grid": lambda: runs.curves("plugin", columns="method", rows="data", scale=LONG),
         "selection": lambda: runs.figure(kind="selection", scale=LONG, columns="data"),
     }[kind]()
-    figures.write(sheet, runs.results, [path := tmp_path / "figure.svg"])
+    figures.save(*figures.draw(sheet, runs.results), [path := tmp_path / "figure.svg"])
     svg = path.read_text()
     assert float(re.search(r'width="([\d.]+)"', svg)[1]) <= 720
     assert min(map(float, re.findall(r'font-size="([\d.]+)px"', svg))) >= 10

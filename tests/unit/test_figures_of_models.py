@@ -43,7 +43,7 @@ def drawn(records: dict[str, Record], figure: dict[str, Any], folder: Path) -> p
     cells = Cells(results_of(records).root)
     for label, record in records.items():
         cells.place({"case": label}, record.run_id)
-    figures.write(cells.sheet(figure=figure), cells.results, outputs)
+    figures.save(*figures.draw(cells.sheet(figure=figure), cells.results), outputs)
     assert all(path.stat().st_size > 0 for path in outputs)
     return pd.read_csv(outputs[-1])
 

@@ -22,7 +22,7 @@ with job(snakemake.log[0]):
     else:
         from fltrain.reporting.figures import draw as figures  # matplotlib takes a second to import
 
-        figures.write(sheet, results, outputs.values())
+        figures.save(*figures.draw(sheet, results), outputs.values())
     if not library.exists():
         write_text(library, curves.library())
     curves.write(sheet, results.record, library, page)

@@ -100,15 +100,6 @@ def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> Drawn:
     return models.draw(sheet, figure, results)
 
 
-def write(sheet: ItemJob, results: Results, outputs: Iterable[Path]) -> None:
-    """Draw a figure and save it, see ``save``.
-
-    Raises:
-        FltrainError: if the figure cannot be drawn.
-    """
-    save(*draw(sheet, results), outputs)
-
-
 def save(spec: Spec, numbers: pd.DataFrame, outputs: Iterable[Path]) -> None:
     """Write a figure in the forms that the file names end in (pdf, png, svg); csv has its numbers."""
     import matplotlib

@@ -215,16 +215,11 @@ def _with_best(column: dict[str, GridEntry]) -> dict[str, GridEntry]:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table for display: column headings of one to three levels, and entries by row.
-
-    Attributes:
-        quantity: name of the numbers if all columns show the same; the headings then lack it.
-    """
+    """A table for display: column headings of one to three levels, and entries by row."""
 
     corner: str
     columns: list[tuple[str, ...]]
     rows: dict[str, list[GridEntry]]
-    quantity: str = ""
 
     @classmethod
     def of(
@@ -258,11 +253,7 @@ class Grid:
             if any(entry.marked for entry in column.values())
         }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
-        quantities = {place[3] for place in columns}
-        alike = len(levels) > 1 and len(quantities) == 1
-        levels = levels[:-1] if alike else levels
         return cls(
-            quantity=quantities.pop() if alike else "",
             corner=layout.rows,
             columns=[tuple(place[level] for level in levels) for place in columns],
             rows={
@@ -359,10 +350,6 @@ class Notes:
         first, *texts = (re.sub(r"[ \n]+", " ", text).strip() for text in rendered.split("---\n"))
         marks = {note: str(number) for number, note in enumerate(doubts_first, start=1)}
         return cls(marks, first, [text for text in texts if text], tuple(remarks))
-
-    def naming(self, quantity: str) -> Notes:
-        """Return the notes with the name of the numbers, if the headings lack it."""
-        return replace(self, seeds=f"Numbers: {quantity}. {self.seeds}") if quantity else self
 
     @property
     def all(self) -> list[str]:

@@ -63,15 +63,14 @@ def texts(
         lines = [[grid.corner, *(" · ".join(filter(None, column)) for column in grid.columns)]]
         lines += [[row, *(entry.marked for entry in entries)] for row, entries in grid.rows.items()]
         template = TEMPLATES.get_template("table.md")
-        table, below = markdown_table(lines), notes.naming(grid.quantity)
-        return without_tags(template.render(**common, table=table, notes=below))
+        return without_tags(template.render(**common, table=markdown_table(lines), notes=notes))
 
     def latex() -> str:
         rows = list(short.rows)
         blocks = [rows[start : start + TEXT_LINES] for start in range(0, len(rows), TEXT_LINES)] or [[]]
-        label, below = re.sub(r"[^A-Za-z0-9]+", "-", sheet.id), notes.naming(short.quantity)
+        label = re.sub(r"[^A-Za-z0-9]+", "-", sheet.id)
         template = LATEX.get_template("table.tex")
-        return template.render(**common, label=label, grid=short, blocks=blocks, notes=below)
+        return template.render(**common, label=label, grid=short, blocks=blocks, notes=notes)
 
     def html() -> str:
         grid = Grid.of(sheet, shown, notes.marks, "badges")
@@ -80,7 +79,7 @@ def texts(
             name=Path(sheet.id).name,
             grid=grid,
             anchors=anchors(shown),
-            notes=notes.naming(grid.quantity),
+            notes=notes,
             sections=sections(sheet, shown, runs, outputs["html"].parent),
             facts=lambda cell: facts(cell, sheet.reduced),
             pictures=pictures,
