@@ -5,7 +5,6 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +17,7 @@ from PIL import Image
 from scipy import stats
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import Cell, Curves, ItemJob
-from fltrain.methods import METHODS
+from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures import style
 from fltrain.reporting.figures.style import Spec
@@ -72,56 +70,22 @@ def lab(colour: str) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_every_method_has_a_distinct_style() -> None:
-    taken: dict[style.Look, str] = {}
-    for name in METHODS:
-        other = taken.setdefault(style.place(name), name)
-        assert other == name, f"{name} looks like {other}: give it a free place in style.PLACES"
-        # Colour and dash of a line without markers, colour and marker of one with solid lines.
-    assert len({(look.colour, look.dash) for look in taken}) == len(taken)
-    assert len({(look.colour, look.marker) for look in taken}) == len(taken)
-
-
-def of(*runs: tuple[str, Sequence[str]], axis: str = "series") -> dict[str, style.Look]:
-    """Styles of an axis with these labels, each with the methods of a run; a label can have several."""
-    cells = [
-        Cell(labels={axis: label}, reported={}, seed=seed, run="-", methods=tuple(methods))
-        for seed, (label, methods) in enumerate(runs)
-    ]
-    return style.looks(list(dict.fromkeys(label for label, _ in runs)), axis, cells)
-
-
-def test_the_style_of_a_method_depends_on_the_method_only() -> None:
-    one = of(("FedAvg", ["fedavg"]), ("FedProx", ["fedprox"]), ("SCAFFOLD", ["scaffold"]))
-    other = of(("SCAFFOLD, lr 0.01", ["scaffold"]), ("Fed2", ["fed2"]), ("prox", ["fedprox"]))
-    assert one["SCAFFOLD"] == other["SCAFFOLD, lr 0.01"] == style.PLACES["scaffold"]
-    assert one["FedProx"] == other["prox"] == style.PLACES["fedprox"]
-    assert one["FedAvg"] == ("#000000", style.SOLID, "circle")
-
-
-def test_plugins_have_the_colour_of_their_method_and_another_dash() -> None:
-    runs = (["fedprox"], ["fedprox", "flfa"], ["fedprox", "ecgr"], ["fedavg", "flfa"])
-    base, flfa, ecgr, alone = of(*[("+".join(methods), methods) for methods in runs]).values()
-    assert {base.colour, flfa.colour, ecgr.colour} == {style.PLACES["fedprox"].colour}
-    assert len({base.dash, flfa.dash, ecgr.dash}) == 3
-    assert alone == style.PLACES["flfa"]
-    assert flfa[1:] == alone[1:]
-
-
-def test_a_line_for_several_methods_has_their_common_style() -> None:
-    bases = ("scaffold", "fedprox", "fednova", "fedavg")
-    found = of(*[("base", [name]) for name in bases], *[("+ ECGR", [name, "ecgr"]) for name in bases])
-    assert found == {"base": style.PLACES["fedavg"], "+ ECGR": style.PLACES["ecgr"]}
-
-
 def test_numeric_labels_are_coloured_from_dark_to_light() -> None:
     labels = ["0.001", "0.01", "0.1", "0.5", "1"]
-    found = of(*[(label, ["fedfcd"]) for label in labels])
+    found = style.looks(labels)
     lightness = [lab(look.colour)[0] for look in found.values()]
     assert np.all(np.diff(lightness) > 8)
     assert len({look.marker for look in found.values()}) == len(labels)
-    across_methods = of(*[(label, [name]) for label in labels for name in ("fedavg", "fedprox")])
-    assert across_methods == found, "no label has one method only"
+
+
+def test_looks_follow_the_legend_and_start_with_a_black_solid_line() -> None:
+    first, second = style.looks(["FedAvg", "+ FLFA"]).values()
+    assert first == (style.BLACK, style.SOLID, "circle")
+    assert all(one != other for one, other in zip(first, second, strict=True)), "not by colour alone"
+    colours = (style.BLACK, *style.COLOURS)
+    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in itertools.combinations(colours, 2)) > 17
+    many = [f"method {number}" for number in range(20)]
+    assert len({*style.looks(many).values()}) == len(many), "more lines than looks"
 
 
 def test_lines_of_the_papers_figures_differ() -> None:
@@ -130,7 +94,7 @@ def test_lines_of_the_papers_figures_differ() -> None:
     for item in shipped("paper").items:
         series = getattr(item.item.figure, "series", None)
         if series in item.axes:
-            found = style.looks(item.axes[series], series, item.sheet.cells)
+            found = style.looks(item.axes[series])
             assert len({*found.values()}) == len(found), item.id
             drawn += 1
     assert drawn >= 5
@@ -158,15 +122,12 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("kind", FIGURES)
-def test_figures_without_runs_are_refused_and_diverged_runs_give_empty_ones(
-    runs: Runs, tmp_path: Path, kind: str
-) -> None:
+def test_figures_without_runs_are_refused_and_diverged_runs_give_empty_ones(runs: Runs, kind: str) -> None:
     for method in ("A", "B"):
         runs.add({"method": method}, MISSING)
     sheet = runs.figure(kind=kind, **FIGURES[kind])
     with pytest.raises(FltrainError, match="toy/figure: none of its 2 runs has a record"):
-        figures.write(sheet, runs.results, [tmp_path / "figure.png"])
-    assert not (tmp_path / "figure.png").exists()
+        figures.draw(sheet, runs.results)
     runs.cells.clear()
     for method in ("A", "B"):
         runs.add({"method": method}, DIVERGED)
@@ -253,8 +214,7 @@ def test_points_are_means_with_the_range_over_seeds(runs: Runs) -> None:
     ], "a diverged run counts as chance among ten classes, as in tables"
     assert "Diverged runs count as chance." in note(spec)
     scale = panels(spec)[""]["encoding"]["color"]["scale"]
-    looks = [style.PLACES["fedgh"], style.PLACES["fedfcd"]]
-    assert scale == {"domain": ["fedgh", "fedfcd"], "range": [look.colour for look in looks]}
+    assert scale == {"domain": ["fedgh", "fedfcd"], "range": [look.colour for look in style.LOOKS[:2]]}
 
 
 def similarities(round: int, **layers: float | None) -> Row:

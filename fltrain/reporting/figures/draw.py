@@ -263,7 +263,7 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
     frames = [[curves(sheet, figure, one, runs, where) for one, where in line] for line in places]
     records = [record for _, record in finished(sheet, runs)]
     if figure.series in sheet.axes:
-        looks = style.looks(sheet.axes[figure.series], figure.series, sheet.cells)
+        looks = style.looks(sheet.axes[figure.series])
     else:
         labels = dict.fromkeys(str(name[0]) for line in frames for frame in line for name in frame.columns)
         looks = dict(zip(labels, style.scale(len(labels)), strict=True))
@@ -350,7 +350,7 @@ def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
     """Draw the mean of each series along an axis, with the range over seeds."""
     numbers = values_along(sheet, figure, runs)
     labels = sheet.axes[figure.series] if figure.series else ("",)
-    encoding = style.by_look(style.looks(labels, figure.series, sheet.cells), figure.series)
+    encoding = style.by_look(style.looks(labels), figure.series)
     shape, dash = encoding.pop("shape"), encoding.pop("strokeDash")
     data = numbers.groupby(["series", figure.along], sort=False)["value"].agg(["mean", "min", "max"])
     data = data.rename_axis(["series", "along"]).reset_index()

@@ -1,15 +1,8 @@
-"""Style of figures: a fixed place for each method, and the parts of Vega-Lite that all charts share.
+"""Style of figures: a look for each line, and the parts of Vega-Lite that all charts share.
 
-The rule for colours. A method has one place in all figures: a colour, a dash and a marker (``PLACES``), so
-that no two differ by colour alone. FedAvg is black and solid; local training alone is grey. A method
-with plug-ins takes the colour of the first and dash and marker of the last of them: FedProx with FLFA has
-FedProx's colour and FLFA's dashes. FedAvg adds nothing of its own: FedAvg with FLFA is FLFA. A line stands
-for what all its runs share: where ``+ ECGR`` is shown on four methods, it has ECGR's place, and the line
-without it is black. Labels and their order do not matter.
-
-Lines that would look alike are runs of one method with different settings. If all are, they are points of a
-scale (noise, learning rates) and get an ordered palette; if only some are, the first keeps the method's place
-and the others are tints of it with other markers.
+The rule for colours. A line has the look of its place in the legend: a colour, a dash and a marker, so that
+no two differ by colour alone. The first one is black and solid. Numbers (noise, learning rates) get an
+ordered palette, and so do more lines than there are looks.
 
 The nine colours are from Okabe and Ito's and Paul Tol's palettes. To readers with any of the three kinds of
 colour blindness all of them, and black, are at least 17 apart in CIELAB.
@@ -19,10 +12,10 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import textwrap
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -31,7 +24,7 @@ import pandas as pd
 from matplotlib.colors import to_hex, to_rgb
 from PIL import Image
 
-from fltrain.experiments.layout import Cell, named
+from fltrain.experiments.layout import named
 
 Spec = dict[str, Any]
 """A part of a Vega-Lite specification."""
@@ -51,91 +44,37 @@ class Look(NamedTuple):
     marker: str
 
 
-BLACK, LOCAL = "#000000", "#8c8c8c"
+BLACK = "#000000"
 INDIGO, VERMILION, SKY, GREEN, ORANGE = "#332288", "#d55e00", "#56b4e9", "#117733", "#e69f00"
 VIOLET, WINE, PINK, ROSE = "#7b4fa3", "#882255", "#cc79a7", "#cc6677"
 COLOURS = (INDIGO, VERMILION, SKY, GREEN, ORANGE, VIOLET, WINE, PINK, ROSE)
 UP, DOWN, LEFT, RIGHT = "triangle-up", "triangle-down", "triangle-left", "triangle-right"
 MARKERS = ("circle", "square", UP, "diamond", DOWN, "cross", LEFT, RIGHT)
-# Methods are solid, dash-dotted or dotted, plug-ins dashed.
-SOLID, DASH_DOTTED, DOTTED = (1, 0), (7, 2, 2, 2), (2, 2)
-DASHED, LONG_DASHED, DASH_DOT_DOTTED = (6, 3), (12, 3), (8, 2, 2, 2, 2, 2)
-
-PLACES = {
-    "fedavg": Look(BLACK, SOLID, "circle"),
-    "local": Look(LOCAL, SOLID, DOWN),
-    "fedprox": Look(SKY, SOLID, "square"),
-    "scaffold": Look(GREEN, SOLID, UP),
-    "fednova": Look(ORANGE, SOLID, "diamond"),
-    "feddyn": Look(VIOLET, SOLID, DOWN),
-    "moon": Look(PINK, SOLID, "cross"),
-    "fedavgm": Look(INDIGO, SOLID, "cross"),
-    "fedsol": Look(ROSE, SOLID, LEFT),
-    "fedrs": Look(WINE, SOLID, RIGHT),
-    "fedlc": Look(ORANGE, DASH_DOTTED, "circle"),
-    "fedacg": Look(GREEN, DASH_DOTTED, "circle"),
-    "fedopt": Look(SKY, DASH_DOTTED, "diamond"),
-    "fed2": Look(VERMILION, SOLID, "circle"),
-    "fedma": Look(ORANGE, DOTTED, UP),
-    "perfedavg": Look(ROSE, DASH_DOTTED, "diamond"),
-    "fedamp": Look(GREEN, DOTTED, "diamond"),
-    "fedbn": Look(SKY, DOTTED, "circle"),
-    "fedper": Look(ROSE, DOTTED, "square"),
-    "ditto": Look(INDIGO, DOTTED, "circle"),
-    "fedproto": Look(INDIGO, DASH_DOTTED, "square"),
-    "gpfl": Look(PINK, DASH_DOTTED, "circle"),
-    "fedgh": Look(VIOLET, DASH_DOTTED, "circle"),
-    "fedfcd": Look(VERMILION, DASH_DOTTED, "cross"),
-    "flfa": Look(VERMILION, DASHED, DOWN),
-    "ecgr": Look(VIOLET, DASH_DOT_DOTTED, "cross"),
-    "fedimpro": Look(WINE, LONG_DASHED, "square"),
-}
-"""Place of each method and plug-in; ``place`` returns one for other names."""
+SOLID, DASHED, DOTTED, DASH_DOTTED = (1, 0), (6, 3), (2, 2), (7, 2, 2, 2)
+LOOKS = [
+    Look(*one)
+    for one in zip(
+        (BLACK, *COLOURS),
+        itertools.cycle((SOLID, DASHED, DOTTED, DASH_DOTTED)),
+        itertools.cycle(MARKERS),
+        strict=False,
+    )
+]
+"""Looks of lines by their place in the legend."""
 
 
-def place(name: str) -> Look:
-    """Return the look of a method or plug-in; without a fixed place, it follows from a hash of the name."""
-    if name in PLACES:
-        return PLACES[name]
-    number = zlib.crc32(name.encode())
-    colour, number = COLOURS[number % len(COLOURS)], number // len(COLOURS)
-    return Look(colour, DOTTED, MARKERS[number % len(MARKERS)])
+def looks(labels: Sequence[str]) -> dict[str, Look]:
+    """Return the look of each label; see the rule above."""
+    ordered = len(labels) > len(LOOKS) or (len(labels) > 1 and all(map(_number, labels)))
+    return dict(zip(labels, scale(len(labels)) if ordered else LOOKS, strict=False))
 
 
-def look_of(methods: Sequence[str]) -> Look:
-    """Return the look of a method with plug-ins: colour of the first, dash and marker of the last."""
-    names = [name for name in methods if name != "fedavg"] or ["fedavg"]
-    first, last = place(names[0]), place(names[-1])
-    return Look(first.colour, last.dash, last.marker)
-
-
-def looks(labels: Sequence[str], axis: str | None, cells: Iterable[Cell]) -> dict[str, Look]:
-    """Return the look of each label on an axis, by the methods of its runs; see the rule above.
-
-    Runs that are missing or diverged count as well, so that the others look the same without them; a label
-    that no run is planned for has no look. Without an axis there is one label, which stands for all runs.
-    """
-    runs: dict[str, list[tuple[str, ...]]] = {label: [] for label in labels}
-    for cell in cells:
-        label = cell.labels[axis] if axis else labels[0]
-        runs[label].append(cell.methods)
-    runs = {label: compositions for label, compositions in runs.items() if compositions}
-    alike: dict[Look, list[str]] = {}
-    for label, compositions in runs.items():
-        alike.setdefault(look_of(_shared(compositions)), []).append(label)
-    if len(alike) == 1 and len(runs) > 1:
-        return dict(zip(runs, scale(len(runs)), strict=True))
-    found = {
-        label: variant
-        for look, group in alike.items()
-        for label, variant in zip(group, _variants(look, len(group)), strict=True)
-    }
-    return {label: found[label] for label in runs}
-
-
-def _shared(compositions: Sequence[tuple[str, ...]]) -> list[str]:
-    """Return the methods and plug-ins that all compositions share, in order."""
-    return [name for name in compositions[0] if all(name in other for other in compositions)]
+def _number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def scale(count: int) -> list[Look]:
@@ -146,18 +85,6 @@ def scale(count: int) -> list[Look]:
         Look(to_hex(shades(0.84 * index / max(count - 1, 1))), SOLID, MARKERS[index % len(MARKERS)])
         for index in range(count)
     ]
-
-
-def _variants(look: Look, count: int) -> Iterator[Look]:
-    """Yield ``count`` styles for one method: its own, then lighter ones with other markers and dashes."""
-    yield look
-    first = MARKERS.index(look.marker)
-    dashes = [dash for dash in (DASHED, DOTTED, DASH_DOTTED, SOLID) if dash != look.dash]
-    for index in range(1, count):
-        lighter = 0.5 * index / (count - 1)
-        red, green, blue = (part + lighter * (1 - part) for part in to_rgb(look.colour))
-        marker = MARKERS[(first + index) % len(MARKERS)]
-        yield Look(to_hex((red, green, blue)), dashes[(index - 1) % len(dashes)], marker)
 
 
 # ---------------------------------------------------------------- parts of charts
