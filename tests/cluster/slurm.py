@@ -44,8 +44,6 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=200000 Gres=gpu:{gpus} Stat
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
-PartitionName=short Nodes={host} MaxTime=120 State=UP
-PartitionName=long Nodes={host} MaxTime=INFINITE State=UP
 PartitionName=urgent Nodes={host} PriorityTier=10 PreemptMode=OFF State=UP
 """
 # Any device file will do: it is never opened.

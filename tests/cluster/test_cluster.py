@@ -33,8 +33,6 @@ HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-
 # Two runs of the demonstration.
 PAPER = "fedfcd"
 SELECTION = {"items": PAPER, "where": "method=fedavg,local"}
-SHORT = 45
-"""Minutes that a job in the partition ``short`` may take."""
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +90,6 @@ def amount(checkout: Checkout, resource: str) -> int:
     request = Request.parse(yaml.safe_load((checkout.root / "config" / "config.yaml").read_text()), "config")
     (found,) = {request.resources.amount(resource, spec.model.name, 1) for spec in runs_of(checkout).values()}
     return found
-
-
-def partitions(folder: Path) -> Path:
-    """Write a site's file of partitions."""
-    file = folder / "partitions.yaml"
-    sizes = {"max_mem_mb": 200000, "max_threads": 8, "max_gpu": len(GPUS)}
-    times = {"short": SHORT, "long": 10000}
-    limits = {name: {"max_runtime": time, **sizes} for name, time in times.items()}
-    file.write_text(yaml.safe_dump({"partitions": limits}))
-    return file
 
 
 def clock(minutes: int) -> str:
@@ -214,14 +202,14 @@ def ran(slurm: Slurm, checkout: Checkout, *options: str) -> Outcome:
     return Outcome(checkout, output, [job for name, job in jobs.items() if name not in before])
 
 
-def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str, *site: str) -> Outcome:
+def stopped_by_the_limit(slurm: Slurm, checkout: Checkout, run: str) -> Outcome:
     """Run the workflow, and shorten the time limit of a job while it trains.
 
     SLURM checks the limits twice a minute and may send its signal up to a minute before the limit: 40 seconds
     before the limit, the signal comes in time.
     """
     options = on(
-        "slurm", *site, "--set-resources", "train:runtime=10*attempt", "train:slurm_extra='--signal=TERM@29'"
+        "slurm", "--set-resources", "train:runtime=10*attempt", "train:slurm_extra='--signal=TERM@29'"
     )
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(ran, slurm, checkout, *records_of({run: runs_of(checkout)[run]}), *options)
@@ -261,7 +249,6 @@ class Everything:
     local: Future[Outcome]
     """On one GPU of this machine, without the cluster."""
     clustered: Future[Outcome]
-    array: Future[Outcome]
     batch: Future[Outcome]
     limited: Future[Outcome]
     seen: set[frozenset[Training]]
@@ -283,15 +270,12 @@ def everything(
     def copy(name: str, of: Checkout = prepared) -> Checkout:
         return of.copy(root / name)
 
-    with ThreadPoolExecutor(6) as threads:
-        arrays = on("slurm", "--slurm-array-jobs", "train")
+    with ThreadPoolExecutor(5) as threads:
         one_gpu = ("--workflow-profile", "workflow/profiles/gpu")
-        sites = ("--slurm-partition-config", str(partitions(root)))
         started = Everything(
-            limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs)), *sites),
-            clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm", *sites)),
+            limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs))),
+            clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm")),
             batch=threads.submit(ran, slurm, copy("batch"), *on("slurm-batched"), *records_of(runs)),
-            array=threads.submit(ran, slurm, copy("array"), *arrays, *records_of(runs)),
             local=threads.submit(ran, slurm, copy("local"), *one_gpu),
             seen=seen,
         )
@@ -333,26 +317,13 @@ def test_runs_are_submitted_and_ask_for_the_resources_of_their_network(everythin
         assert job["Requeue"] == "1"
 
 
-def test_jobs_go_to_a_partition_that_allows_their_time(everything: Everything) -> None:
-    clustered, limited = everything.clustered.result(), everything.limited.result()
-    assert 10 < SHORT < amount(clustered.checkout, "runtime")
-    assert {job["Partition"] for job in clustered.jobs} == {"long"}
-    assert {job["Partition"] for job in limited.jobs} == {"short"}
-
-
 def test_each_job_has_a_separate_gpu(everything: Everything) -> None:
-    for one in (everything.clustered, everything.array, everything.batch, everything.limited):
+    for one in (everything.clustered, everything.batch, everything.limited):
         one.result()
     assert any(len(seen) > 1 for seen in everything.seen), "several runs at a time"
     for seen in everything.seen:
         devices = [training.devices for training in seen]
         assert set(devices) <= set(map(str, range(len(GPUS)))) and len(set(devices)) == len(devices)
-
-
-def test_an_array_is_one_submission(everything: Everything, local: Checkout) -> None:
-    array = everything.array.result()
-    assert len(array.jobs) == 2 and len({job["ArrayJobId"] for job in array.jobs}) == 1
-    assert records(array.checkout) == records(local)
 
 
 def test_a_batch_is_one_job_that_trains_its_runs_in_turn(everything: Everything, local: Checkout) -> None:
@@ -389,7 +360,7 @@ def test_a_job_saves_a_checkpoint_before_its_time_limit_and_is_requeued(
 def test_a_preempted_job_resumes_when_the_node_is_free(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
-    for one in (everything.clustered, everything.array, everything.batch, everything.limited):
+    for one in (everything.clustered, everything.batch, everything.limited):
         one.result()  # every job on the node is preempted
     checkout = prepared.copy(tmp_path / "checkout")
     run = next(iter(runs_of(checkout)))
@@ -443,7 +414,7 @@ def test_a_job_without_memory_gets_more_and_resumes_at_a_site_with_gres_only(
 def test_jobs_of_a_dead_node_resume_and_a_cancelled_job_fails(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
-    for one in (everything.clustered, everything.array, everything.batch, everything.limited):
+    for one in (everything.clustered, everything.batch, everything.limited):
         one.result()  # a node dies with everything on it
     checkout = prepared.copy(tmp_path / "checkout")
     first, second = runs = runs_of(checkout)

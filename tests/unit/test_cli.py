@@ -114,8 +114,6 @@ def spec(**changes: Any) -> str:
 
 
 DIRICHLET = {"name": "dirichlet", "clients": 10}
-FIXED = {"name": "flfa", "strategy": "fixed", "layers": ["nope"]}
-
 UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
 
 
@@ -125,7 +123,6 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
         (spec(roundz=3), ["'roundz'", "'rounds'"]),
         ("# nothing\n", ["spec.yaml: the file is empty; it needs dataset, partition, model, method"]),
         (spec().replace("rounds: 3", "rounds: 1e3"), ["rounds: ", "got 1000.0; write 1000"]),
-        (spec(plugins=[FIXED]), ["plugins.flfa.layers", "'nope'", "classifier"]),
         (spec(partition=UNREACHABLE), ["min_size", "140", "alpha"]),
         ("a: [b", ["spec.yaml", "YAML"]),
     ],
@@ -144,10 +141,9 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
     [
         ("good.yaml bad.yaml", ["bad.yaml"]),
         ("missing.yaml", ["missing.yaml"]),
-        (".", ["."]),
+        (".", ["error: .: Is a directory"]),
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
-        ("good.yaml --device cuda:99", ["--device", "'cuda:99'"]),
         (
             "good.yaml --results bad.yaml",
             ["results folder bad.yaml cannot be written (Not a directory)"],
@@ -252,10 +248,6 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ("training.lr", ["--set: 'training.lr': write KEY=VALUE"]),
-        (
-            "trainin.lr=1",
-            ["run.yaml with trainin.lr=1: trainin: unknown key 'trainin'; did you mean 'training'?"],
-        ),
         (
             "method=fedavg,fedpro",
             ["run.yaml with method=fedpro: method: unknown method 'fedpro'; did you mean"],
@@ -382,7 +374,6 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("status --scale two", ["unknown scale 'two'", "one"]),
         ("plan --config nowhere", ["nowhere/scales: there is no such folder", "--config"]),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),

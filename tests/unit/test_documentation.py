@@ -176,15 +176,6 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert len(trials.entries) == 10 and "nothing is selected yet" in final.refused
 
 
-def test_files_made_from_code_and_configuration_are_up_to_date() -> None:
-    """``docs/generate.py --check`` in ``.ci/run`` also checks the other pages, which takes longer."""
-    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    schemas = [f"schemas/{path.name}" for path in (ROOT / "config" / "schemas").iterdir()]
-    for name in ("methods/README", "configuration", *(f"methods/{method}" for method in METHODS), *schemas):
-        written = generate["file_of"](name).read_text(encoding="utf-8")
-        assert written == generate["WRITTEN"][name](), f"{name}: run docs/generate.py"
-
-
 def test_files_named_in_the_documentation_exist() -> None:
     for document in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"]:
         text = document.read_text(encoding="utf-8")

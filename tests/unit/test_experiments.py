@@ -217,12 +217,6 @@ def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
     assert [str(part) for part in table.restricted] == ["method fedavg; scaffold"], "claims must know"
 
 
-def test_settings_that_do_not_fit_together_are_named_with_their_file(config: Config) -> None:
-    """The problem belongs to no single key."""
-    error = config.error(put({"name": "digits", "normalisation": "ours"}, "settings", "dataset"))
-    assert "toy.yaml" in error and "normalisation" in error
-
-
 def seeds_of(whole: Plan) -> list[list[int]]:
     """Return the seeds of each item, in order."""
     return [list(dict.fromkeys(entry.seed for entry in item.entries)) for item in whole.items]
@@ -561,6 +555,11 @@ def when(settings: Yaml) -> list[Yaml]:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
+        # Settings that do not fit together: the problem belongs to no single key.
+        (
+            put({"name": "digits", "normalisation": "ours"}, "settings", "dataset"),
+            ["toy.yaml", "normalisation"],
+        ),
         (put(["fedprx"], *AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
         (put(claim(item="tabel"), "claims"), ["claim 'c'", "no item 'tabel'", "'table'"]),
         (put(claim(at={"methd": "fedavg"}), "claims"), ["no axis 'methd'", "'method'"]),
@@ -592,7 +591,7 @@ def when(settings: Yaml) -> list[Yaml]:
             put(when({"plugin": "FLFA"}), *TABLE, "exceptions"),
             ["no setting 'plugin'; did you mean 'plugins'?"],
         ),
-        (put(when({}), *TABLE, "exceptions"), ["when"]),
+        (put(when({}), *TABLE, "exceptions"), ["0.when: dictionary should have at least 1 item"]),
     ],
 )
 def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[str]) -> None:

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import yaml
 
@@ -193,43 +191,3 @@ def test_each_row_is_complete_and_each_assumption_in_a_row(paper: str) -> None:
         named.update(f"{letter}-{number}" for number in range(int(first), int(last) + 1))
     assert declared(paper).assumptions - named == set(), "assumptions without a row"
     assert named - declared(paper).assumptions == set(), "assumptions of no item of the paper"
-
-
-def test_numbers_about_published_values_on_the_page_of_flfa() -> None:
-    """Falls in paired cells, one-seed values against means of three, and selections behind table 13."""
-    page = " ".join((ROOT / "docs" / "papers" / "flfa.md").read_text(encoding="utf-8").split())
-
-    def published(table: int) -> pd.DataFrame:
-        values = pd.read_csv(CONFIG / "reported" / f"flfa_table{table}.csv")
-        return values[values["metric"].isin(["acc", "layer_selection_share"])]
-
-    def gains(table: int) -> pd.Series:
-        wide = published(table).pivot(index=["dataset", "method"], columns="plugin", values="value")
-        return (wide["flfa"] - wide["none"]).round(2)
-
-    tables = {table: gains(table) for table in (1, 3, 5, 6, 7, 8, 9)}
-    falls = [f"table {table}: {(one < 0).sum()} of {len(one)}" for table, one in tables.items()]
-    every = pd.concat(tables.values())
-    assert f"{(every < 0).sum()} of {len(every)} pairs of cells ({', '.join(falls)})" in page
-
-    key = ["dataset", "method", "plugin"]
-    one_seed = pd.concat([published(10), published(11)])
-    single = one_seed[one_seed["variant"] == "fa_layers=1"].set_index(key)["value"]
-    apart = (single - published(1).set_index(key)["value"].reindex(single.index)).abs().mean()
-    assert f"differ from table 1 by {apart:.2f} points on average" in page
-    assert f"The median gain in table 1 is only {tables[1].median():.2f}" in page
-
-    shares = published(13)
-    totals = {}
-    for strategy in ("lowest", "highest"):
-        ours = shares[shares["variant"].str.startswith(f"selection={strategy};")]["value"].to_numpy()
-        fits = (total for total in range(1, 10_000) if _fit(ours, total))
-        totals[strategy] = f"{next(fits):,}"
-    register = read_settings(CONFIG / "register.yaml", Register).entries["F-26"].assumed
-    assert f"{totals['lowest']} (lowest) and {totals['highest']} selections (highest)" in register
-
-
-def _fit(shares: np.ndarray, total: int) -> bool:
-    """Return True if whole numbers of ``total`` selections round to the shares in per cent, to 0.01."""
-    counts = (shares * total / 100).round()
-    return bool((abs(counts / total * 100 - shares) <= 0.005 + 1e-9).all())

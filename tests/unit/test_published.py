@@ -1,4 +1,4 @@
-"""Declared experiments agree with the papers: tables and figures, numbers of runs, values, claims."""
+"""Declared experiments agree with the papers: items, numbers of runs, values, claims; the demonstration."""
 
 import csv
 import re
@@ -15,9 +15,10 @@ from extent import Covered, coverage, experiments, totals
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments import claims
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.layout import Measured
+from fltrain.experiments.layout import Measured, Table
 from fltrain.experiments.plan import declared
 from fltrain.experiments.schema import DisplayLabels, Paper
+from fltrain.methods import METHODS
 from fltrain.runs.measures import measure
 
 from .helpers import shipped
@@ -246,3 +247,40 @@ def test_a_paper_or_item_names_every_entry_of_the_register() -> None:
         paper = declared(CONFIG, file.stem, Paper, labels)
         used.update(paper.assumptions, *(item.assumptions for item in paper.items.values()))
     assert entries.keys() - used == set()
+
+
+# ---------------------------------------------------------------- the demonstration
+def test_every_method_is_in_the_demonstration() -> None:
+    trained = {method.name for spec in shipped("demo").specs for method in (spec.method, *spec.plugins)}
+    assert trained == set(METHODS)
+
+
+def test_each_paper_has_a_table_and_a_figure_in_the_demonstration() -> None:
+    kinds: dict[str, set[str]] = {}
+    for item in shipped("demo").items:
+        if item.paper.kind == "paper":
+            kinds.setdefault(item.paper.paper, set()).add("table" if item.item.table else "figure")
+    declared = {item.paper.paper for item in shipped("paper").items if item.paper.kind == "paper"}
+    assert kinds == {paper: {"table", "figure"} for paper in declared}
+
+
+def test_captions_describe_what_ran() -> None:
+    """Captions of the full scale name further methods and settings, so each reduced item has its own."""
+    assert not [item.id for item in shipped("demo").items if item.item.caption.startswith("At full scale")]
+    (item,) = (one for one in shipped("small").items if one.id == "flfa/table1")
+    assert item.item.caption.startswith("At full scale: Mean of the test accuracy")
+
+
+def test_gains_have_three_seeds() -> None:
+    for item in shipped("demo").items:
+        if isinstance(item.layout, Table) and any(one.gain_over for one in item.layout.measures):
+            assert len({entry.seed for entry in item.entries}) >= 3, item.id
+
+
+def test_controls_have_verdicts_on_the_protocol_of_the_published_runs() -> None:
+    controls = [item for item in shipped("demo").items if item.paper.kind == "control"]
+    published = set(shipped("published").runs)
+    assert [item.id for item in controls] == ["controls/flower", "controls/flower_spiked"]
+    for item in shipped("demo").items:
+        assert item.sheet.reduced == (item not in controls)
+    assert all(run in published for item in controls for run in item.run_ids)

@@ -1,6 +1,9 @@
-"""Multiply-adds against PyTorch's counter of operations, on the real networks and in real training."""
+"""Multiply-adds against PyTorch's counter, in networks and in training; hours and the run table by hand."""
 
 from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition, PreparedData
 from fltrain.engine.simulation import Simulation
+from fltrain.experiments import work as counting
+from fltrain.experiments.costs import GPUS, hours, run_table, together
+from fltrain.experiments.plan import plan
 from fltrain.experiments.work import Work, network_work
 from fltrain.methods import METHODS, fedimpro
 from fltrain.methods.ops import classifier_head, prototypes
@@ -20,7 +26,7 @@ from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
 from .conftest import Register
-from .helpers import CPU, pixels
+from .helpers import CPU, TINY, TWO_METHODS, pixels, tiny, write_config
 
 CLIENTS, TRAIN, TEST, SIDE, CLASSES = 2, 32, 16, 12, 4
 
@@ -147,3 +153,39 @@ def simulated(spec: RunSpec) -> Simulation:
         aside = round(share * TRAIN) // CLIENTS
         validation, clients = [part[:aside] for part in clients], [part[aside:] for part in clients]
     return Simulation(spec, data, Partition(clients, "", tests, validation), CPU)
+
+
+# ---------------------------------------------------------------- hours and the run table
+def test_arithmetic_takes_the_peak_of_the_precision() -> None:
+    """A multiply-add is two operations; 5 to 20 % of the peak are assumed."""
+    h100 = {precision: hours(67e12 * 1800, GPUS["h100"].speed(precision)) for precision in ("fp32", "tf32")}
+    assert h100 == {"fp32": pytest.approx((5, 20)), "tf32": pytest.approx((0.677, 2.707), abs=5e-4)}
+    assert together(h100.values()) == pytest.approx((5.677, 22.707), abs=5e-4)
+    assert GPUS["v100"].speed("bf16") == GPUS["v100"].speed("fp32"), "it has no other peak"
+
+
+def test_the_run_table_has_a_row_per_cell_and_seed(tmp_path: Path) -> None:
+    planned = plan(write_config(tmp_path, {"table": TWO_METHODS}, seeds=2), "one")
+    first, *others = planned.runs
+    rows = run_table(planned, {first: 12.0}, {first: (1.0, 2.0)})
+    assert [row["run"] for row in rows] == [first, *others]
+    costs = [(row["multiply_adds"], row["hours_least"], row["hours_most"]) for row in rows]
+    assert costs == [("12", 1.0, 2.0), *[("", "", "")] * 3]
+
+
+def test_the_speed_is_the_work_of_a_round_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients with two batches of 32 each; a round ends after two ticks of a second."""
+    clock = count()
+    monkeypatch.setattr(counting, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    work, spec = Work(), tiny(method="moon", evaluation={"every": 3})
+    one = tiny(rounds=1, partition={"name": "iid", "clients": 1}, participation=1.0)
+    trained, _ = work.parts(one) or (0.0, 0.0)
+    each = trained / 1438  # of an image, in the only epoch
+    assert work.speed(spec, CPU) == 2 * 2 * 32 * each / 2
+    assert work.speed(spec.model_copy(update={"seed": 1}), CPU) == 2 * 2 * 32 * each / 2, "measured once"
+
+
+def test_runs_without_the_size_of_the_dataset_are_not_counted(register: Register) -> None:
+    register({"mine": {"reader": "npz", "path": "mine.npz"}})
+    spec = {**TINY, "dataset": "mine", "partition": {"name": "iid", "clients": 10}, "model": "lenet5"}
+    assert Work().multiply_adds(RunSpec.parse(spec, "test")) is None

@@ -387,45 +387,7 @@ def test_a_restricted_table_names_its_restriction(changed: Checkout) -> None:
         assert "restricted to item toy/accuracy, method=fedavg." in (folder / page).read_text()
 
 
-@pytest.mark.slow
-def test_without_training_tables_are_made_from_the_records_that_exist(changed: Checkout) -> None:
-    table, figure, _ = changed.plan.items
-    kept, lost = table.run_ids
-    for run in (lost, *figure.run_ids):
-        shutil.rmtree(changed.results.run(run))
-    shutil.rmtree(changed.results.root / "data")
-    code, output = changed.snakemake(settings=("train=false",))
-    assert code == 0, output
-    assert set(jobs_in(output)) == {TABLE, TRACK, CLAIMS, OVERVIEW}
-    terminal, _, _ = output.partition("Complete log(s): ")
-    assert all(f"{job}\n" in terminal for job in (TABLE, TRACK, CLAIMS)), "each job is announced"
-    assert [path.name for path in (changed.results.root / "runs").iterdir()] == [kept]
-    assert not (changed.results.root / "data").exists()
-    rows = (changed.results.root / "tiny" / "toy" / "accuracy.md").read_text().splitlines()
-    assert "not run" in next(row for row in rows if row.startswith("| FedProx"))
-    assert "not run" not in next(row for row in rows if row.startswith("| FedAvg"))
-
-
 # ---------------------------------------------------------------- faults of the system
-@pytest.mark.slow
-def test_an_unwritable_mlflow_store_stops_no_other_job(changed: Checkout) -> None:
-    tiny, store = changed.results.root / "tiny", changed.results.tracking
-    for made in (tiny / "tracked.json", tiny / "index.html", store):
-        made.unlink()
-    store.mkdir()
-    code, output = changed.snakemake()
-    assert code != 0
-    (message,) = set(re.findall(r"^error: (.*)$", output, re.MULTILINE))
-    assert message.startswith(
-        "sqlite:///results/mlflow.db: cannot write to this MLflow store (unable to open"
-    )
-    assert message.endswith("or delete it: the next export makes it anew from the records")
-    assert set(jobs_in(output)) == {TRACK, OVERVIEW}
-    assert [name for name in OUTPUTS if not (tiny / name).exists()] == ["tracked.json"]
-    store.rmdir()
-    assert changed.jobs().keys() == {TRACK}
-
-
 @pytest.mark.slow
 def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: Path) -> None:
     """A short version of ``benchmarks/soak.py``, which kills processes a hundred times."""
