@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,12 +19,11 @@ import pandas as pd
 
 from fltrain.experiments.claims import (
     All,
+    Compared,
     Fails,
     NotJudged,
-    OneSided,
     Test,
     Tested,
-    Value,
     quantities,
 )
 from fltrain.experiments.items import PlannedItem
@@ -231,7 +229,7 @@ class Evidence:
         rows = {}
         for claim in self._declared(paper).claims:
             items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
-            verdict = evidence = stated = ""
+            verdict = evidence = stated = numbers = ""
             if isinstance(claim.test, Tested):
                 verdict, evidence = "tested", f"by `{claim.test.by}`"
             elif isinstance(claim.test, NotJudged):
@@ -239,14 +237,14 @@ class Evidence:
             elif one := judged.get((claim.where, claim.claim)):
                 marks = ", exploratory" * (one["exploratory"] == "True")
                 verdict, evidence = one["verdict"] + marks, one["evidence"]
-                stated = one["stated"]
+                stated, numbers = one["stated"], one["number"]
             rows[claim.claim] = Row(
                 f"{claim.claim} ({claim.where})",
                 items,
                 verdict,
                 evidence,
-                tolerance(claim.test, evidence),
-                main_numbers(evidence),
+                tolerance(claim.test),
+                numbers,
                 stated,
                 claim.where,
             )
@@ -316,39 +314,21 @@ class Evidence:
         return [str(len(runs)), f"{hours:.1f}", f"{size / 1e6:.1f}"]
 
 
-INTERVAL = r"\[[-+.\de]+, [-+.\de]+\]"
-MAIN_NUMBER = re.compile(
-    rf"mean (?P<mean>[-+.\de]+(?: [%\w]+)? {INTERVAL})"
-    r"|(?:^|: )(?P<value>[-+.\de]+(?: [%\w]+)?) over \d+ seeds.*?; stated (?P<stated>[-+.\de]+)"
-    r"|failed: (?P<failed>\d+ of \d+) runs"
-)
-
-
-def main_numbers(evidence: str) -> str:
-    """Return each mean with its interval; or the value and the stated one; or the number of failed runs."""
-    parts = []
-    for found in MAIN_NUMBER.finditer(evidence):
-        mean, value, stated, failed = found.group("mean", "value", "stated", "failed")
-        parts.append(mean or (f"{failed} failed" if failed else f"{value} (stated {stated})"))
-    return "; ".join(dict.fromkeys(parts))
-
-
 def counted(verdicts: pd.Series[str]) -> str:
     """Return each verdict with its number, the most frequent one first."""
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts.dropna()).most_common())
 
 
-def tolerance(test: Test, evidence: str) -> str:
+def tolerance(test: Test) -> str:
     """Return the tolerance of a test, in the unit of its number."""
     if isinstance(test, All):
-        return "; ".join(dict.fromkeys(filter(None, (tolerance(part, evidence) for part in test.tests))))
-    unit = " %" if isinstance(test, OneSided | Value) and test.relative else ""
-    if isinstance(test, OneSided):
-        low, high = test.region
-        if test.kind == "similar":
-            return f"± {high:g}{unit}"
-        return f"above {low:g}, p < 0.05" if test.kind == "positive" else f"below {high:z.4g}, p < 0.05"
+        return "; ".join(dict.fromkeys(filter(None, map(tolerance, test.tests))))
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"
-    _, found, rest = evidence.partition("margin ")
-    return f"± {rest.partition(',')[0]}{unit}" if found else ""
+    if not isinstance(test, Compared):
+        return ""
+    unit = " %" if test.relative else ""
+    low, high = test.region(test.by or 0.0)
+    if test.kind in ("positive", "negative"):
+        return f"above {low:g}, p < 0.05" if test.kind == "positive" else f"below {high:z.4g}, p < 0.05"
+    return f"± {high:g}{unit}" if test.by else "the rule's margin"

@@ -93,57 +93,54 @@ class Quantity(Settings):
         return self
 
 
-class OneSided(Quantity):
-    """The number (most often a gain ``over`` other cells) is positive, negative or similar to zero.
+class Compared(Quantity):
+    """The number (most often a gain ``over`` other cells) lies in a region.
 
-    ``positive``: it exceeds ``by``; a negative ``by`` allows a deficit of this size. ``negative``: the same
-    of the number with the other sign. ``similar``: it lies between ``-by`` and ``by`` (two one-sided tests).
+    ``positive``: it exceeds ``by`` (default: 0); a negative ``by`` allows a deficit of this size.
+    ``negative``: the same of the number with the other sign. ``similar``: it lies between ``-by`` and ``by``.
+    ``value``: it lies within ``by`` of the stated number, whose spread over the paper's seeds counts, too.
+    Without ``by``, it is the margin of the measure; for a gain (``over`` other cells), half of the stated
+    one, at least 0.25. Values are judged at full scale only.
 
     All tests are one-sided, at 5 %. ``average``: t test of the averages over places, one per seed that has a
     number in all of them; each place needs a number of some seed. ``every``: t test over seeds at each place.
+    ``largest`` or ``smallest`` (of a value): t test at this place, corrected for their number (Bonferroni).
 
-    Supported if all tests are significant in the claimed direction, which needs no correction, and every
-    place has a number. Contradicted if one is significant in the other direction, or the one of the average,
-    corrected for their number (Holm). Undecided otherwise.
+    Supported if all tests show that the number is inside the region (two tests for two ends), which needs no
+    correction, and every place has a number. Contradicted if one shows that it is outside, or the one of the
+    average (``positive``, ``negative``), corrected for their number (Holm). Undecided otherwise.
     """
 
-    kind: Literal["positive", "negative", "similar"]
-    judge: Literal["every", "average"] = "average"
-    by: float = 0.0
+    kind: Literal["positive", "negative", "similar", "value"]
+    judge: Literal["average", "every", "largest", "smallest"] = "average"
+    by: float | None = None
 
-    @property
-    def region(self) -> tuple[float, float]:
-        """The open interval in which the claim puts the number."""
-        ends = {"positive": (self.by, math.inf), "negative": (-math.inf, -self.by)}
-        return ends.get(self.kind, (-self.by, self.by))
+    def region(self, margin: float) -> tuple[float, float]:
+        """Return the open interval, around zero or the stated number, in which the claim puts the number."""
+        ends = {"positive": (margin, math.inf), "negative": (-math.inf, -margin)}
+        return ends.get(self.kind, (-margin, margin))
 
     @model_validator(mode="after")
-    def _similar_by(self) -> Self:
-        if self.kind == "similar" and self.by <= 0:
+    def _fitting(self) -> Self:
+        if self.kind == "similar" and self.by is None:
             raise ValueError("by: 'similar' needs the largest difference that does not matter")
+        if self.kind == "value" and self.curve is not None and self.by is None:
+            raise ValueError("by: a value of a curve needs the largest difference that does not matter")
+        if self.kind in ("similar", "value") and self.by is not None and self.by <= 0:
+            raise ValueError(f"by: the margin of '{self.kind}' must be above 0")
+        if self.judge != "average" and (self.judge == "every") == (self.kind == "value"):
+            raise ValueError(f"judge: a claim of kind '{self.kind}' cannot be judged by '{self.judge}'")
         return self
 
 
-class Value(Quantity):
-    """The number, averaged over the cells, equals the stated one. Judged at full scale only.
+class Printed(Quantity):
+    """The claim states the number of a cell of the item's table, or its gain ``over`` the table's baseline.
 
-    Supported if the 90 % interval of our mean minus the stated number lies inside ``margin``; contradicted if
-    it lies entirely outside; undecided otherwise, and always with fewer than three seeds or a place without a
-    number. The interval includes the paper's own spread over seeds. Without a margin, the default is the
-    measure's own; for a gain (``over`` other cells) it is half of the stated one, at least 0.25. Of several
-    places the ``extreme`` is used, if the text states the largest or smallest; the interval is then corrected
-    for the number of places (Bonferroni).
+    It has that cell's verdict, at full scale only. ``at`` has a label for each axis of the table.
     """
 
-    kind: Literal["value"]
-    extreme: Literal["largest", "smallest"] | None = None
-    margin: float | None = Field(default=None, gt=0)
-
-    @model_validator(mode="after")
-    def _margin_of_curves(self) -> Self:
-        if self.curve is not None and self.margin is None:
-            raise ValueError("a value of a curve needs a 'margin'")
-        return self
+    kind: Literal["cell"]
+    measure: str
 
 
 class Fails(Quantity):
@@ -171,7 +168,7 @@ class NotJudged(Settings):
     why: str
 
 
-TestOfPart = Annotated[OneSided | Value | Fails | NotJudged, Field(discriminator="kind")]
+TestOfPart = Annotated[Compared | Printed | Fails | NotJudged, Field(discriminator="kind")]
 
 
 class All(Settings):
@@ -185,7 +182,7 @@ class All(Settings):
     tests: Annotated[tuple[TestOfPart, ...], Field(strict=False, min_length=2)]
 
 
-Test = Annotated[OneSided | Value | Fails | All | Tested | NotJudged, Field(discriminator="kind")]
+Test = Annotated[Compared | Printed | Fails | All | Tested | NotJudged, Field(discriminator="kind")]
 
 
 def quantities(test: Test) -> Iterator[Quantity]:

@@ -17,6 +17,7 @@ from fltrain.core.errors import FltrainError, count
 from fltrain.core.floats import average
 from fltrain.core.statistics import (
     LEVEL,
+    Contrast,
     Interval,
     Position,
     Sample,
@@ -30,14 +31,14 @@ from fltrain.core.statistics import (
 from fltrain.experiments.claims import (
     All,
     Claim,
+    Compared,
     Fails,
     LabelChoice,
     NotJudged,
-    OneSided,
+    Printed,
     Quantity,
     Test,
     Tested,
-    Value,
     quantities,
     several,
 )
@@ -54,7 +55,7 @@ from fltrain.reporting.frame import (
     resolution,
 )
 from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text, value_text
-from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import interval_text, markdown_table, p_text, without_tags
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
@@ -89,6 +90,7 @@ class Finding:
         estimate: mean with its 90 % ``interval``.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
+        number: main number with its unit, and its interval or the stated number.
     """
 
     verdict: ClaimVerdict
@@ -98,6 +100,7 @@ class Finding:
     interval: Interval | None = None
     p: float | None = None
     p_contradicted: float | None = None
+    number: str = ""
 
     @property
     def evidence(self) -> str:
@@ -107,7 +110,7 @@ class Finding:
 
 COLUMNS = (
     *("where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"),
-    *("estimate", "low", "high", "p", "evidence"),
+    *("estimate", "low", "high", "p", "number", "evidence"),
 )
 """Columns of judged claims, also in the CSV file.
 
@@ -115,8 +118,8 @@ COLUMNS = (
 ``listed`` is False if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
 the test was decided after the runs had been seen. ``reduced``: the runs belong to a reduced scale. ``item``
 has the items that the test uses, with commas, ``test`` its kind. ``estimate`` is our mean, ``low`` and
-``high`` are the ends of its 90 % interval, ``p`` is the p value of the test that decided. ``evidence`` has
-the numbers and the decision in words.
+``high`` are the ends of its 90 % interval, ``p`` is the p value of the test that decided. ``number`` is the
+main number with its interval (of each part of the claim), ``evidence`` has all numbers and the decision.
 """
 
 
@@ -157,7 +160,7 @@ def judge(
                 return Finding("not judged", test.why)
             case All():
                 return _conjunction([find(part, statement) for part in test.tests], reduced)
-        if isinstance(test, Value) and reduced:
+        if reduced and test.kind in ("value", "cell"):
             return Finding("not run", "The paper's number is for its full protocol.")
         sheet = items.get(test.item)
         if sheet is None:
@@ -183,7 +186,7 @@ def judge(
             **{"exploratory": late and found.verdict in JUDGED, "item": ", ".join(names)},
             **{"test": claim.test.kind, "stated": statement.text, "estimate": found.estimate, "p": found.p},
             **dict(zip(("low", "high"), found.interval or (None, None), strict=True)),
-            "evidence": found.evidence,
+            **{"number": found.number, "evidence": found.evidence},
         }
         rows.append(row)
         contradicting.append(found.p_contradicted)
@@ -199,7 +202,7 @@ def judge(
 
 def _of_item(
     sheet: ItemJob,
-    test: OneSided | Value | Fails,
+    test: Compared | Printed | Fails,
     statement: Statement,
     runs: Runs,
     published: Published,
@@ -227,11 +230,10 @@ def _of_item(
     match test:
         case Fails():
             found = _fails(lines, test)
-        case OneSided():
-            found = _one_sided(ClaimNumbers.of(frame, chosen, sheet, test, runs), test)
-        case Value():
-            numbers = ClaimNumbers.of(frame, chosen, sheet, test, runs)
-            found = _value(numbers, sheet, test, statement, cells)
+        case Printed():
+            found = _printed(sheet, test, cells)
+        case Compared():
+            found = _compared(ClaimNumbers.of(frame, chosen, sheet, test, runs), sheet, test, statement)
     at = {axis: several(labels) for axis, labels in test.at.items()}
     complete = {axis for axis, labels in at.items() if {*labels} <= axes[axis]}
     missed = [str(one) for one in sheet.restricted if one.axis not in complete]
@@ -255,14 +257,17 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
         texts.setdefault(text, []).append(str(number))
     numbered = " ".join(f"({', '.join(same)}) {text}" for text, same in texts.items())
     numbers = numbered if len(texts) > 1 else next(iter(texts))
+    main = "; ".join(dict.fromkeys(part.number for part in parts if part.number))
     if not judged:
-        return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers)
+        verdict: ClaimVerdict = "reduced scale" if "reduced scale" in verdicts else "not run"
+        return Finding(verdict, numbers, number=main)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
-    verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
+    verdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
-    return Finding(verdict, numbers, p_contradicted=None if None in contrary else min(ps, default=None))
+    p = None if None in contrary else min(ps, default=None)
+    return Finding(verdict, numbers, p_contradicted=p, number=main)
 
 
 # ---------------------------------------------------------------- numbers
@@ -280,7 +285,6 @@ class ClaimNumbers:
         at: numbers at each place that has any; the whole item moderates their spreads.
         mean: averages over these places, of the seeds that have a number in all of them; over several places,
             they have a spread of their own.
-        labels: labels of the place if there is a single one.
         empty: some place has no number.
         losses: counts of lost runs and of places without a number, in words.
         untested: the finding before any test: mean, interval, extreme places and losses.
@@ -288,7 +292,6 @@ class ClaimNumbers:
 
     at: dict[str, Sample]
     mean: Sample
-    labels: dict[str, str]
     empty: bool
     losses: list[str]
     untested: Finding
@@ -319,10 +322,12 @@ class ClaimNumbers:
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
         at: dict[str, Sample] = {}
         by_seed: dict[str, pd.Series] = {}
-        all_chosen: list[dict[str, str]] = []
+        empty = 0
         for group, one, sample in zip(groups, labels, samples, strict=True):
-            all_chosen += [one] if chosen[group.index[0]] else []
-            if chosen[group.index[0]] and sample.values:
+            if not chosen[group.index[0]]:
+                continue
+            empty += not sample.values
+            if sample.values:
                 place = ", ".join(one[axis] for axis in varied) or "all"
                 at[place] = sample
                 by_seed[place] = group.set_index("seed")["value"]
@@ -331,14 +336,23 @@ class ClaimNumbers:
         mean = Sample(means.tolist(), floor / math.sqrt(max(len(at), 1)))
         if len(at) == 1:
             mean = replace(next(iter(at.values())), values=mean.values)
-        empty = len(all_chosen) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         losses = [f"{number} {text}" for text, number in counts.items() if number]
         losses += [f"{count(empty, 'place')} without a number"] if empty else []
-        words = ", ".join([*_in_words(at, mean, sheet, test), *losses])
+        number = _mean_text(mean, sheet, test)
+        words = ", ".join([*_in_words(at, mean, number, sheet, test), *losses])
         estimate, found = average(mean.values) if mean.values else None, contrast(mean)
-        untested = Finding("undecided", words, "", estimate, found.interval if found else None)
-        return cls(at, mean, all_chosen[0] if len(all_chosen) == 1 else {}, empty > 0, losses, untested)
+        interval = found.interval if found else None
+        untested = Finding("undecided", words, "", estimate, interval, number=number)
+        return cls(at, mean, empty > 0, losses, untested)
+
+    def judged(self, judge: str) -> dict[str, Sample]:
+        """Return the samples that a claim is judged by: at every place, of the average, or at an extreme."""
+        if judge == "every" or judge == "average":
+            return self.at if judge == "every" else {THE_AVERAGE: self.mean}
+        choose = max if judge == "largest" else min
+        place = choose(self.at, key=lambda place: float(np.mean(self.at[place].values)))
+        return {place: self.at[place]}
 
 
 def _unit(sheet: ItemJob, test: Quantity) -> str:
@@ -354,16 +368,28 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
     return f" {unit}" if unit else ""
 
 
-def _in_words(at: Mapping[str, Sample], mean: Sample, sheet: ItemJob, test: Quantity) -> list[str]:
-    """Return the mean with its interval and the subtraction behind it, and the extreme places."""
-    parts, found, unit = ["no seed has a number in all places"], contrast(mean), _unit(sheet, test)
-    form = "+z.2f" if unit == " points" else "+.4g"
+def _form(sheet: ItemJob, test: Quantity) -> str:
+    return "+z.2f" if _unit(sheet, test) == " points" else "+.4g"
+
+
+def _mean_text(mean: Sample, sheet: ItemJob, test: Quantity) -> str:
+    """Return the mean with its unit and interval; empty without any seed."""
+    if not mean.values:
+        return ""
+    found, form = contrast(mean), _form(sheet, test)
+    around = " [{}, {}]".format(*(f"{end:{form}}" for end in found.interval)) if found else ""
+    return f"{average(mean.values):{form}}{_unit(sheet, test)}{around}"
+
+
+def _in_words(
+    at: Mapping[str, Sample], mean: Sample, number: str, sheet: ItemJob, test: Quantity
+) -> list[str]:
+    """Return the mean with the subtraction behind it, and the extreme places."""
+    parts, form = ["no seed has a number in all places"], _form(sheet, test)
     if mean.values:
-        compared = _compared(sheet, test)
-        around = " [{}, {}]".format(*(f"{end:{form}}" for end in found.interval)) if found else ""
-        around += f" ({compared})" if compared else ""
-        seeds = count(len(mean.values), "seed")
-        parts = [f"mean {average(mean.values):{form}}{unit}{around} over {seeds}"]
+        subtraction = _subtraction(sheet, test)
+        behind = f" ({subtraction})" if subtraction else ""
+        parts = [f"mean {number}{behind} over {count(len(mean.values), 'seed')}"]
     means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
     if len(means) > 1:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
@@ -381,7 +407,7 @@ def _signs(means: Sequence[float]) -> str:
     return f"positive at {positive or 'none'} of {len(means)} places"
 
 
-def _compared(sheet: ItemJob, test: Quantity) -> str:
+def _subtraction(sheet: ItemJob, test: Quantity) -> str:
     """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
 
     def text(labels: LabelChoice) -> str:
@@ -400,124 +426,139 @@ def _compared(sheet: ItemJob, test: Quantity) -> str:
 
 
 # ---------------------------------------------------------------- tests
-def _one_sided(numbers: ClaimNumbers, test: OneSided) -> Finding:
-    """Support a claim if all tests are significant, which needs no correction, and no number is missing.
+def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: Compared, statement: Statement) -> Finding:
+    """Compare the number with the region in which the claim puts it.
 
-    Contradict it if the opposite is significant at one place, or for their average, corrected (Holm).
+    The region lies around the stated number, which varies over the paper's seeds as ours does over ours, or
+    around zero.
     """
-    if test.judge == "average" and numbers.empty:
+    stated, margin = _stated(test, statement)
+    if numbers.empty and test.judge != "every":
         return replace(numbers.untested, decision=INCOMPLETE)
-    (low, high), similar = test.region, test.kind == "similar"
-    samples = numbers.at if test.judge == "every" else {THE_AVERAGE: numbers.mean}
-    tried = {place: found for place, sample in samples.items() if (found := contrast(sample))}
-    opposites, mean = dict(tried), contrast(numbers.mean)
-    if mean and len(samples) > 1 and not similar:
+    samples = numbers.judged(test.judge)
+    theirs = math.inf if stated is None else sheet.reported_seeds or 1
+    tries = len(numbers.at) if test.judge in ("largest", "smallest") else 1
+
+    def tested(sample: Sample) -> Contrast | None:
+        return contrast(sample, stated or 0.0, seeds=theirs, tries=tries)
+
+    low, high = test.region(margin)
+    tried = {place: found for place, sample in samples.items() if (found := tested(sample))}
+    opposites = dict(tried)
+    if len(samples) > 1 and math.isinf(high - low) and (mean := tested(numbers.mean)):
         opposites[THE_AVERAGE] = mean
-    contrary = [
-        (place, p_value(end))
-        for place, found in opposites.items()
-        for p_value, end in ((found.p_above, high), (found.p_below, low))
-        if math.isfinite(end)
-    ]
-    corrected = [p or 0.0 for p in holm([p for _, p in contrary])]
+    outside = [min(1.0, tries * min(one.p_above(high), one.p_below(low))) for one in opposites.values()]
+    corrected = [p or 0.0 for p in holm(outside)]
     least = min(corrected, default=1.0)
-    largest = max((max(found.p_above(low), found.p_below(high)) for found in tried.values()), default=1.0)
-    end = low if math.isfinite(low) else high
-    bound = f"{'above' if end == low else 'below'} {end:g}"
+    inside = [min(1.0, tries * max(one.p_above(low), one.p_below(high))) for one in tried.values()]
+    shown, words = numbers.untested, ""
+    if stated is not None:
+        ((place, ours),) = samples.items()
+        shown = _beside_stated(numbers, sheet, test, place, ours, stated)
+        words = f"stated {stated:g}, margin {margin:.3g}"
+    if least >= LEVEL and (not tried or len(tried) < len(samples)):
+        return replace(shown, decision="; ".join(filter(None, (words, UNTESTABLE))))
+    verdict: ClaimVerdict = "supported" if max(inside) < LEVEL and not numbers.empty else "undecided"
+    p = max(inside)
     if least < LEVEL:
-        at = f" at {contrary[corrected.index(least)][0]}" if len(samples) > 1 else ""
-        against_claim = f"opposite{at}: " + (f"not {bound}, " if end else "")
-        words = f"beyond {high:g}: " if similar else against_claim
-        holms = f" (Holm over {len(contrary)})" if len(contrary) > 1 else ""
-        decision = f"{words}one-sided {p_text(least)}{holms}"
-        judged = replace(numbers.untested, verdict="contradicted", decision=decision, p=least)
-    elif not tried or len(tried) < len(samples):
-        return replace(numbers.untested, decision=UNTESTABLE)
+        verdict, p = "contradicted", least
+    if stated is not None:
+        (found,) = tried.values()
+        (from_, to), difference = found.interval, found.estimate
+        shown = replace(shown, interval=(stated + from_, stated + to))
+        words += f", ours minus stated {difference:+z.2f} {interval_text(found.interval, 2, '+')}"
+        words += f", Bonferroni over {tries} places" if tries > 1 else ""
+    elif verdict == "contradicted":
+        at = f" at {[*opposites][corrected.index(least)]}" if len(samples) > 1 else ""
+        words = _one_sided_words(test, margin, at, p)
+        words += f" (Holm over {len(outside)})" if len(outside) > 1 else ""
     else:
-        words = f"{bound}: one-sided" if end else "one-sided"
-        if similar:
-            words = f"within {high:g}: two one-sided tests,"
-        of_all = f", the largest of {len(tried)} places" if len(tried) > 1 else ""
-        verdict: ClaimVerdict = "supported" if largest < LEVEL and not numbers.empty else "undecided"
-        decision = f"{words} {p_text(largest)}{of_all}"
-        judged = replace(numbers.untested, verdict=verdict, decision=decision, p=largest)
-    return replace(judged, p_contradicted=least)
+        words = _one_sided_words(test, margin, None, p)
+        words += f", the largest of {len(tried)} places" if len(tried) > 1 else ""
+    return replace(shown, verdict=verdict, decision=words, p=p, p_contradicted=least)
 
 
-POSITIONS: dict[Position, ClaimVerdict] = {
+def _one_sided_words(test: Compared, margin: float, opposite_at: str | None, p: float) -> str:
+    """Return the test of a direction or a similarity in words; ``opposite_at`` names the place against it."""
+    if test.kind == "similar":
+        tests = "within {:g}: two one-sided tests," if opposite_at is None else "beyond {:g}: one-sided"
+        return f"{tests.format(margin)} {p_text(p)}"
+    bound = f"above {margin:g}" if test.kind == "positive" else f"below {-margin:g}"
+    if opposite_at is None:
+        return f"{bound}: one-sided {p_text(p)}" if margin else f"one-sided {p_text(p)}"
+    return f"opposite{opposite_at}: {f'not {bound}, ' if margin else ''}one-sided {p_text(p)}"
+
+
+def _stated(test: Compared, statement: Statement) -> tuple[float | None, float]:
+    """Return the number around which the claim puts ours (None: zero), and the margin."""
+    if test.kind != "value":
+        return None, test.by or 0.0
+    if statement.value is None:
+        raise FltrainError("it states no number for the test 'value'; choose another test")
+    stated = 100 * statement.value if statement.unit == "fraction" else statement.value
+    if test.by is not None or test.measure is None:  # a curve has a margin
+        return stated, test.by or 0.0
+    return stated, gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
+
+
+def _beside_stated(
+    numbers: ClaimNumbers, sheet: ItemJob, test: Quantity, place: str, ours: Sample, stated: float
+) -> Finding:
+    """Return the finding before the test of a stated number."""
+    if not ours.values:
+        return numbers.untested
+    mean, where = average(ours.values), "" if place == THE_AVERAGE else f" ({place})"
+    value = f"{mean:z.2f}{_unit(sheet, test)}"
+    words = ", ".join([f"{value} over {count(len(ours.values), 'seed')}{where}", *numbers.losses])
+    return Finding("undecided", words, "", mean, number=f"{value} (stated {stated:g})")
+
+
+CELL_VERDICTS: dict[Position, ClaimVerdict] = {
     "inside": "supported",
     "outside": "contradicted",
     "across": "undecided",
 }
-"""Verdict on a stated number by the position of the interval of its difference against the margin."""
+"""Verdict on a claim by the position of the cell's interval against its margin."""
 
 
-def _value(
-    numbers: ClaimNumbers, sheet: ItemJob, test: Value, statement: Statement, cells: Sequence[TableCell]
-) -> Finding:
-    """Judge a stated number: by the verdict of the cell that prints it, else by a contrast of our mean.
+def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> TableCell:
+    """Return the cell of the item's table that a claim names.
 
-    The published mean varies over the paper's seeds as ours does over ours.
+    Raises:
+        FltrainError: if the table does not print such a number.
     """
-    if statement.value is None:
-        raise FltrainError("it states no number for the test 'value'; choose another test")
-    stated = 100 * statement.value if statement.unit == "fraction" else statement.value
-    words, tried, whole = f"stated {stated:g}", "", True
-    if cell := _printed(numbers, sheet, test, cells, stated):
-        text, n, said = value_text(cell), cell.n, cell.full_verdict
-        mean, margin, ends, p = cell.mean, cell.margin, cell.difference_interval, cell.p
-        if test.over:
-            text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
-            mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, cell.gain_p
-        shown = f"{text}{_unit(sheet, test)} over {count(n, 'seed')}"
-        words += f", as the cell {cell.place} of “{sheet.title}”, which is {said}"
-    else:
-        where, ours = "", numbers.mean
-        if test.extreme:
-            choose = max if test.extreme == "largest" else min
-            where = choose(numbers.at, key=lambda place: float(np.mean(numbers.at[place].values)))
-            ours = numbers.at[where]
-        if not ours.values:
-            return replace(numbers.untested, decision=UNTESTABLE)
-        margin = test.margin
-        if margin is None and test.measure:  # a curve has a margin
-            margin = gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
-        mean, at = average(ours.values), f" ({where})" if where else ""
-        shown = ", ".join(
-            [f"{mean:z.2f}{_unit(sheet, test)} over {count(len(ours.values), 'seed')}{at}", *numbers.losses]
-        )
-        tries = len(numbers.at) if test.extreme else 1
-        tried, whole = f"Bonferroni over {tries} places" if tries > 1 else "", not numbers.empty
-        found = contrast(ours, stated, seeds=sheet.reported_seeds or 1, margin=margin or 0.0, tries=tries)
-        ends, p = (found.interval, found.p_outside) if found else (None, None)
-    margin = margin or 0.0
-    words += f", margin {margin:.3g}"
-    if ends is None or mean is None:
-        return Finding("undecided", shown, f"{words}; {UNTESTABLE}", mean)
-    interval = f"ours minus stated {mean - stated:+z.2f} {interval_text(ends, 2, '+')}"
-    decision = ", ".join(filter(None, (words, interval, tried)))
-    verdict = POSITIONS[against(ends, margin)] if whole else "undecided"
-    around = stated + ends[0], stated + ends[1]
-    return Finding(verdict, shown, decision, mean, around, p, p if whole else None)
-
-
-def _printed(
-    numbers: ClaimNumbers, sheet: ItemJob, test: Value, cells: Sequence[TableCell], stated: float
-) -> TableCell | None:
-    """Return the cell of the item's table that prints the stated number; None if there is none."""
-    table, labels = sheet.table, numbers.labels
-    if test.extreme or test.relative or test.margin or test.minus or table is None or not labels:
-        return None
-    over = next((one.gain_over for one in table.measures if one.measure == test.measure), {})
-    place = [labels.get(axis or "", "") for axis in (table.rows, table.columns, table.panels)]
-    place[0] = AVERAGE if table.rows in test.mean_over else place[0]
-    decimals = len(f"{stated:.10g}".partition(".")[2])
-    for cell in cells if test.over in ({}, over) else ():
+    axes = (sheet.table.rows, sheet.table.columns, sheet.table.panels) if sheet.table else ()
+    place = [test.at.get(axis or "", "") for axis in axes]
+    for cell in cells:
         printed = cell.published_gain if test.over else cell.published
-        here = cell.measure == test.measure and [cell.row, cell.column, cell.panel] == place
-        if here and printed is not None and round(printed, decimals) == round(stated, decimals):
+        here = [cell.row, cell.column, cell.panel] == place and cell.measure == test.measure
+        if here and printed is not None:
             return cell
-    return None
+    raise FltrainError(f"{sheet.id} prints no such number; 'at' needs a label for each axis of its table")
+
+
+def _printed(sheet: ItemJob, test: Printed, cells: Sequence[TableCell]) -> Finding:
+    """Return the verdict of the table's cell on the number that the claim states, or on its gain."""
+    cell = printed_cell(sheet, test, cells)
+    published = (cell.published_gain if test.over else cell.published) or 0.0
+    text, n, said = value_text(cell), cell.n, cell.full_verdict
+    mean, margin, ends, p = cell.mean, cell.margin, cell.difference_interval, cell.p
+    if test.over:
+        text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
+        mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, cell.gain_p
+    value = f"{text}{_unit(sheet, test)}"
+    words = f"stated {published:.4g}, as the cell {cell.place} of “{sheet.title}”, which is {said}"
+    shown = Finding("undecided", f"{value} over {count(n, 'seed')}", words, mean)
+    shown = replace(shown, number=f"{value} (stated {published:.4g})")
+    if ends is None or mean is None or margin is None:
+        return replace(shown, decision=f"{words}; {UNTESTABLE}")
+    words += (
+        f", margin {margin:.3g}, ours minus stated {mean - published:+z.2f} {interval_text(ends, 2, '+')}"
+    )
+    verdict = CELL_VERDICTS[against(ends, margin)]
+    around = published + ends[0], published + ends[1]
+    shown = replace(shown, interval=around, p=p if verdict == "contradicted" else None, p_contradicted=p)
+    return replace(shown, verdict=verdict, decision=words)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
@@ -541,7 +582,7 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     ]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
-    return Finding(verdict, ", ".join(parts))
+    return Finding(verdict, ", ".join(parts), number=f"{int(failed.sum())} of {int(there.sum())} failed")
 
 
 # ---------------------------------------------------------------- output

@@ -13,10 +13,11 @@ from scipy import stats
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.experiments import claims as tests_of_claims
-from fltrain.experiments.claims import Claim
+from fltrain.experiments.claims import Claim, Printed, quantities
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, Statement, read_claims
 from fltrain.reporting import claims as judgement
+from fltrain.reporting.claims import printed_cell
 from fltrain.reporting.summary import paper_summary
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.runs.record import Results
@@ -214,7 +215,7 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
     assert "from +1.10 (v) to +2.10 (u)" in averaged.evidence
     value = {**GAIN, "kind": "value", "mean_over": ["method"]}
     for extreme, estimate in {"smallest": 1.1, "largest": 2.1}.items():
-        found = runs.judged({**value, "extreme": extreme}, 0.0, sheet=sheet)
+        found = runs.judged({**value, "judge": extreme}, 0.0, sheet=sheet)
         assert found.estimate == pytest.approx(estimate)
     compared = {**ABOVE, "mean_over": ["method"], "judge": "every"}
     assert runs.judged(compared, sheet=sheet).evidence == averaged.evidence
@@ -239,7 +240,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
     assert verdicts == ["contradicted", "supported"]
-    assert runs.judged({**gain, "kind": "value", "margin": 1.0}, 25.5, "%").verdict == "supported"
+    assert runs.judged({**gain, "kind": "value", "by": 1.0}, 25.5, "%").verdict == "supported"
 
 
 PARTS = {
@@ -330,14 +331,21 @@ def test_claims_have_the_intervals_of_the_table(runs: Runs) -> None:
                 assert (found.low, found.high) == pytest.approx(cell.interval)
 
 
-@pytest.mark.parametrize("stated", [52.0, 50.9, 53.0])
-def test_a_claim_that_states_a_printed_cell_has_its_verdict(
-    runs: Runs, tmp_path: Path, stated: float
-) -> None:
+def test_a_supported_value_has_the_p_of_its_support(runs: Runs) -> None:
+    """Two one-sided tests put the gain inside the margin of 1.25 around 2.5."""
+    runs.pairs({"a": CLEAR})
+    found = runs.judged({**GAIN, "kind": "value"}, 2.5)
+    error = np.std(CLEAR, ddof=1) * (1 / 3 + 1) ** 0.5
+    p = stats.t.sf((np.mean(CLEAR) - (2.5 - 1.25)) / error, 2)
+    assert (found.verdict, found.p) == ("supported", pytest.approx(p))
+
+
+@pytest.mark.parametrize("published", [52.0, 50.9, 53.0])
+def test_a_claim_about_a_printed_cell_has_its_verdict(runs: Runs, tmp_path: Path, published: float) -> None:
     """The same interval as on the table's page, with the published deviation and margin; also for a gain."""
-    published = tmp_path / "toy.csv"
-    rows = [f"a,none,acc,{stated - 0.5},,", f"a,x,acc,{stated},0.1,", "b,none,acc,1,,", "b,x,acc,2,,"]
-    published.write_text("method,plugin,metric,value,std,note\n" + "\n".join(rows) + "\n")
+    path = tmp_path / "toy.csv"
+    rows = [f"a,none,acc,{published - 0.5},,", f"a,x,acc,{published},0.1,", "b,none,acc,1,,", "b,x,acc,2,,"]
+    path.write_text("method,plugin,metric,value,std,note\n" + "\n".join(rows) + "\n")
     for method, base in (("a", 51.4), ("b", 60.0)):
         for plugin, gain in (("none", 0.0), ("x", 0.6)):
             names = {"method": method, "plugin": plugin}
@@ -345,33 +353,55 @@ def test_a_claim_that_states_a_printed_cell_has_its_verdict(
             runs.add(names, *values, reported=names)
     measured = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "none"}}
     sheet = runs.sheet(measures=[measured])
-    cells = table_cells(sheet, runs.results.record, Published.read(published))
+    cells = table_cells(sheet, runs.results.record, Published.read(path))
     cell = next(one for one in cells if (one.row, one.column) == ("a", "x"))
-    value = {"kind": "value", **SIDES, "at": {"method": "a", "plugin": "x"}}
-    gain = {**GAIN, "kind": "value", "at": {"method": "a"}}
+    of_value = {"kind": "cell", **SIDES, "at": {"method": "a", "plugin": "x"}}
+    of_gain = {**of_value, "over": {"plugin": "none"}}
+    value, gain = (runs.judged(test, sheet=sheet, cells={sheet.id: cells}) for test in (of_value, of_gain))
     verdicts = {"reproduced": "supported", "not reproduced": "contradicted", "inconclusive": "undecided"}
-    found = runs.judged(value, stated, sheet=sheet, cells={sheet.id: cells})
-    assert found.verdict == verdicts[str(cell.verdict)]
-    assert (found.low, found.high) == pytest.approx(
-        (stated + cell.difference_low, stated + cell.difference_high)
-    )
-    of_gain = runs.judged(gain, 0.5, sheet=sheet, cells={sheet.id: cells})
-    assert of_gain.p == pytest.approx(cell.gain_p)
-    assert (of_gain.low, of_gain.high) == pytest.approx(
-        (0.5 + cell.gain_difference_low, 0.5 + cell.gain_difference_high)
-    )
-    other = runs.judged(value, stated + 0.3, sheet=sheet, cells={sheet.id: cells})
-    assert "as the cell" not in other.evidence, "the table prints another number"
+    assert value.verdict == verdicts[str(cell.verdict)]
+    assert value.p == cell.p if value.verdict == "contradicted" else pd.isna(value.p)
+    ends = (published + cell.difference_low, published + cell.difference_high)
+    assert (value.low, value.high) == pytest.approx(ends)
+    assert gain.verdict == ("supported" if cell.gain_verdict == "size reproduced" else "undecided")
+    ends = (0.5 + cell.gain_difference_low, 0.5 + cell.gain_difference_high)
+    assert (gain.low, gain.high) == pytest.approx(ends)
+    assert gain.number == "+0.60 ± 0.00 points (stated 0.5)"
+    with pytest.raises(FltrainError, match="prints no such number"):
+        runs.judged({**of_value, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
+
+
+def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) -> None:
+    """Each names one cell, whose printed gain rounds to the claim's number."""
+    reported, found = ROOT / "config" / "reported", 0
+    for item in shipped("paper").items:
+        name = item.id.partition("/")[2]
+        for claim in item.paper.claims:
+            tests = [one for one in quantities(claim.test) if isinstance(one, Printed) and one.item == name]
+            for test in tests:
+                statements = read_claims(reported / f"{item.paper.paper}_claims.csv")
+                (stated,) = (
+                    one.value for one in statements if (one.where, one.claim) == (claim.where, claim.claim)
+                )
+                published = Published.read(reported / str(item.sheet.reported))
+                cell = printed_cell(
+                    item.sheet, test, table_cells(item.sheet, Results(tmp_path).record, published)
+                )
+                assert cell.published_gain == pytest.approx(stated, abs=0.05), claim.claim
+                found += 1
+    assert found == 5
 
 
 def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> None:
     """The largest of several places differs from the stated value by chance, more so with more places."""
-    gains, value = (4.0, 4.4, 5.0), {**GAIN, "kind": "value", "extreme": "largest"}
+    gains, value = (4.0, 4.4, 5.0), {**GAIN, "kind": "value", "judge": "largest"}
     runs.pairs({"a": gains, "b": (0.0, 0.1, 0.2)})
-    alone = runs.judged({**value, "at": {"method": "a"}}, 1.5)
-    two = runs.judged(value, 1.5)
+    verdicts = [runs.judged(test, 1.5).verdict for test in ({**value, "at": {"method": "a"}}, value)]
+    assert verdicts == ["contradicted", "undecided"]
+    alone = runs.judged({**value, "at": {"method": "a"}}, 0.5)
+    two = runs.judged(value, 0.5)
     error = np.std(gains, ddof=1) * (1 / 3 + 1) ** 0.5
-    p = stats.t.sf((np.mean(gains) - 1.5 - 0.75) / error, 2)
+    p = stats.t.sf((np.mean(gains) - 0.5 - 0.25) / error, 2)
     assert (alone.p, two.p) == (pytest.approx(p), pytest.approx(2 * p))
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
@@ -539,7 +569,7 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
 
 def test_rounds_that_every_run_reaches(runs: Runs) -> None:
     runs.add({"method": "a", "plugin": "none"}, *[60] * 3, rows=accuracies(0.1, 0.2, 0.60))
-    settled = {"kind": "value", "item": "toy", "measure": "rounds_to_settle", "margin": 1.0}
+    settled = {"kind": "value", "item": "toy", "measure": "rounds_to_settle", "by": 1.0}
     assert runs.judged(settled, 3).estimate == 3
 
 
@@ -547,6 +577,11 @@ def test_rounds_that_every_run_reaches(runs: Runs) -> None:
     "test",
     [
         {"kind": "value", "item": "toy", "curve": "updates.drift"},
+        {**SIMILAR, "by": None},
+        {**SIMILAR, "by": 0.0},
+        {**POSITIVE, "judge": "largest"},
+        {**GAIN, "kind": "value", "judge": "every"},
+        {"kind": "cell", "item": "toy", "curve": "updates.drift"},
         {"kind": "positive", "item": "toy"},
         {"kind": "positive", "item": "toy", "curve": "a.b", "rounds": [0.5, 0.5]},
         {"kind": "positive", "item": "toy", "curve": "a.b", "minus_rounds": [0.5, 0.2]},
