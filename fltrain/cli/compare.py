@@ -26,9 +26,7 @@ def compare(
     baseline: Annotated[
         str | None, typer.Option(help="Variant to compare with (default: fedavg, or the first one).")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write all numbers (.csv) or the table (.md) to this file.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -45,8 +43,8 @@ def compare(
             if "=" in item:
                 raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
         conditions.append(f"items={','.join(items)}")
-    if out and out.suffix not in (".csv", ".md"):
-        raise FltrainError(f"{out}: name a file that ends in .csv or .md")
+    if out and out.suffix != ".csv":
+        raise FltrainError(f"{out}: name a file that ends in .csv")
     runs = find_runs(results, conditions, config)
     compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
     rows = compared.rows()

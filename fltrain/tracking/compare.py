@@ -23,7 +23,6 @@ from fltrain.reporting.frame import diverged
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import gain_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell, to_csv
-from fltrain.reporting.text import markdown_table
 from fltrain.runs.measures import MEASURES, lacking, measure
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.runs import RecordedRun
@@ -122,17 +121,12 @@ class Comparison:
         return rows
 
     def write(self, path: Path) -> None:
-        """Write the cells to a .csv file, with the columns of tables, or ``rows`` as Markdown to another.
+        """Write the cells to a CSV file, with the columns of tables.
 
         Raises:
             FltrainError: if the file cannot be written.
         """
-        if path.suffix == ".csv":
-            write_text(path, to_csv(self.cells))
-            return
-        rows = self.rows()
-        lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-        write_text(path, f"{markdown_table(lines, numbers=False)}\n")
+        write_text(path, to_csv(self.cells))
 
 
 def compare(
@@ -148,7 +142,7 @@ def compare(
         metric: a measure of single runs without a target.
         over: settings to compare, by dotted name or its beginning; default: method and plug-ins, or all
             settings in which the runs differ if they all have the same method.
-        baseline: variant, or the beginning of its name, for the gains; default: FedAvg, or the first variant.
+        baseline: variant for the gains; default: FedAvg, or the first variant.
 
     Raises:
         FltrainError: if metric, setting or baseline is unknown, or runs with the same settings and seed have
@@ -168,8 +162,13 @@ def compare(
     compared = [key for key in differing if begins(key, wanted)]
     conditions = [key for key in differing if key not in compared]
     variants = _variants(runs, settings[compared])
-    base = _baseline(list(dict.fromkeys(variants.values())), baseline)
-    order = list(dict.fromkeys([base, *variants.values()]))
+    names = list(dict.fromkeys(variants.values()))
+    base = names[0] if baseline is None else baseline
+    if base not in names:
+        raise FltrainError(
+            f"baseline {base!r}: there is none{suggest(base, names)} (there are: {'; '.join(names)})"
+        )
+    order = list(dict.fromkeys([base, *names]))
     shown = _distinguishing(settings[conditions])
     columns: dict[str, dict[str, str]] = {}
     lines: dict[tuple[str, str, int], list[RecordedRun]] = {}
@@ -296,13 +295,3 @@ def _sortable(text: str) -> tuple[float, str]:
         return float(text), ""
     except ValueError:
         return math.inf, text
-
-
-def _baseline(variants: Sequence[str], wanted: str | None) -> str:
-    if wanted is None or wanted in variants:
-        return wanted or variants[0]
-    candidates = [name for name in variants if name.startswith(wanted)]
-    if len(candidates) != 1:
-        problem = "several begin with it" if candidates else f"there is none{suggest(wanted, variants)}"
-        raise FltrainError(f"baseline {wanted!r}: {problem} (there are: {'; '.join(candidates or variants)})")
-    return candidates[0]

@@ -109,9 +109,8 @@ def test_the_baseline_can_be_chosen(root: Path) -> None:
     compared = compare(runs, baseline="fedprox")
     assert list(compared.frame["compared"]) == ["fedprox", "fedavg"]
     assert by_name(compared)["fedavg"]["gain"] == pytest.approx(-8 / 3)
-    for wanted, reason in {"fed": "several begin with it", "fedprx": "did you mean 'fedprox'"}.items():
-        with pytest.raises(FltrainError, match=reason):
-            compare(runs, baseline=wanted)
+    with pytest.raises(FltrainError, match="'fedprx': there is none; did you mean 'fedprox'"):
+        compare(runs, baseline="fedprx")
 
 
 def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
@@ -280,19 +279,15 @@ def test_a_condition_outside_the_quotes_is_named(root: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_writes_files(root: Path, tmp_path: Path) -> None:
-    table, markdown = (tmp_path / name for name in ("table.csv", "table.md"))
+    table = tmp_path / "table.csv"
     choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")
-    error = run_compare(root, "--out", "table.tex").exception
-    assert isinstance(error, FltrainError) and "ends in .csv or .md" in str(error)
+    error = run_compare(root, "--out", "table.md").exception
+    assert isinstance(error, FltrainError) and "ends in .csv" in str(error)
     result = run_compare(root, *choice, "--out", str(table))
     assert result.exit_code == 0, result.output
     assert "60.00 ± 10.00" in result.output and "+2.67 [-0.84, +6.18]" in result.output
     base, other = read_csv(table)
     assert (base.row, other.row, other.value_seeds) == ("fedavg", "fedprox", (0, 1, 2))
-    assert run_compare(root, *choice, "--out", str(markdown)).exit_code == 0
-    heading, _, first, second = markdown.read_text().splitlines()
-    assert heading == "| compared | seeds | accuracy, % | difference to fedavg |"
-    assert first.startswith("| fedavg | 3 | 60.00 ± 10.00 |") and "+2.67 [-0.84, +6.18]" in second
 
 
 def test_the_example_of_the_guide_works(
