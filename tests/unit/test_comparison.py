@@ -280,8 +280,8 @@ def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: st
     values = [60 + gain for gain in gains]
     found = judged(values, gains=gains, published_gain=published, published_gain_stds=(0.1, 0.1))
     assert found.gain_verdict == verdict
-    low, high = found.gain_difference_low, found.gain_difference_high
-    if low is not None:  # the p value belongs to the interval against the margin
+    if found.gain_difference_interval:  # the p value belongs to the interval against the margin
+        low, high = found.gain_difference_interval
         beyond = low > found.gain_margin or high < -found.gain_margin
         assert (found.gain_p < 0.05) == beyond
     else:

@@ -154,6 +154,11 @@ class TableCell(BaseModel):
         return _interval(self.difference_low, self.difference_high)
 
     @property
+    def gain_difference_interval(self) -> Interval | None:
+        """Interval of our gain minus the published one."""
+        return _interval(self.gain_difference_low, self.gain_difference_high)
+
+    @property
     def complete(self) -> int:
         """Number of runs with a record."""
         return self.seeds - self.damaged - self.missing
