@@ -1,14 +1,12 @@
-"""Templates of pages, and intervals against margins as SVG: of one cell, or of all cells of a paper."""
+"""Templates of pages, and the intervals of a cell against their margins as SVG."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
 from importlib import resources
 from importlib.metadata import version
-from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
@@ -111,60 +109,3 @@ def pictures(cell: TableCell) -> list[Markup]:
         name = f"gain{unit}{'; line: published' if mark is not None else ''}"
         drawn.append(interval_picture(name, cell.gain, gain, around, mark, cell.gain_verdict or ""))
     return drawn
-
-
-ROW, LETTER, BOLD, FOREST_WIDTH = 16, 6.2, 7.2, 240
-"""Height of a line of a forest plot, width of its letters and of its axis, in pixels, for a phone."""
-LIMIT, POINTS, MOST = 6.0, 15.0, 40
-"""Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
-
-
-def forest(
-    cells: Iterable[TableCell], titles: Mapping[str, str], of: Literal["difference", "gain"] = "difference"
-) -> str:
-    """Return differences below one another as an SVG element.
-
-    Args:
-        cells: cells of a paper; those without an interval are left out.
-        titles: title of each item, the heading of its cells if there are several items.
-        of: differences to published values, in margins, or gains in points.
-
-    Returns:
-        The element; empty without a cell, or with too many for a picture.
-    """
-    groups: dict[tuple[str, str], list[tuple[str, list[float], str]]] = {}
-    for cell in cells:
-        interval, middle = getattr(cell, f"{of}_interval"), getattr(cell, of)
-        unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
-        if interval and unit and middle is not None and all(map(math.isfinite, interval)):
-            numbers = [number / unit for number in (*interval, middle)]
-            most = LIMIT if of == "difference" else POINTS
-            numbers = [max(-most, min(most, number)) for number in numbers]
-            verdict = cell.full_verdict if of == "difference" else cell.gain_verdict
-            bar = cell.place, numbers, verdict or ""
-            groups.setdefault((cell.item, cell.label), []).append(bar)
-    items = {item for item, _ in groups}
-    lines: list[tuple[str, list[float], str]] = []
-    for (item, label), bars in groups.items():
-        parts = [
-            titles[item] if len(items) > 1 else "",
-            label.removesuffix(", %") if len(groups) > len(items) else "",
-        ]
-        if heading := ", ".join(filter(None, parts)):
-            lines.append((heading, [], ""))
-        lines += bars
-    if not 0 < sum(map(len, groups.values())) <= MOST:
-        return ""
-    left = 12 + round(LETTER * max(len(name) for name, numbers, _ in lines if numbers))
-    headings = [BOLD * len(name) for name, numbers, _ in lines if not numbers]
-
-    ends = [abs(number) for _, numbers, _ in lines for number in numbers]
-    limit = LIMIT if of == "difference" else math.ceil(max(ends))
-
-    def x(value: float) -> float:
-        share: float = (value + limit) / (2 * limit)
-        return round(left + FOREST_WIDTH * share, 1)
-
-    picture = TEMPLATES.get_template("forest.svg")
-    width = round(max(left + FOREST_WIDTH + EDGE, *headings, 0))
-    return picture.render(lines=lines, x=x, left=left, width=width, row=ROW, limit=limit, of=of)

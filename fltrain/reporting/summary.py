@@ -13,7 +13,7 @@ import pandas as pd
 from fltrain.core.errors import count
 from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claims import JUDGED
-from fltrain.reporting.pictures import forest
+from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import (

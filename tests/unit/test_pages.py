@@ -20,7 +20,8 @@ import vl_convert
 
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, summary, version
-from fltrain.reporting.pictures import FOREST_WIDTH, LIMIT, forest, interval_picture
+from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
+from fltrain.reporting.pictures import interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
@@ -176,36 +177,44 @@ def test_a_picture_places_an_interval_against_its_margin() -> None:
     assert re.findall(r'text-anchor="middle">([^<]+)', picture) == ["0", "-1", "1", "axis"]
 
 
+def places(picture: str, mark: str) -> list[float]:
+    """The horizontal places of the marks of a kind in a chart."""
+    groups = re.findall(rf'<g class="mark-{mark} role-mark[^>]*>(.*?)</g>', picture)
+    return [float(x) for group in groups for x in re.findall(r"translate\(([\d.]+),", group)]
+
+
 def test_a_forest_plot_has_the_differences_in_margins() -> None:
+    titles = {"a": "Table of <a>", "b": "B"}
     cell = TableCell(
-        item="a", row="one", margin=2.0, difference=1.0, difference_low=0.0, difference_high=99.0
+        **{"item": "a", "row": "one", "margin": 2.0, "verdict": "not reproduced"},
+        **{"difference": 1.0, "difference_low": 0.0, "difference_high": 99.0},
     )
     without = TableCell(item="b", row="no interval", margin=2.0, difference=1.0)
-    picture = forest([cell, without], {"a": "Table of <a>", "b": "b"})
+    picture = forest([cell, without], titles)
     Page(picture)
-    ((left, width, height),) = re.findall(
-        r'<rect x="([\d.]+)" y="0" width="([\d.]+)" height="(\d+)"', picture
-    )
-    (center,) = re.findall(r'<circle cx="([\d.]+)"', picture)
-    # The margin is from -1 to 1, so half a margin lies at three quarters.
-    assert (float(center) - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
-    assert float(width) == pytest.approx(FOREST_WIDTH / LIMIT, abs=0.2)
-    assert re.findall(r'text-anchor="end">([^<]+)', picture) == ["one"]
-    named = forest([cell, cell.replace(row="two"), cell.replace(item="b")], {"a": "Table of <a>", "b": "B"})
-    assert re.findall(r'(?:"end"|"600")>([^<]+)', named) == ["Table of &lt;a&gt;", "one", "two", "B", "one"]
-    bands = [int(y) // int(height) for y in re.findall(r'<rect x="[\d.]+" y="(\d+)"', named)]
-    assert bands == [1, 2, 4], "none behind a heading"
-    assert forest([without], {"b": "b"}) == "" == forest([cell] * 41, {"a": "a"})
+    # The axis ends at 6 margins; the point lies at half a margin, the interval is cut off.
+    scale = WIDTH / (2 * LIMIT)
+    assert places(picture, "symbol") == [pytest.approx(WIDTH / 2 + 0.5 * scale)]
+    left = WIDTH / 2 - scale
+    assert f'd="M{left:g},0h{2 * scale:g}v' in picture, "the margin is from -1 to 1"
+    assert re.search(rf'translate\({WIDTH // 2},[\d.]+\)" x2="{WIDTH // 2}"', picture), "from 0 to the end"
+    assert picture.count("var(--bad)") == 2, "point and interval"
+    assert "Table of" not in picture and "no interval" not in picture
+    several = forest([cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")], titles)
+    texts = [text for text in re.findall(r">([^<>]+)</text>", several) if not re.fullmatch(r".?\d", text)]
+    name = "difference to the published value, in margins (grey)"
+    assert sorted(texts) == ["B", "Table of &lt;a&gt;", name, "one", "one", "two"]
+    assert "var(--good)" in several
+    assert forest([without], titles) == "" == forest([cell] * 41, titles)
 
 
 def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
     picture = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
-    (center,) = map(float, re.findall(r'<circle cx="([\d.]+)"', picture))
-    ticks = re.findall(r'x="([\d.]+)" y="\d+" text-anchor="middle">([^<]+)', picture)
-    assert [text for _, text in ticks] == ["-2", "0", "2", "gain, in points"] and "<rect" not in picture
-    zero, two = float(ticks[1][0]), float(ticks[2][0])
-    assert center == pytest.approx((zero + two) / 2, abs=0.1)
+    assert re.findall(r">([^<>]+)</text>", picture) == [
+        *("\u22122", "0", "2", "gain, in points", "one"),
+    ]
+    assert places(picture, "symbol") == [pytest.approx(0.75 * WIDTH)] and "mark-rect" not in picture
 
 
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:

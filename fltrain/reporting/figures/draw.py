@@ -102,15 +102,9 @@ def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> Drawn:
 
 def save(spec: Spec, numbers: pd.DataFrame, outputs: Iterable[Path]) -> None:
     """Write a figure in the forms that the file names end in (pdf, png, svg); csv has its numbers."""
-    import matplotlib
     import vl_convert
 
-    # Matplotlib's fonts, so that texts have the same width, and figures the same bytes, on every machine.
-    vl_convert.register_font_directory(f"{matplotlib.get_data_path()}/fonts/ttf")
-    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
-    # Vega counts clipped areas over all figures of a process.
-    order = {name: f"clip{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"clip\d+", svg)))}
-    svg = re.sub(r"clip\d+", lambda found: order[found[0]], svg)
+    svg = to_svg(spec)
     forms = {
         ".csv": lambda: numbers.to_csv(index=False).encode(),
         ".svg": lambda: f"{svg}\n".encode(),
@@ -120,6 +114,19 @@ def save(spec: Spec, numbers: pd.DataFrame, outputs: Iterable[Path]) -> None:
     for path in outputs:
         with replacing(path) as temporary:
             temporary.write_bytes(forms[path.suffix]())
+
+
+def to_svg(spec: Spec) -> str:
+    """Return a chart as an SVG element."""
+    import matplotlib
+    import vl_convert
+
+    # Matplotlib's fonts, so that texts have the same width, and figures the same bytes, on every machine.
+    vl_convert.register_font_directory(f"{matplotlib.get_data_path()}/fonts/ttf")
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+    # Vega counts clipped areas over all figures of a process.
+    order = {name: f"clip{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"clip\d+", svg)))}
+    return re.sub(r"clip\d+", lambda found: order[found[0]], svg)
 
 
 # ---------------------------------------------------------------- notes
@@ -395,23 +402,38 @@ def draw_ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> Drawn:
     """Draw differences below one another; each panel has its own scale, as some are much larger."""
     numbers = ranking(sheet, figure, runs)
     rows, series = list(dict.fromkeys(numbers[figure.rows])), sheet.axes[figure.series]
-    title = f"difference from {figure.difference_from}, points"
-    colour = {"value": style.INDIGO}
+    x = quantity(None, f"difference from {figure.difference_from}, points")
     panels: list[Spec] = []
     for label in series:
         y: Spec = {"field": figure.rows, "type": "nominal", "title": None, "sort": rows}
         y["axis"] = {"labelLimit": 0, "labels": not panels}
-        ends = {"x": quantity("low", title), "x2": {"field": "high"}, "y": y, "color": colour}
-        middle = {"x": quantity("difference", title), "y": y, "color": colour}
-        layers = [
-            style.line(x=-figure.margin, x2=figure.margin),
-            style.line(x=0),
-            {"mark": "rule", "encoding": ends},
-            {"mark": {"type": "point", "filled": True, "size": 40, "opacity": 1}, "encoding": middle},
-        ]
+        layers = intervals("difference", x, y, {"color": {"value": style.INDIGO}}, figure.margin)
         shown, heading = numbers[numbers[figure.series] == label], [named(figure.series, label)]
         panels.append(panel(heading, len(series), shown, layers, height=22 * max(len(rows), 1)))
     return [panels], numbers
+
+
+def intervals(
+    middle: str, x: Spec, y: Spec, look: Spec, margin: float | None, grey: str = style.GREY
+) -> list[Spec]:
+    """Return the layers of points with intervals, next to zero and in front of a margin around it.
+
+    Args:
+        middle: column of the points; their intervals reach from ``low`` to ``high``.
+        x: encoding of these columns.
+        y: encoding of the rows.
+        look: further encodings of points and intervals.
+        margin: half the width of the band in the background; None for none.
+        grey: colour of the band and of the line at zero.
+    """
+    ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, **look}
+    points = {"x": {**x, "field": middle}, "y": y, **look}
+    return [
+        *([] if margin is None else [style.line(grey, x=-margin, x2=margin)]),
+        style.line(grey, x=0),
+        {"mark": "rule", "encoding": ends},
+        {"mark": {"type": "point", "filled": True, "size": 40, "opacity": 1}, "encoding": points},
+    ]
 
 
 # ---------------------------------------------------------------- images of each class at each client

@@ -1,0 +1,93 @@
+"""Forest plots: the intervals of all cells of a paper below one another, as SVG for a page. No torch."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import pandas as pd
+
+from fltrain.reporting.figures.draw import intervals, to_svg
+from fltrain.reporting.figures.style import CONFIG, Spec, quantity
+from fltrain.reporting.pictures import tone
+from fltrain.reporting.tables.table_cell import TableCell
+
+ROW, WIDTH = 17, 240
+"""Height of a row and width of the axis, in pixels, for a phone."""
+LIMIT, POINTS, MOST = 6.0, 15.0, 40
+"""Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
+
+INK: Spec = {"labelColor": "currentColor", "titleColor": "currentColor", "labelLimit": 0, "aria": False}
+PAGE: Spec = {
+    **CONFIG,
+    "mark": {"aria": False},
+    "background": None,
+    "axis": {**CONFIG["axis"], **INK, "labelFontSize": 11, "gridColor": "var(--line)"},
+    "title": {"fontSize": 11, "anchor": "start", "frame": "group", "color": "currentColor", "offset": 4},
+}
+"""Style of the plots, in the colours of the page (``style.css``), which differ in the dark."""
+
+COLOURS = {"good": "good", "bad": "bad", "partly": "mark", "": "soft"}
+"""Colour of the page for each tone of a verdict."""
+
+
+def forest(
+    cells: Iterable[TableCell], titles: Mapping[str, str], of: Literal["difference", "gain"] = "difference"
+) -> str:
+    """Return differences below one another as an SVG element.
+
+    Args:
+        cells: cells of a paper; those without an interval are left out.
+        titles: title of each item, the heading of its cells if there are several items.
+        of: differences to published values, in margins, or gains in points.
+
+    Returns:
+        The element; empty without a cell, or with too many for a picture.
+    """
+    rows: list[dict[str, Any]] = []
+    most = LIMIT if of == "difference" else POINTS
+    for cell in cells:
+        interval, middle = getattr(cell, f"{of}_interval"), getattr(cell, of)
+        unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
+        if interval and unit and middle is not None and all(map(math.isfinite, interval)):
+            verdict = cell.full_verdict if of == "difference" else cell.gain_verdict
+            numbers = dict(zip(("low", "high", "middle"), (*interval, middle), strict=True))
+            rows.append(
+                {
+                    **{name: max(-most, min(most, number / unit)) for name, number in numbers.items()},
+                    **{"item": cell.item, "label": cell.label, "place": cell.place},
+                    "colour": f"var(--{COLOURS[tone(verdict or '')]})",
+                }
+            )
+    if not 0 < len(rows) <= MOST:
+        return ""
+    frame = pd.DataFrame(rows)
+    ends = most if of == "difference" else math.ceil(frame[["low", "high"]].abs().to_numpy().max())
+    groups = dict(list(frame.groupby(["item", "label"], sort=False)))
+    several_items = frame["item"].nunique() > 1
+    several_labels = len(groups) > frame["item"].nunique()
+    panels: list[Spec] = []
+    for (item, label), shown in groups.items():
+        heading = [titles[item]] * several_items + [label.removesuffix(", %")] * several_labels
+        panels.append(_panel(", ".join(heading), shown, of, ends, len(panels) == len(groups) - 1))
+    return to_svg({"config": PAGE, "vconcat": panels, "spacing": 8})
+
+
+def _panel(heading: str, shown: pd.DataFrame, of: str, ends: float, last: bool) -> Spec:
+    """Return the rows of a table's measure; the last panel has the axis."""
+    name = "difference to the published value, in margins (grey)" if of == "difference" else "gain, in points"
+    ticks = [-ends, -1, 0, 1, ends] if of == "difference" else [-ends, 0, ends]
+    axis = {"values": ticks, "labels": last, "ticks": last, "domain": False, "grid": False, "format": "~g"}
+    axis["labelFlush"] = False
+    x = quantity(None, name if last else None, scale={"domain": [-ends, ends], "nice": False}, axis=axis)
+    y = {"field": "place", "type": "nominal", "title": None, "sort": None}
+    y["axis"] = {"domain": False, "ticks": False, "labelPadding": 8}
+    look: Spec = {"color": {"field": "colour", "type": "nominal", "scale": None}, "strokeWidth": {"value": 2}}
+    return {
+        "title": textwrap.wrap(heading, WIDTH // 6),
+        **{"width": WIDTH, "height": {"step": ROW}},
+        "data": {"values": shown.to_dict("records")},
+        "layer": intervals("middle", x, y, look, 1.0 if of == "difference" else None, "currentColor"),
+    }
