@@ -20,7 +20,7 @@ LINKED = ("Snakefile", "workflow", "profiles")
 SCALE = "paper"
 COMMANDS = {
     "plan": ("-m", "fltrain", "plan", "--scale", SCALE),
-    "dry run": ("-m", "snakemake", "--dry-run", "--quiet", "all", "--config", f"scale={SCALE}"),
+    "dry run": ("-m", "snakemake", "--dry-run", "--quiet", "--config", f"scale={SCALE}"),
     "status": ("-m", "fltrain", "status", "--scale", SCALE),
 }
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from snakemake.logging import DefaultFilter
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
@@ -29,13 +30,20 @@ REPEATED = ("CalledProcessError", "At least one job did not complete")
 class LogHandler(LogHandlerBase):
     """A handler of log records that prints to standard error."""
 
-    writes_to_stream = True
-    writes_to_file = has_filter = has_formatter = needs_rulegraph = False
+    writes_to_stream = has_filter = True
+    writes_to_file = has_formatter = needs_rulegraph = False
 
     def __post_init__(self) -> None:
         self.jobs: dict[int, str] = {}
         self.total = self.done = self.parallel = 0
         self.start = time.monotonic()
+        settings = self.common_settings
+        shown = DefaultFilter(
+            *(settings.quiet, settings.debug_dag, settings.verbose, settings.dryrun, settings.printshellcmds)
+        )
+        # A dry run with --quiet ends after the numbers of jobs, which Snakemake's own filter would drop.
+        counted = {LogEvent.RUN_INFO} if settings.dryrun else set()
+        self.addFilter(lambda record: getattr(record, "event", None) in counted or shown.filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, in short if it is about progress."""
