@@ -90,7 +90,7 @@ class Finding:
         estimate: mean with its 90 % ``interval``.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
-        number: main number with its unit, and its interval or the stated number.
+        number: main number with its unit, its interval, and the subtraction behind it or the stated number.
     """
 
     verdict: ClaimVerdict
@@ -339,11 +339,13 @@ class ClaimNumbers:
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         losses = [f"{number} {text}" for text, number in counts.items() if number]
         losses += [f"{count(empty, 'place')} without a number"] if empty else []
-        number = _mean_text(mean, sheet, test)
+        number, subtraction = _mean_text(mean, sheet, test), _subtraction(sheet, test)
+        number += f" ({subtraction})" if number and subtraction else ""
         words = ", ".join([*_in_words(at, mean, number, sheet, test), *losses])
         estimate, found = average(mean.values) if mean.values else None, contrast(mean)
         interval = found.interval if found else None
-        untested = Finding("undecided", words, "", estimate, interval, number=number)
+        several = f"mean of {len(at)} places: " if number and len(at) > 1 else ""
+        untested = Finding("undecided", words, "", estimate, interval, number=several + number)
         return cls(at, mean, empty > 0, losses, untested)
 
     def judged(self, judge: str) -> dict[str, Sample]:
@@ -384,12 +386,10 @@ def _mean_text(mean: Sample, sheet: ItemJob, test: Quantity) -> str:
 def _in_words(
     at: Mapping[str, Sample], mean: Sample, number: str, sheet: ItemJob, test: Quantity
 ) -> list[str]:
-    """Return the mean with the subtraction behind it, and the extreme places."""
+    """Return the mean with its seeds, and the extreme places."""
     parts, form = ["no seed has a number in all places"], _form(sheet, test)
     if mean.values:
-        subtraction = _subtraction(sheet, test)
-        behind = f" ({subtraction})" if subtraction else ""
-        parts = [f"mean {number}{behind} over {count(len(mean.values), 'seed')}"]
+        parts = [f"mean {number} over {count(len(mean.values), 'seed')}"]
     means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
     if len(means) > 1:
         low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
