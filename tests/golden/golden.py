@@ -311,9 +311,10 @@ def of_model(model: Model) -> Numbers:
     """Sums of the initial weights; loss, gradient sums and sizes of a training step on random images."""
     channels, classes, samples = 3, 10, 16
     network = build(model, channels, model.min_side, classes, seed=0).train()
-    shares = [part.p for part in network.modules() if isinstance(part, nn.Dropout | nn.Dropout2d)]
-    for part in network.modules():
+    dropout: dict[str, float] = {}
+    for name, part in network.named_modules():
         if isinstance(part, nn.Dropout | nn.Dropout2d):
+            dropout[name] = part.p
             part.eval()  # PyTorch draws its masks differently on other kinds of processors
     shape = (samples, channels, model.min_side, model.min_side)
     images = torch.from_numpy(np.random.default_rng(0).standard_normal(shape, np.float32))
@@ -322,7 +323,7 @@ def of_model(model: Model) -> Numbers:
     gradient = torch.autograd.grad(loss, weights)
     return {
         "shapes": [list(parameter.shape) for parameter in weights],
-        "dropout": shares,
+        "dropout": dropout,
         "weights": sums(parameter.detach() for parameter in weights),
         "loss": float(loss.detach()),
         "~gradient": sums(gradient),

@@ -59,16 +59,6 @@ class Quadratics:
     def clients(self) -> int:
         return len(self.curvatures)
 
-    @property
-    def optimum(self) -> np.ndarray:
-        """The minimum of the mean of the clients' objectives."""
-        return self.weighted_optimum(np.ones(self.clients))
-
-    def weighted_optimum(self, weights: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The minimum of the weighted mean of the clients' objectives."""
-        curvatures = np.asarray(weights)[:, None] * self.curvatures
-        return (curvatures * self.minima).sum(0) / curvatures.sum(0)
-
     def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
         """Fixed point of federated averaging: each client goes 1 - (1 - lr h)^K of the way to its minimum."""
         share = 1 - (1 - lr * self.curvatures) ** steps

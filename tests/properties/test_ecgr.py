@@ -257,6 +257,7 @@ def test_uploads_are_combined_from_steps_with_all_corrections(base: Method, cent
         expected = combine(moves, picked, 0.2)
         assert np.linalg.norm(expected - moves.sum(0)) > 0.02 * np.linalg.norm(expected)
         np.testing.assert_allclose(-update.displacement, expected, rtol=1e-3, atol=2e-6)
+        assert update.trajectory is None, "recordings do not leave the client"
 
 
 @pytest.mark.parametrize("source", ["raw", "uploaded"])

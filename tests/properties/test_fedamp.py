@@ -1,7 +1,6 @@
 """FedAMP: the cloud models of the server, the pull on clients, and the tested weights."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,13 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.engine.clients import OWN
-from fltrain.methods.composition import Composition
 from fltrain.methods.fedamp import FedAmp
 from fltrain.methods.local import LocalOnly
-from fltrain.methods.types import Server
 from fltrain.models.network import Network
 
-from .helpers import Tracing, assert_same_steps, local_of, simulation, task_of, trained, update_of
+from .helpers import Tracing, assert_same_steps, simulation, trained
 from .ordinary import check_client_tests, check_steps, cross_entropy, replica
 
 CORNERS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -63,25 +60,43 @@ def mixed(method: FedAmp, weights: list[Tensor]) -> list[Tensor]:
     return clouds
 
 
-def clouds_of(method: FedAmp, weights: Tensor) -> list[Tensor]:
-    """The cloud models of clients that uploaded these weights."""
-    task, start, empty = task_of(), torch.zeros(weights.shape[1]), torch.zeros(0)
-    server = Server(start, empty, empty, {method.name: method.server_init(task, start)})
-    updates = [update_of(start, row.clone(), client) for client, row in enumerate(weights)]
-    mean, _, states, _ = Composition((method,)).aggregate(task, server, updates)
-    local = local_of(mean)
-    return [
-        method.start_weights(mean, states[method.name], replace(local, client=update.client))
-        for update in updates
-    ]
+def test_shares_of_cloud_models_by_hand() -> None:
+    """Hand-computed shares; the exponentials are powers of two."""
+    two = math.log(2)
+    heuristic = FedAmp(scale=5 * two).shares(list(ARROWS))
+    # exp(s cos): 8 and 1, 8 and 16, 1 and 16.
+    expected = [[1 / 3, 16 / 27, 2 / 27], [2 / 9, 1 / 3, 4 / 9], [2 / 51, 32 / 51, 1 / 3]]
+    torch.testing.assert_close(heuristic, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    own = FedAmp(scale=5 * two, self_weight=0.7).shares(list(ARROWS))
+    torch.testing.assert_close(own[0], torch.tensor([0.7, 0.3 * 8 / 9, 0.3 / 9]).double(), rtol=0, atol=1e-6)
+
+    # alpha / sigma times 1/2, 1/2 and 1/4.
+    kernel = FedAmp(variant="kernel", sigma=1 / two, alpha=0.5 / two).shares(list(CORNERS))
+    expected = [[0.5, 0.25, 0.25], [0.25, 0.625, 0.125], [0.25, 0.125, 0.625]]
+    torch.testing.assert_close(kernel, torch.tensor(expected).double(), rtol=0, atol=1e-6)
+    # At four times the scale, self-weights would be -1 and -1/2: they are clipped at zero.
+    clipped = FedAmp(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
+    expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
+    torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
-def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
-    """Check that clients start from their last cloud models and take the steps of an ordinary loop."""
-    federation = simulation(method, trainer=Tracing, evaluate_every=100, **{"lr": 0.2, **settings})
+def test_kernel_shares_do_not_depend_on_a_common_offset() -> None:
+    """Weights are far longer than their differences, which must not be lost to rounding."""
+    # Multiples of a power of two, so that adding the common part is exact.
+    weights = (0.01 * drawn(4, size=4000) * 2**14).round() / 2**14
+    method = FedAmp(variant="kernel", alpha=0.2, sigma=0.5)
+    near, far = method.shares(list(weights)), method.shares(list(weights + 1.0))
+    assert 0.1 < float(near[0, 1]) < 0.3
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_clients_start_from_cloud_models_and_are_pulled_to_them(method: FedAmp) -> None:
+    """From their last cloud models, with the steps of an ordinary loop."""
+    federation = simulation(method, trainer=Tracing, evaluate_every=100, lr=0.2)
     lr = federation.spec.training.lr
     initial, clouds, seen = federation.server.weights, {}, []
-    for number in range(rounds):
+    for number in range(3):
         received = federation.server
         federation.round(number)
         alpha = 1e4 if method.alpha is None else method.alpha
@@ -107,48 +122,7 @@ def check_rounds(method: FedAmp, rounds: int = 3, **settings: object) -> None:
         mixtures = mixed(method, [update.weights for update in updates])
         clouds |= {update.client: cloud for update, cloud in zip(updates, mixtures, strict=True)}
     again, new = len(seen) - len(set(seen)), len(set(seen) - set(seen[:3]))
-    assert again and (new or settings), "no client returned or joined later"
-
-
-def test_shares_of_cloud_models_by_hand() -> None:
-    """Hand-computed shares; the exponentials are powers of two."""
-    two = math.log(2)
-    heuristic = FedAmp(scale=5 * two).shares(list(ARROWS))
-    # exp(s cos): 8 and 1, 8 and 16, 1 and 16.
-    expected = [[1 / 3, 16 / 27, 2 / 27], [2 / 9, 1 / 3, 4 / 9], [2 / 51, 32 / 51, 1 / 3]]
-    torch.testing.assert_close(heuristic, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    own = FedAmp(scale=5 * two, self_weight=0.7).shares(list(ARROWS))
-    torch.testing.assert_close(own[0], torch.tensor([0.7, 0.3 * 8 / 9, 0.3 / 9]).double(), rtol=0, atol=1e-6)
-
-    # alpha / sigma times 1/2, 1/2 and 1/4.
-    kernel = FedAmp(variant="kernel", sigma=1 / two, alpha=0.5 / two).shares(list(CORNERS))
-    expected = [[0.5, 0.25, 0.25], [0.25, 0.625, 0.125], [0.25, 0.125, 0.625]]
-    torch.testing.assert_close(kernel, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-    # At four times the scale, self-weights would be -1 and -1/2: they are clipped at zero.
-    clipped = FedAmp(variant="kernel", sigma=1 / two, alpha=2 / two).shares(list(CORNERS))
-    expected = [[0, 0.5, 0.5], [2 / 3, 0, 1 / 3], [2 / 3, 1 / 3, 0]]
-    torch.testing.assert_close(clipped, torch.tensor(expected).double(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("method", [*METHODS, FedAmp(), FedAmp(variant="kernel", alpha=1e4)], ids=str)
-def test_identical_clients_get_their_uploads_back(method: FedAmp) -> None:
-    weights = drawn(1, size=1000)
-    assert all(torch.equal(cloud, weights[0]) for cloud in clouds_of(method, weights.expand(3, -1)))
-
-
-def test_kernel_shares_do_not_depend_on_a_common_offset() -> None:
-    """Weights are far longer than their differences, which must not be lost to rounding."""
-    # Multiples of a power of two, so that adding the common part is exact.
-    weights = (0.01 * drawn(4, size=4000) * 2**14).round() / 2**14
-    method = FedAmp(variant="kernel", alpha=0.2, sigma=0.5)
-    near, far = method.shares(list(weights)), method.shares(list(weights + 1.0))
-    assert 0.1 < float(near[0, 1]) < 0.3
-    torch.testing.assert_close(far, near, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_clients_start_from_cloud_models_and_are_pulled_to_them(method: FedAmp) -> None:
-    check_rounds(method)
+    assert again and new, "no client returned or joined later"
 
 
 def test_a_single_client_continues_from_its_own_weights() -> None:

@@ -1,6 +1,5 @@
 """Federated averaging: the mean over the sampled clients, buffers, and the local optimiser."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,7 +25,6 @@ from .helpers import (
     trained,
 )
 from .ordinary import check_round, cross_entropy
-from .quadratics import TWO_CLIENTS, weights_after
 
 FORMS = ("heavy_ball", "dampened", "nesterov")
 
@@ -42,13 +40,6 @@ def test_mean_by_data_size() -> None:
     assert samples.tolist() == [update.samples for update in updates] and len(set(samples.tolist())) == 3
     expected = mean_by_size(updates, "weights")
     torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-
-
-def test_many_local_steps_converge_to_the_biased_fixed_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = TWO_CLIENTS.federation(FedAvg(), monkeypatch, steps=10)
-    limit = TWO_CLIENTS.fedavg_limit(lr=0.1, steps=10)
-    np.testing.assert_allclose(weights_after(federation, 40), limit, atol=1e-5)
-    assert np.abs(limit - TWO_CLIENTS.optimum).max() > 0.05
 
 
 @pytest.mark.parametrize(

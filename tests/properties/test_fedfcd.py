@@ -103,8 +103,55 @@ def naive_loss(
     return loss
 
 
-def check_local_training(expected: FedFcd, model: Model = MLP) -> None:
-    """Compare two rounds with ordinary loops, one optimiser per part, from the same weights at each step."""
+def restart(network: Network, step: Step) -> None:
+    """Put the model after a step into the same parameter objects, which optimisers hold."""
+    vector_to_parameters(step.weights.clone(), network.parameters())
+    floats = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+    sizes = [len(buffer) for buffer in floats]
+    for buffer, values in zip(floats, step.buffers.split(sizes) if sizes else (), strict=True):
+        buffer.copy_(values)
+
+
+ALONE = {
+    **{"epochs": 2, "momentum": 0.9, "weight_decay": 0.01, "rounds": 3},
+    **{"batchnorm": "local", "model": MobileNetTiny()},
+}
+
+
+WITHOUT = {"without_fa": True, "without_fd": True, "without_ho": True}
+
+
+@pytest.mark.parametrize("settings", [{}, {"without_fa": False, "weight": 0.0}], ids=str)
+def test_with_all_parts_off_it_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
+    """Clients train and are tested without any use of the server's messages."""
+    method = FedFcd(**{**WITHOUT, **settings})
+    own, alone = trained(method, **ALONE), reference(LocalOnly(), **ALONE)
+    assert_same_model(own, alone)
+    for client, kept in alone.clients.items():
+        assert own.clients[client][OWN].keys() == kept[OWN].keys() == {"weights", "buffers", "counters"}
+        for name, value in kept[OWN].items():
+            assert torch.equal(own.clients[client][OWN][name], value)
+    assert own.rows == alone.rows
+
+
+LOCAL = [
+    {},
+    {"alternate": "batch", "distance": "sum"},
+    {"extractor_loss": "local", "head_lr": 0.2},
+    {"without_fa": True},
+    {"without_fd": True},
+    {"without_ho": True, "head_lr": 0.2, "extractor_loss": "local"},
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [*(({"weight": 0.5, **settings}, MLP) for settings in LOCAL), ({}, MobileNetTiny())],
+    ids=str,
+)
+def test_local_training_equals_an_ordinary_loop(settings: dict[str, object], model: Model) -> None:
+    """Two rounds, one optimiser per part, from the same weights at each step."""
+    expected = FedFcd(**settings)
     federation = watched(expected, model, batch_size=12)
     training, at, start = federation.spec.training, federation.model.layout.head, federation.server
     common = {"momentum": training.momentum, "weight_decay": training.weight_decay}
@@ -149,17 +196,25 @@ def check_local_training(expected: FedFcd, model: Model = MLP) -> None:
             assert torch.equal(update.trained, before.weights)
 
 
-def restart(network: Network, step: Step) -> None:
-    """Put the model after a step into the same parameter objects, which optimisers hold."""
-    vector_to_parameters(step.weights.clone(), network.parameters())
-    floats = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
-    sizes = [len(buffer) for buffer in floats]
-    for buffer, values in zip(floats, step.buffers.split(sizes) if sizes else (), strict=True):
-        buffer.copy_(values)
+SERVER = [
+    {"averaging": "plain"},
+    {"averaging": "fedproto", "server_epochs": 3},
+    {"cache": True},
+    {"server_batch": "all", "cache": True, "averaging": "plain", "server_epochs": 2},
+]
 
 
-def check_server(expected: FedFcd, model: Model = MLP) -> None:
-    """Compare the server's class means and classifier, from the initial uploads on, with naive code."""
+@pytest.mark.parametrize(
+    ("settings", "model"),
+    [*(({"server_lr": 0.1, **settings}, MLP) for settings in SERVER), ({}, MobileNetTiny())],
+    ids=str,
+)
+def test_the_server_equals_ordinary_code(settings: dict[str, object], model: Model) -> None:
+    """Class means and classifier from the initial uploads of all clients on; means in evaluation mode.
+
+    Means of classes without a description stay unchanged.
+    """
+    expected = FedFcd(**settings)
     federation = watched(expected, model)
     start, sent = federation.server, list[State]()
     heard = [{client: description(federation, client, start.weights, start.buffers) for client in range(5)}]
@@ -197,26 +252,15 @@ def check_server(expected: FedFcd, model: Model = MLP) -> None:
             torch.testing.assert_close(message["means"][label], mean, rtol=1e-4, atol=1e-5)
 
 
-ALONE = {
-    **{"epochs": 2, "momentum": 0.9, "weight_decay": 0.01, "rounds": 3},
-    **{"batchnorm": "local", "model": MobileNetTiny()},
-}
-
-
-def check_local_only(method: FedFcd) -> None:
-    """Check that clients train and are tested without any use of the server's messages."""
-    own, alone = trained(method, **ALONE), reference(LocalOnly(), **ALONE)
-    assert_same_model(own, alone)
-    for client, kept in alone.clients.items():
-        assert own.clients[client][OWN].keys() == kept[OWN].keys() == {"weights", "buffers", "counters"}
-        for name, value in kept[OWN].items():
-            assert torch.equal(own.clients[client][OWN][name], value)
-    assert own.rows == alone.rows
-
-
-def check_testing(method: FedFcd, *, fused: bool = True, **settings: str) -> None:
-    """Check that all clients, sampled or not, are tested with their model and the newest classifier."""
-    federation = trained(method, rounds=2, fraction=0.5, **settings)
+@pytest.mark.parametrize(
+    ("settings", "batchnorm"), [({}, "local"), ({}, "average"), ({"without_fd": True}, "local")], ids=str
+)
+def test_clients_are_tested_with_their_model_and_the_newest_global_classifier(
+    settings: dict[str, bool], batchnorm: str
+) -> None:
+    """Sampled or not; without fusion, the client's classifier decides alone."""
+    method = FedFcd(server_lr=0.5, **settings)
+    federation = trained(method, rounds=2, fraction=0.5, batchnorm=batchnorm)
     server, data = federation.server, federation.data
     assert 3 <= len(federation.clients) < len(data.clients)
 
@@ -226,60 +270,6 @@ def check_testing(method: FedFcd, *, fused: bool = True, **settings: str) -> Non
         network = replica(federation, *model).eval()
         seen = features(network, images)
         newest = ordinary_head(server.states[method.name]["head"], seen.shape[1])
-        return network.classifier(seen) + (newest(seen) if fused else 0)
+        return network.classifier(seen) + (0 if method.without_fd else newest(seen))
 
     check_client_tests(federation, rows_of(federation, "evaluation")[-1], logits)
-
-
-WITHOUT = {"without_fa": True, "without_fd": True, "without_ho": True}
-
-
-@pytest.mark.parametrize("settings", [{}, {"without_fa": False, "weight": 0.0}], ids=str)
-def test_with_all_parts_off_it_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
-    check_local_only(FedFcd(**{**WITHOUT, **settings}))
-
-
-LOCAL = [
-    {},
-    {"alternate": "batch", "distance": "sum"},
-    {"extractor_loss": "local", "head_lr": 0.2},
-    {"without_fa": True},
-    {"without_fd": True},
-    {"without_ho": True, "head_lr": 0.2, "extractor_loss": "local"},
-]
-
-
-@pytest.mark.parametrize("settings", LOCAL, ids=str)
-def test_local_training_equals_an_ordinary_loop(settings: dict[str, object]) -> None:
-    check_local_training(FedFcd(weight=0.5, **settings))
-
-
-def test_local_training_of_a_network_with_batch_statistics() -> None:
-    check_local_training(FedFcd(), model=MobileNetTiny())
-
-
-SERVER = [
-    {"averaging": "plain"},
-    {"averaging": "fedproto", "server_epochs": 3},
-    {"cache": True},
-    {"server_batch": "all", "cache": True, "averaging": "plain", "server_epochs": 2},
-]
-
-
-@pytest.mark.parametrize("settings", SERVER, ids=str)
-def test_the_server_equals_ordinary_code(settings: dict[str, object]) -> None:
-    """All clients send initial uploads; later, means of classes without a description stay unchanged."""
-    check_server(FedFcd(server_lr=0.1, **settings))
-
-
-def test_class_means_are_taken_in_evaluation_mode() -> None:
-    check_server(FedFcd(), model=MobileNetTiny())
-
-
-@pytest.mark.parametrize("batchnorm", ["local", "average"])
-def test_clients_are_tested_with_their_model_and_the_newest_global_classifier(batchnorm: str) -> None:
-    check_testing(FedFcd(server_lr=0.5), batchnorm=batchnorm)
-
-
-def test_without_fusion_only_the_clients_classifier_decides() -> None:
-    check_testing(FedFcd(server_lr=0.5, without_fd=True), fused=False, batchnorm="local")

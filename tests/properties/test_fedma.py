@@ -194,18 +194,23 @@ def test_shuffled_copies_average_to_the_same_function(model: Model) -> None:
 
 
 def test_a_merge_equals_the_pseudo_code() -> None:
-    """Different networks, sizes and class counts; one class that no client has; first and later rounds."""
+    """Different networks, sizes and class counts; one class that no client has; first and later rounds.
+
+    With six unrelated networks, the assignments change in later sweeps.
+    """
     method = FedMA()
     federation = simulation(method, model=Mlp(hidden=12))
-    shares, counts = [0.2, 0.5, 0.3], torch.tensor([[3.0] * CLASSES, [1.0] * CLASSES, [0.0] * CLASSES])
-    counts[0, 4] = counts[1, 4] = 0
+    samples = [10, 20, 15, 5, 20, 30]
+    shares, counts = [size / 100 for size in samples], torch.ones(6, CLASSES)
+    counts[0], counts[2] = 3, 0
+    counts[:, 4] = 0
     counts[0, 7] = 0
-    clients = [shuffled(federation, noisy(federation, 2.0, seed), seed) for seed in range(3)]
+    clients = [shuffled(federation, noisy(federation, 20.0, seed), seed) for seed in range(6)]
     parts = [parts_of(federation, own) for own in clients]
     for rounds in (0, 1):
-        reference = parts_of(federation, federation.server.weights) if rounds else parts[1]
+        reference = parts_of(federation, federation.server.weights) if rounds else parts[-1]  # of the largest
         expected = as_vector(by_hand(federation, parts, reference, shares, counts.numpy()))
-        found = merged(federation, clients, [20, 50, 30], counts, rounds)
+        found = merged(federation, clients, samples, counts, rounds)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 

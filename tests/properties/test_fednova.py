@@ -13,7 +13,7 @@ from fltrain.methods.composition import Composition
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.types import Server, Update
 
-from .helpers import FULL_BATCH, Tracing, local_of, mean_by_size, simulation, task_of, update_of
+from .helpers import local_of, task_of, update_of
 from .quadratics import SIZE, Quadratics, weights_after
 
 # Clients with 24, 8 and 4 copies of one image each, in batches of 4: the same gradient in 6, 2 and 1 steps.
@@ -81,23 +81,6 @@ def test_normalisers_in_closed_form(steps: int) -> None:
         assert normaliser(FedNova(), steps, pull=pull) == pytest.approx(expected, rel=1e-6)
     both = normaliser(FedNova(), steps, momentum=0.9, pull=0.01)
     assert both == pytest.approx(moved(steps, 0.9, 0.01), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("mu", "settings"),
-    [(0.0, {"momentum": 0.9}), (0.1, {}), (0.0, {"fraction": 0.17, "epochs": 2, "batch_size": 4})],
-    ids=str,
-)
-def test_clients_with_equal_steps_are_averaged_by_size(mu: float, settings: dict[str, object]) -> None:
-    """In every round up to rounding, also for a single client; buffers bit for bit."""
-    settings = {"epochs": 3, "batch_size": FULL_BATCH, **settings}
-    federation = simulation(FedNova(mu=mu), trainer=Tracing, **settings)
-    for number in range(3):
-        federation.round(number)
-        updates = federation.trainer.updates
-        assert len({update.steps for update in updates}) == 1
-        expected = mean_by_size(updates, "weights").float()
-        torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

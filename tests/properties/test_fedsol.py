@@ -17,7 +17,6 @@ from fltrain.methods.flfa import Flfa
 from fltrain.models.base import Model
 from fltrain.models.feedback import feedback
 from fltrain.models.network import Network
-from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.parts import mean_pool
 
@@ -156,15 +155,6 @@ def test_a_step_equals_a_naive_step_on_copies_of_the_network(settings: dict, nor
             assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
             # Each batch was counted once, for any number of passes.
             assert ((update.counters - received.counters) == len(steps)).all()
-
-
-@pytest.mark.parametrize(
-    ("model", "settings"), [(MobileNetTiny(), {}), (LeNet5(), {"teacher": "train"})], ids=str
-)
-def test_one_adaptive_step_is_federated_averaging_bit_for_bit(model: Model, settings: dict) -> None:
-    """At the received weights the move is zero."""
-    one = {"model": model, "rounds": 3, "batch_size": FULL_BATCH}
-    assert_same_model(trained(FedSOL(rho=2.0, **settings), **one), trained(FedAvg(), **one))
 
 
 def test_rounding_noise_is_not_scaled_up_to_a_fixed_move() -> None:

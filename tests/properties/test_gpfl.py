@@ -13,9 +13,6 @@ from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from .helpers import Tracing, mean_by_size, simulation
 from .ordinary import check_client_tests, check_steps, replica
 
-POOR = 0
-"""A client of the small federation that has images of classes 0, 1 and 2 only."""
-
 SMALL = Mlp(hidden=12)
 """No BatchNorm, few features."""
 
@@ -82,8 +79,16 @@ def conditions_of(embeddings: Tensor, labels: list[int]) -> tuple[Tensor, Tensor
     return general, sum(embeddings[label] for label in labels) / len(labels)
 
 
-def check_rounds(method: Gpfl, model: Model) -> None:
-    """Compare local steps, client states, averages and tests with the formulas."""
+CASES = [
+    *((Gpfl(conditions=conditions, weight=0.3), SMALL) for conditions in ("global", "trained")),
+    (Gpfl(), MobileNetTiny()),
+]
+"""The last one has BatchNorm and the authors' settings."""
+
+
+@pytest.mark.parametrize(("method", "model"), CASES, ids=str)
+def test_rounds_follow_the_formulas(method: Gpfl, model: Model) -> None:
+    """Local steps, client states, averages and tests."""
     rounds = 4
     settings = {"epochs": 2, "momentum": 0.5, "weight_decay": 0.01, "rounds": 9, "fraction": 0.34}
     federation = simulation(method, model=model, trainer=Tracing, **settings)
@@ -148,12 +153,3 @@ def check_rounds(method: Gpfl, model: Model) -> None:
 
         check_client_tests(federation, rows[-1], logits)
     assert len(heads) < 2 * rounds  # some clients returned; in the first rounds some had not taken part yet
-
-
-@pytest.mark.parametrize("conditions", ["global", "trained"])
-def test_rounds_follow_the_formulas(conditions: str) -> None:
-    check_rounds(Gpfl(conditions=conditions, weight=0.3), SMALL)
-
-
-def test_rounds_with_batchnorm_and_the_authors_settings_follow_the_formulas() -> None:
-    check_rounds(Gpfl(), MobileNetTiny())

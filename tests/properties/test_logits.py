@@ -2,23 +2,18 @@
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedlc import FedLC
 from fltrain.methods.fedrs import FedRS
 from fltrain.models.network import Network
 from fltrain.runs.spec import RunSpec
 
-from .helpers import FULL_BATCH, Tiny, Tracing, assert_same_model, digits, simulation, trained
+from .helpers import Tiny, Tracing, digits, simulation
 from .ordinary import check_round
-
-POOR = 0
-"""A client of the small federation that has images of classes 0, 1 and 2 only."""
 
 CHOICES = [
     {"missing": "mask"},
@@ -28,14 +23,6 @@ CHOICES = [
     {"missing": "eps", "denominator": "exclusive"},
 ]
 choices = pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: "-".join(chosen.values()))
-
-
-def equal_counts() -> Partition:
-    """Two clients with four images of each class."""
-    labels = digits().train_labels
-    of_class = [np.flatnonzero(labels == label)[:8] for label in range(10)]
-    assert {len(own) for own in of_class} == {8}
-    return Partition([np.concatenate([own[part::2] for own in of_class]) for part in (0, 1)], digest="")
 
 
 def one_class_each() -> Partition:
@@ -84,16 +71,6 @@ def test_local_training_minimises_the_naive_loss(chosen: dict[str, str]) -> None
     check_round(federation, 0, loss)
 
 
-def test_with_equal_counts_it_is_federated_averaging() -> None:
-    """All logits lose the same constant: federated averaging up to rounding, in one step of every client."""
-    method = FedLC()
-    settings = {"partition": equal_counts(), "rounds": 1, "fraction": 1.0, "batch_size": FULL_BATCH}
-    ours, plain = (trained(one, trainer=Tracing, **settings) for one in (method, FedAvg()))
-    for own, other in zip(ours.trainer.updates, plain.trainer.updates, strict=True):
-        torch.testing.assert_close(own.weights, other.weights, rtol=0, atol=1e-6)
-        assert own.loss.item() == pytest.approx(other.loss.item(), abs=1e-6)
-
-
 def test_the_exclusive_denominator_is_refused_if_it_would_be_empty() -> None:
     spec = {"dataset": "digits", "partition": {"name": "iid", "clients": 5}, "model": "mobilenet_tiny"}
     method = {"name": "fedlc", "denominator": "exclusive"}
@@ -101,15 +78,6 @@ def test_the_exclusive_denominator_is_refused_if_it_would_be_empty() -> None:
         RunSpec.parse({**spec, "method": method}, "mine.yaml")
     for missing in ("clamp", "eps"):
         RunSpec.parse({**spec, "method": {**method, "missing": missing}}, "mine.yaml")
-
-
-def everyone_has_all_classes() -> Partition:
-    """Three clients with images of each class, in different numbers."""
-    labels = digits().train_labels
-    by_label = np.argsort(labels, kind="stable")
-    clients = [by_label[0::4], by_label[1::4], np.concatenate([by_label[2::4], by_label[3::4]])]
-    assert all(len(set(labels[own])) == 10 for own in clients)
-    return Partition(clients, digest="")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +98,6 @@ def test_local_training_is_cross_entropy_of_restricted_logits(method: FedRS) -> 
 
     for number in range(2):
         check_round(federation, number, loss)
-
-
-def test_clients_with_all_classes_train_as_in_fedavg_bit_for_bit_in_binary_mode() -> None:
-    settings = {"partition": everyone_has_all_classes(), "rounds": 3, "fraction": 1.0}
-    plain = trained(FedAvg(), **settings)
-    for alpha in (0.0, 0.5):
-        assert_same_model(trained(FedRS(alpha=alpha), **settings), plain)
-    by_frequency = trained(FedRS(mode="frequency"), **settings)
-    assert not torch.equal(by_frequency.server.weights, plain.server.weights)
 
 
 def test_counts_are_those_of_the_clients_training_images() -> None:

@@ -10,20 +10,16 @@ from torch import Tensor
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedacg import FedACG
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedavgm import FedAvgM
 from fltrain.methods.fedopt import FedOpt
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.types import Server
 
 from .helpers import (
-    FULL_BATCH,
     Tracing,
-    assert_same_model,
     mean_by_size,
     simulation,
     task_of,
-    trained,
     update_of,
 )
 from .quadratics import FOUR_CLIENTS, TWO_CLIENTS, weights_after
@@ -79,7 +75,6 @@ def test_the_weights_are_tested_not_the_lookahead() -> None:
     assert abs(losses[1] - losses[0]) > 1e-4 * losses[0], "the lookahead gives the same result"
 
 
-FORMS = ("heavy_ball", "dampened", "nesterov")
 SIZE = 30
 
 
@@ -133,16 +128,6 @@ def test_fedadam_is_torch_adam_without_bias_correction() -> None:
         torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_fedadagrad_without_momentum_is_torch_adagrad() -> None:
-    displacements, parameter = random_rounds(7, 1), torch.nn.Parameter(torch.zeros(SIZE))
-    adagrad = torch.optim.Adagrad([parameter], lr=0.3, initial_accumulator_value=0.05**2, eps=0.05)
-    steps = moved_by(FedOpt(form="adagrad", server_lr=0.3, beta1=0.0, tau=0.05), displacements, [1])
-    for (displacement,), weights in zip(displacements, steps, strict=True):
-        parameter.grad = -displacement
-        adagrad.step()
-        torch.testing.assert_close(weights, parameter.detach(), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("form", "seconds"),
     [("adam", [1.75, 1.3125, 1.234375]), ("yogi", [2.0, 2.0, 1.75]), ("adagrad", [5.0, 5.0, 6.0])],
@@ -172,8 +157,3 @@ def test_larger_mu_ends_closer_to_the_received_weights(monkeypatch: pytest.Monke
         distances.append(np.linalg.norm(moved))
     assert distances == sorted(distances, reverse=True)
     assert len(set(distances)) == len(distances)
-
-
-def test_with_one_local_step_it_is_federated_averaging_bit_for_bit() -> None:
-    proximal = trained(FedProx(mu=1.0), rounds=3, batch_size=FULL_BATCH)
-    assert_same_model(proximal, trained(FedAvg(), rounds=3, batch_size=FULL_BATCH))

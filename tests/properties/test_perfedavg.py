@@ -99,31 +99,6 @@ def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object)
             assert float(update.loss) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def check_adaptation(method: PerFedAvg, **settings: object) -> None:
-    """Clients are tested after plain SGD on random batches, with the global model's running statistics."""
-    federation = federation_of(method, momentum=0.9, weight_decay=0.1, **settings)
-    training, data = federation.spec.training, federation.data
-    for number in range(2):
-        *_, row = federation.round(number)
-        inner = training.lr * 0.5 ** (number + 1) if method.inner_lr is None else method.inner_lr
-
-        def logits(client: int, tests: Tensor, number: int = number, inner: float = inner) -> Tensor:
-            images, server = data.clients[client], federation.server
-            random = method.random(federation.task, round=number + 1, client=client, use="adaptation")
-            network = replica(federation, server.weights, server.buffers)
-            weights = server.weights
-            for _ in range(method.eval_steps):
-                chosen = random.choice(len(images), min(len(images), training.batch_size), replace=False)
-                batch, labels = data.train.batch(images[torch.from_numpy(chosen)])
-                with torch.enable_grad():
-                    loss = functional.cross_entropy(network(batch), labels)
-                    weights = weights - inner * gradient_of(loss, network)
-                vector_to_parameters(weights.clone(), network.parameters())
-            return replica(federation, weights, server.buffers).eval()(tests)
-
-        check_client_tests(federation, row, logits)
-
-
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_local_training_equals_a_loop_over_copies(method: PerFedAvg) -> None:
     """Successive disjoint batches, incomplete chunks, momentum and decay outside, statistics of D2 only."""
@@ -144,7 +119,28 @@ def test_clients_with_few_images_use_all_of_them_in_each_batch(version: str, ima
     ids=str,
 )
 def test_clients_are_tested_after_adaptation(method: PerFedAvg) -> None:
-    check_adaptation(method)
+    """Plain SGD on random batches, with the global model's running statistics."""
+    federation = federation_of(method, momentum=0.9, weight_decay=0.1)
+    training, data = federation.spec.training, federation.data
+    for number in range(2):
+        *_, row = federation.round(number)
+        inner = training.lr * 0.5 ** (number + 1) if method.inner_lr is None else method.inner_lr
+
+        def logits(client: int, tests: Tensor, number: int = number, inner: float = inner) -> Tensor:
+            images, server = data.clients[client], federation.server
+            random = method.random(federation.task, round=number + 1, client=client, use="adaptation")
+            network = replica(federation, server.weights, server.buffers)
+            weights = server.weights
+            for _ in range(method.eval_steps):
+                chosen = random.choice(len(images), min(len(images), training.batch_size), replace=False)
+                batch, labels = data.train.batch(images[torch.from_numpy(chosen)])
+                with torch.enable_grad():
+                    loss = functional.cross_entropy(network(batch), labels)
+                    weights = weights - inner * gradient_of(loss, network)
+                vector_to_parameters(weights.clone(), network.parameters())
+            return replica(federation, weights, server.buffers).eval()(tests)
+
+        check_client_tests(federation, row, logits)
 
 
 def test_adaptation_changes_no_model_state_or_random_number() -> None:

@@ -68,19 +68,6 @@ class Keeping(Method):
         return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
 
 
-def test_displacements_contain_all_changes_of_the_weights() -> None:
-    """Momentum, weight decay, corrections of the gradient, and changes after the optimiser."""
-    simulation = trained(Keeping(), rounds=1, trainer=Tracing, **LENET)
-    for update in simulation.trainer.updates:
-        rows, before = update.statistics["keeping"]["rows"], update.start
-        assert len(rows) == update.steps > 2
-        for row, step in zip(rows, simulation.trainer.of(update.client), strict=True):
-            assert torch.equal(row, before - step.weights)
-            before = step.weights
-        torch.testing.assert_close(rows.sum(0), update.start - update.weights, rtol=1e-4, atol=1e-6)
-        assert update.trajectory is None, "recordings do not leave the client"
-
-
 def test_gradients_are_those_of_the_optimiser() -> None:
     """Of the loss on the batch, corrected, without weight decay and momentum."""
     simulation = trained(Keeping(what="gradient"), rounds=1, trainer=Tracing, **LENET)
