@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from numpy.typing import NDArray
+from typer.testing import CliRunner, Result
 
+from fltrain.cli import app
+from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.core.hashing import sha256
 from fltrain.data.prepared import Partition, PreparedData
@@ -33,6 +37,22 @@ CPU = torch.device("cpu")
 DIVERGED, MISSING = "diverged", "missing"
 ANOTHER_USER = 65534
 Row = dict[str, Any]
+
+
+def cli(*arguments: object, given: str | None = None, code: int = 0) -> Result:
+    """Run a command that ends with this exit code; its errors are raised."""
+    result = CliRunner().invoke(app, list(map(str, arguments)), input=given, catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def error_line(call: Callable[[], object]) -> str:
+    """The message of the error that a call ends with: one line."""
+    with pytest.raises(FltrainError) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message
+    return message
 
 
 @cache

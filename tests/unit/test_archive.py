@@ -9,16 +9,13 @@ import re
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.methods.fedavg import FedAvg
@@ -26,7 +23,7 @@ from fltrain.runs import archive
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, sealed
 
-from .helpers import tiny, trained, write_config
+from .helpers import cli, error_line, tiny, trained, write_config
 
 Files = dict[str, bytes]
 
@@ -90,10 +87,8 @@ def contents(record: Record) -> Files:
 def refused(path: Path, target: Results, *expected: str) -> None:
     """Check that the import fails with these words in one line, and leaves no files behind."""
     before = files(target)
-    with pytest.raises(FltrainError) as failure:
-        import_records(path, target)
-    message = str(failure.value)
-    assert "\n" not in message and "nothing was imported" in message
+    message = error_line(lambda: import_records(path, target))
+    assert "nothing was imported" in message
     assert all(words in message for words in expected), message
     assert files(target) == before
     assert not list((target.root / "runs").glob(".*"))
@@ -145,7 +140,7 @@ def test_records_that_would_not_be_imported_are_not_exported(
     (one.folder / "costs.json").write_text(whole)
     (one.folder / "spec.json").write_text(json.dumps({**one.spec, "a_setting_of_another_time": 1}))
     notice = f"{path}: 1 record, 1 stale one left out"
-    assert list(call("export", str(path), "--results", str(source.root))) == [notice]
+    assert cli("records", "export", path, "--results", source.root).output == f"{notice}\n"
     monkeypatch.setattr(FedAvg, "revision", 2)
     with pytest.raises(FltrainError, match=r"another version of fltrain \(methods 1 -> 2\)"):
         export_records([source.record(other.run_id)], path)
@@ -231,12 +226,6 @@ def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_pa
     refused(pack(path, *members[1:]), target, f"{one.run_id}: ", "spec.json: No such file")
 
 
-def call(*arguments: str) -> Iterator[str]:
-    done = CliRunner().invoke(app, ["records", *arguments], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    yield from done.output.splitlines()
-
-
 def test_export_and_import_on_the_command_line(source: Results, target: Results, tmp_path: Path) -> None:
     path, (one, other) = str(tmp_path / "out.tar.gz"), source.records()
     layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
@@ -244,7 +233,7 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
 
     def exported(*arguments: str) -> tuple[str, set[str]]:
         """The last line of the output, and the runs in the archive."""
-        *_, line = call("export", path, *arguments, "--results", str(source.root))
+        *_, line = cli("records", "export", path, *arguments, "--results", source.root).output.splitlines()
         with tarfile.open(path) as archive:
             names = [name.split("/") for name in archive.getnames()]
         assert len(names) == len(RECORD_FILES) * len({run for run, _ in names})
@@ -254,11 +243,11 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
     assert exported(one.run_id, one.run_id) == (f"{path}: 1 record", {one.run_id})
     planned = tiny(rounds=2, seed=0).run_id
     assert exported("--scale", "one", "--config", str(config)) == (f"{path}: 1 record", {planned})
-    arguments = ("import", path, "--results", str(target.root))
-    assert list(call(*arguments)) == [f"{path}: 1 added, 0 unchanged"]
-    assert list(call(*arguments)) == [f"{path}: 0 added, 1 unchanged"]
+    for counts in ("1 added, 0 unchanged", "0 added, 1 unchanged"):
+        imported = cli("records", "import", path, "--results", target.root)
+        assert imported.output == f"{path}: {counts}\n"
     with pytest.raises(FltrainError, match="not both"):
-        list(call("export", path, planned, "--scale", "demo"))
+        cli("records", "export", path, planned, "--scale", "demo")
     for name in ("../../etc", "..", "", ".hidden", "a/b", "/etc"):
         with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
-            list(call("export", path, name, "--results", str(source.root)))
+            cli("records", "export", path, name, "--results", source.root)

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import yaml
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from fltrain import __version__
 from fltrain.cli import app, main
@@ -27,7 +26,7 @@ from fltrain.data.prepared import load_prepared
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
-from .helpers import TINY, TWO_METHODS, write_config
+from .helpers import TINY, TWO_METHODS, cli, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,13 +59,6 @@ def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     for handler in set(logging.root.handlers) - set(handlers):
         handler.close()
     logging.root.handlers[:], logging.root.level = handlers, level
-
-
-def invoke(*arguments: str, given: str | None = None) -> Any:
-    """Run a command that succeeds and return its result."""
-    result = CliRunner().invoke(app, list(arguments), input=given, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 @pytest.fixture
@@ -102,7 +94,7 @@ def cells_of(line: str) -> list[str]:
 
 
 def test_commands_and_their_options_are_documented() -> None:
-    assert invoke("--version").stdout == f"{__version__}\n"
+    assert cli("--version").stdout == f"{__version__}\n"
     for path, command in commands(get_command(app)).items():
         assert command.help
         for parameter in command.params:
@@ -198,7 +190,7 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     run, other = (RunSpec.parse({**MINUTE, "seed": seed}, "test").run_id for seed in (0, 1))
     folder = Results(tmp_path / "out").run(run)
     twice = ("train", "0.yaml", "1.yaml", "0.yaml", "--results", "both", "--device", "cpu", "--quiet")
-    both = invoke(*twice).stdout
+    both = cli(*twice).stdout
     assert both.count(": completed, see") == len(both.splitlines()) == 2
     log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
     assert run in log and other not in log, "each run has a separate log"
@@ -206,17 +198,17 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     assert "another process" not in log, "a run that is named twice is trained once"
     train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
-    first = invoke(*train)
+    first = cli(*train)
     assert f"{run}: completed, see out/runs/{run}" in first.stdout
     assert sorted(path.name for path in folder.iterdir()) == sorted((*RECORD_FILES, "train.log"))
     record = bytes_of(folder, (*RECORD_FILES, "train.log"))
     assert record["train.log"]
 
-    second = invoke(*train)
+    second = cli(*train)
     assert second.stdout == f"{run}: already trained (--again retrains it)\n"
     assert bytes_of(folder, (*RECORD_FILES, "train.log")) == record
 
-    again = invoke(*train, "--again", "--quiet")
+    again = cli(*train, "--again", "--quiet")
     assert f"{run}: completed" in again.stdout
     assert again.stderr == ""
     assert bytes_of(folder, DETERMINISTIC) == {name: record[name] for name in DETERMINISTIC}
@@ -226,7 +218,7 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
 def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**MINUTE, "method": "scaffold", "seed": 7}))
     changes = ("--set", "method=fedavg,fedprox", "--set", "training.lr=5e-2", "--set", "plugins=[flfa]")
-    trained = invoke("train", "run.yaml", *changes, "--seeds", "2", "--device", "cpu", "--quiet").stdout
+    trained = cli("train", "run.yaml", *changes, "--seeds", "2", "--device", "cpu", "--quiet").stdout
     expected = [
         RunSpec.parse(
             {
@@ -240,7 +232,7 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
         for seed in (0, 1)
     ]
     assert [line.partition(":")[0] for line in trained.splitlines()] == expected
-    compared = invoke("compare").stdout
+    compared = cli("compare").stdout
     assert "fedavg+flfa" in compared and "fedprox+flfa" in compared
 
 
@@ -271,7 +263,7 @@ def custom(register: Callable[[Yaml], None]) -> None:
 
 def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    lines = [cells for line in invoke("data", "list").stdout.splitlines() if len(cells := cells_of(line)) > 1]
+    lines = [cells for line in cli("data", "list").stdout.splitlines() if len(cells := cells_of(line)) > 1]
     head, rows = lines[0], {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
     assert head == ["name", "images", "classes", "pixels", "download", "licence", "where"]
     assert [line[0] for line in lines[1:]] == list(registry())
@@ -285,10 +277,10 @@ def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) ->
 def test_data_are_fetched_once_and_shown() -> None:
     option = ["--image-size", "16"]
     path = Path("results", "data", "digits-16px.safetensors")
-    shown = invoke("data", "fetch", "digits", *option).stdout
+    shown = cli("data", "fetch", "digits", *option).stdout
     assert sorted(Path("results").rglob("*.*")) == [path.with_suffix(".png"), path]
     date = path.stat().st_mtime_ns
-    assert invoke("data", "fetch", "digits", "digits", *option).stdout == 2 * shown
+    assert cli("data", "fetch", "digits", "digits", *option).stdout == 2 * shown
     assert path.stat().st_mtime_ns == date
 
     lines = shown.splitlines()
@@ -326,7 +318,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     runs = {method: RunSpec.parse({**MINUTE, "method": method}, "").run_id for method in methods}
 
     def planned() -> list[str]:
-        lines = invoke("plan", "--scale", "one", "--out", "runs.csv").stdout.splitlines()
+        lines = cli("plan", "--scale", "one", "--out", "runs.csv").stdout.splitlines()
         assert any(re.fullmatch(r"cohorts: \d+ of \d+ clients? per round", line) for line in lines)
         return next(cells_of(line) for line in lines if "toy/table" in line)
 
@@ -335,19 +327,19 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
 
-    invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
+    cli("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
     started = Results(tmp_path / "results").run(runs["fedprox"])
     started.mkdir()
     (started / "train.log").touch()
     assert planned()[4] == "1"
-    assert invoke("status", "toy_table", "--scale", "one").stdout.endswith("\n1 completed, 1 started\n")
+    assert cli("status", "toy_table", "--scale", "one").stdout.endswith("\n1 completed, 1 started\n")
 
 
 def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> None:
     specs = [RunSpec.parse({**MINUTE, "model": "mlp", "seed": seed}, "test") for seed in (0, 1)]
     for spec in specs:
         (tmp_path / f"{spec.seed}.json").write_text(spec.to_json())
-    invoke("train", "0.json", "1.json", *["--device", "cpu", "--threads", "2", "--quiet"])
+    cli("train", "0.json", "1.json", *["--device", "cpu", "--threads", "2", "--quiet"])
     for spec in specs:
         facts = Results(tmp_path / "results").record(spec.run_id).provenance
         assert (facts["executor"], facts["threads"]) == ("sequential", 2)
@@ -356,9 +348,9 @@ def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> No
 
 
 def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
-    plain = invoke("plan", "--scale", "one").stdout
+    plain = cli("plan", "--scale", "one").stdout
     assert "hours: add --gpu NAME (arithmetic) or --measure" in plain
-    shown = invoke("plan", "--scale", "one", "--gpu", "h100").stdout
+    shown = cli("plan", "--scale", "one", "--gpu", "h100").stdout
     assert "5 to 20 % of the peak of one NVIDIA H100 SXM (67 / 495 / 989 TFLOP/s" in shown
     without, line = (
         next(cells_of(line) for line in text.splitlines() if "toy/table" in line) for text in (plain, shown)
@@ -367,7 +359,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     assert line[:5] == ["toy/table", "Two methods", "2", "2", "0"]
     assert re.fullmatch(r"[\d.]+ G", line[5]) and re.fullmatch(r"[\d.e-]+ to [\d.e-]+", line[7])
     assert float(line[5][:-2]) == pytest.approx(2 * float(line[6][:-2]), rel=0.01), "of two equal runs"
-    measured = invoke("plan", "--scale", "one", "--measure", "--device", "cpu").stdout
+    measured = cli("plan", "--scale", "one", "--measure", "--device", "cpu").stdout
     assert "hours left: one run at a time on this machine (cpu), measured with FedAvg" in measured
 
 
@@ -388,7 +380,7 @@ def test_track_exports_every_trained_run_once(config: Path) -> None:
     """Two items share the table's run; tracking one item removes nothing from the other."""
     write_config(config, {"table": TWO_METHODS, "other": TWO_METHODS}, rounds=1)
     track = ("track", "--scale", "one")
-    assert "nothing to export" in invoke(*track).stdout
-    invoke("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
-    assert invoke(*track, "--uri", "sqlite:///own.db").stdout == "sqlite:///own.db: 1 created\n"
-    assert invoke(*track, "--uri", "sqlite:///own.db", "toy/other").stdout.endswith(": 1 unchanged\n")
+    assert "nothing to export" in cli(*track).stdout
+    cli("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
+    assert cli(*track, "--uri", "sqlite:///own.db").stdout == "sqlite:///own.db: 1 created\n"
+    assert cli(*track, "--uri", "sqlite:///own.db", "toy/other").stdout.endswith(": 1 unchanged\n")

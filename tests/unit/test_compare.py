@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 import fltrain
-from fltrain import cli
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import plan
 from fltrain.experiments.published import Published
@@ -21,7 +19,7 @@ from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import NUMBERS, Comparison, compare
 from fltrain.tracking.runs import RecordedRun, find_runs
 
-from .helpers import tiny, write_config
+from .helpers import cli, tiny, write_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -268,24 +266,22 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
         chosen(tmp_path, "scale=published")
 
 
-def run_compare(root: Path, *arguments: str) -> Result:
-    command = ["compare", "--results", str(root), "--config", str(CONFIG), *arguments]
-    return CliRunner().invoke(cli.app, command)
+def run_compare(root: Path, *arguments: object) -> str:
+    return cli("compare", "--results", root, "--config", CONFIG, *arguments).output
 
 
 def test_a_condition_outside_the_quotes_is_named(root: Path) -> None:
-    found = run_compare(root, "--where", "method=fedavg", "training.lr=0.1")
-    assert "'training.lr=0.1' is a condition; write all in quotes" in str(found.exception)
+    with pytest.raises(FltrainError, match=r"'training\.lr=0\.1' is a condition; write all in quotes"):
+        run_compare(root, "--where", "method=fedavg", "training.lr=0.1")
 
 
 def test_the_command_prints_a_table_and_writes_files(root: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")
-    error = run_compare(root, "--out", "table.md").exception
-    assert isinstance(error, FltrainError) and "ends in .csv" in str(error)
-    result = run_compare(root, *choice, "--out", str(table))
-    assert result.exit_code == 0, result.output
-    assert "60.00 ± 10.00" in result.output and "+2.67 [-0.84, +6.18]" in result.output
+    with pytest.raises(FltrainError, match=r"ends in \.csv"):
+        run_compare(root, "--out", "table.md")
+    printed = run_compare(root, *choice, "--out", table)
+    assert "60.00 ± 10.00" in printed and "+2.67 [-0.84, +6.18]" in printed
     base, other = read_csv(table)
     assert (base.row, other.row, other.value_seeds) == ("fedavg", "fedprox", (0, 1, 2))
 

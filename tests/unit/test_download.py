@@ -12,7 +12,7 @@ import sys
 import tarfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fltrain.data import fetch as fetching
 from fltrain.data.datasets import RemoteFile
 from fltrain.data.readers.base import unpack
 
-from .helpers import write_tar
+from .helpers import error_line, write_tar
 
 BODY = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
@@ -115,15 +115,6 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
 
 
-def refusal(call: Callable[[], object]) -> str:
-    """The message of the error that ``call`` ends with: one line."""
-    with pytest.raises(FltrainError) as error:
-        call()
-    message = str(error.value)
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize("fault", ["", "no length"])
 def test_a_download_is_complete_and_as_readable_as_any_file(
     server: Server, tmp_path: Path, fault: str
@@ -191,7 +182,7 @@ def test_a_failed_download_is_tried_again_and_leaves_no_file(
         monkeypatch.setattr(fetching, "TIMEOUT", (5.0, 0.2))
     monkeypatch.setattr(fetching, "PATIENCE", 0.5)
     server.faults, server.bodies["/f.bin"] = [fault] * 2, body
-    message = refusal(lambda: fetch(wanted(server.url()), tmp_path))
+    message = error_line(lambda: fetch(wanted(server.url()), tmp_path))
     assert message.startswith(f"f.bin: cannot be downloaded ({server.url()}: ")
     assert re.search(reason, message)
     assert message.endswith(
@@ -216,7 +207,7 @@ def test_a_failed_name_lookup_is_not_retried(
 
     monkeypatch.setattr(socket, "getaddrinfo", offline)
     urls = [f"http://{name}/f.bin" for name in names]
-    message = refusal(lambda: fetch(wanted(*urls), tmp_path))
+    message = error_line(lambda: fetch(wanted(*urls), tmp_path))
     lines = [f"{url}: [Errno -2] Name or service not known" for url in urls]
     assert f"({'; '.join(lines)})" in message
     assert caplog.messages == [f"f.bin: attempt 1: {line}" for line in lines]
@@ -240,7 +231,7 @@ def test_the_password_of_a_mirror_is_not_shown(
     caplog.set_level("DEBUG")
     monkeypatch.setenv("FLTRAIN_MIRROR", server.url("").replace("http://", "http://me:secret@"))
     server.faults = ["cuts"] * 2
-    message = refusal(lambda: fetch(wanted(), tmp_path))
+    message = error_line(lambda: fetch(wanted(), tmp_path))
     assert server.url() in message
     assert "secret" not in message + caplog.text + "".join(capfd.readouterr())
 
@@ -273,7 +264,7 @@ def test_a_message_names_the_files_that_the_offline_folder_lacks(
     (tmp_path / "some.npz").touch()
     (tmp_path / "c.bin").touch()
     files = [RemoteFile(name=f"{name}.bin", urls=(), checksum=sha(BODY)) for name in "abc"]
-    message = refusal(lambda: fetching.fetch(files[0], tmp_path / "cache" / "some", files=files))
+    message = error_line(lambda: fetching.fetch(files[0], tmp_path / "cache" / "some", files=files))
     assert f"FLTRAIN_DATA={tmp_path}, where neither the folder nor some/ has a.bin, b.bin (exp" in message
 
 
@@ -286,13 +277,13 @@ def test_a_wrong_local_file_is_refused_and_not_deleted(
     wrong.write_bytes(OTHER[:-1])
     if where == "offline":
         monkeypatch.setenv("FLTRAIN_DATA", str(wrong.parent))
-    message = refusal(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
+    message = error_line(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
     assert message.startswith(f"{wrong}: ") and message.endswith("; delete or replace it")
     assert all(one in message for one in (sha(BODY), "300,000 bytes", sha(OTHER[:-1]), "299,999 bytes"))
     assert server.asked == [] and wrong.read_bytes() == OTHER[:-1]
     wrong.unlink()
     os.mkfifo(wrong)
-    message = refusal(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
+    message = error_line(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
     assert "f.bin: not readable as a file (OSError: not an ordinary file)" in message
 
 
@@ -318,7 +309,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def refused(archive: Path, tmp_path: Path) -> str:
     """The message that refuses an archive; also checks that no file remains."""
     before = set(tmp_path.rglob("*"))
-    message = refusal(lambda: unpack(archive, tmp_path / "out"))
+    message = error_line(lambda: unpack(archive, tmp_path / "out"))
     assert set(tmp_path.rglob("*")) == before
     assert message.startswith(f"{archive}: ")
     return message

@@ -10,10 +10,7 @@ from typing import Any, get_args
 import jsonschema
 import pytest
 import yaml
-from click.testing import Result
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.layers import merge
@@ -23,7 +20,7 @@ from fltrain.experiments.selection import Selection
 from fltrain.runs.measures import ROW_FIELDS
 from fltrain.runs.spec import StatisticName
 
-from .helpers import shipped, tiny, trained
+from .helpers import cli, shipped, tiny, trained
 
 CONFIG = Path(__file__).parents[2] / "config"
 
@@ -351,9 +348,10 @@ def test_all_problems_of_a_folder_are_shown_with_file_and_line(folder: Path) -> 
         plan(folder, "tiny")
 
 
-def explained(folder: Path, scale: str, item: str, *cell: str) -> Result:
-    words = ["explain", item, "--scale", scale, "--config", str(folder)]
-    return CliRunner().invoke(app, words + [word for label in cell for word in ("--cell", label)])
+def explained(folder: Path, scale: str, item: str, *cell: str) -> list[str]:
+    """The lines that explain a cell."""
+    labels = [word for label in cell for word in ("--cell", label)]
+    return cli("explain", item, "--scale", scale, "--config", folder, *labels).output.splitlines()
 
 
 def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None:
@@ -362,7 +360,7 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         "table: {rows: method, columns: plugin, use: gain}\n"
         "exceptions:\n- when: {method: fedprox}\n  set: {method: {mu: 0.1}}\n"
     )
-    lines = explained(folder, "tiny", "toy/table2", "fedprox", "flfa").output.splitlines()
+    lines = explained(folder, "tiny", "toy/table2", "fedprox", "flfa")
     for setting, value, layer, place in (
         ("rounds", "3", "item", "table2.yaml:3"),
         ("method", "fedprox", "cell", "table2.yaml:4"),
@@ -377,12 +375,12 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         ("fedpro",): "0 cells of toy/table2 match 'fedpro'; give --cell",
         (): "4 cells of toy/table2 match no label",
     }.items():
-        assert problem in str(explained(folder, "tiny", "toy/table2", *words).exception)
+        with pytest.raises(FltrainError, match=problem):
+            explained(folder, "tiny", "toy/table2", *words)
 
 
 def test_explain_finds_a_cell_whose_label_is_also_a_part_of_others() -> None:
-    found = explained(CONFIG, "fair_mnist", "fair/accuracy", "fedavg", "tuned", "dirichlet 0.1")
-    lines = found.output.splitlines()
+    lines = explained(CONFIG, "fair_mnist", "fair/accuracy", "fedavg", "tuned", "dirichlet 0.1")
     assert "(Dirichlet 0.1, FedAvg, tuned)" in lines[0]
     rate = next(line for line in lines if " training.lr " in line)
     assert " trial " in rate and "config/selected/fair_mnist/fair_trials.yaml:1" in rate
@@ -396,10 +394,10 @@ def test_labels_with_their_axes_select_each_cell_alone(folder: Path) -> None:
     layout = {"rows": "rate", "columns": "mu", "measures": [{"measure": "final_accuracy"}]}
     item = {"title": "Two", "axes": {"rate": rates, "mu": weights}, "table": layout}
     (folder / "papers" / "toy" / "table2.yaml").write_text(yaml.safe_dump(item, sort_keys=False))
-    ambiguous = explained(folder, "tiny", "toy/table2", "0.1", "c = 0.5, large")
-    assert "2 cells of toy/table2 match '0.1', 'c = 0.5, large'" in str(ambiguous.exception)
-    found = explained(folder, "tiny", "toy/table2", "rate=0.1", "mu=c = 0.5, large")
-    assert "(0.1, c = 0.5, large)" in found.output.splitlines()[0]
+    with pytest.raises(FltrainError, match=r"2 cells of toy/table2 match '0\.1', 'c = 0\.5, large'"):
+        explained(folder, "tiny", "toy/table2", "0.1", "c = 0.5, large")
+    heading, *_ = explained(folder, "tiny", "toy/table2", "rate=0.1", "mu=c = 0.5, large")
+    assert "(0.1, c = 0.5, large)" in heading
 
 
 def test_exceptions_of_a_paper_hold_for_all_items_and_must_match_a_cell(folder: Path) -> None:

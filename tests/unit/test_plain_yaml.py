@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain, read_settings
@@ -22,7 +20,7 @@ from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking.store import artifacts_of
 
-from .helpers import PAPER, SCALE, TINY, TWO_METHODS
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, cli
 
 CONFIG = Path(__file__).parents[2] / "config"
 
@@ -90,7 +88,7 @@ def test_mistakes_are_refused_with_their_line(text: str, message: str, tmp_path:
 
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FltrainError, match=r"^standard input: line 2: not YAML: the key 'a' occurs twice"):
-        CliRunner().invoke(app, ["train", "-"], input="a: 1\na: 2", catch_exceptions=False)
+        cli("train", "-", given="a: 1\na: 2")
     for handler in ("strict", "surrogateescape"):  # how Python decodes bytes that are not text
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"a: \xff"), "utf-8", handler))
         with pytest.raises(FltrainError, match=r"^standard input: not YAML: not a text in UTF-8"):

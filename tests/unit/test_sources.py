@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.core.files import write_json
 from fltrain.runs import today
 from fltrain.runs.record import Record, Results, sealed, write_record
@@ -29,7 +27,7 @@ from fltrain.runs.today import (
 from fltrain.runtime import provenance
 from fltrain.runtime.provenance import DECISIVE, changes, gather, merged
 
-from .helpers import CPU, forget_sources, tiny, trained
+from .helpers import CPU, cli, forget_sources, tiny, trained
 
 OUTSIDE = '''
 from typing import Literal
@@ -137,7 +135,7 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
     assert original["sources"] == source_digests(spec)
     assert RunStatus.of(spec, results).detail == "" and notes_on([record, record]) == []
     (tmp_path / "run.json").write_text(spec.to_json())
-    arguments = ["train", str(tmp_path / "run.json"), "--results", str(results.root)]
+    arguments = ("train", tmp_path / "run.json", "--results", results.root)
     edited = {**original["sources"], "methods.fedprox": "0"}
     for sources, expected in {
         "edited": (edited, "the code of methods.fedprox changed since this run"),
@@ -147,7 +145,7 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
         changed = Record(record.folder)
         assert changed.usable and changed_code(changed, spec) == expected
         assert RunStatus.of(spec, results)[:2] == ("completed", expected)
-        assert CliRunner().invoke(app, arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
+        assert cli(*arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
         assert changed_modules(changed, spec) == (["methods.fedprox"] if sources else [])
     assert changed_code(trained(spec, results.root), spec) == ""
 

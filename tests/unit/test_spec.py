@@ -26,7 +26,7 @@ from fltrain.runs.spec import RunSpec
 
 from ..golden import identity
 from ..golden.identity import Locked
-from .helpers import TINY, shipped, tiny
+from .helpers import TINY, error_line, shipped, tiny
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "published" / "records.tar.gz"
@@ -49,10 +49,8 @@ FULL = {
 
 def refusal(**changes: Any) -> str:
     """The message for the small run with these settings; always one line that names the place."""
-    with pytest.raises(FltrainError) as caught:
-        RunSpec.parse({**TINY, **changes}, "config/mine.yaml")
-    message = str(caught.value)
-    assert message.startswith("config/mine.yaml: ") and "\n" not in message
+    message = error_line(lambda: RunSpec.parse({**TINY, **changes}, "config/mine.yaml"))
+    assert message.startswith("config/mine.yaml: ")
     return message.removeprefix("config/mine.yaml: ")
 
 

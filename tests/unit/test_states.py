@@ -6,9 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from filelock import FileLock
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
@@ -18,7 +16,7 @@ from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import RunStatus, Stale, stale_runs
 
-from .helpers import MISSING, TWO_METHODS, Cells, tiny, write_config
+from .helpers import MISSING, TWO_METHODS, Cells, cli, tiny, write_config
 
 SUMMARY = {"status": "completed", "accuracy": {"final": 0.5}, "digests": {}}
 COSTS = {"seconds": {"total": 2.0}}
@@ -112,8 +110,8 @@ def test_status_names_stale_and_damaged_runs(
     monkeypatch.setattr(FedProx, "revision", 2)
     stale, missing = (tiny(method="fedprox", seed=seed).run_id for seed in range(2))
     monkeypatch.setenv("COLUMNS", "250")
-    arguments = ["status", "--scale", "one", "--results", results.root, "--config", config]
-    lines = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False).stdout.splitlines()
+    shown = cli("status", "--scale", "one", "--results", results.root, "--config", config)
+    lines = shown.stdout.splitlines()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert {row[0]: row[3:] for row in cells if len(row) > 3 and "digits" in row[0]} == {
         tiny().run_id: ["completed", "50.00", "2.0"],

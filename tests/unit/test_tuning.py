@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from fltrain.cli import app
 from fltrain.core.errors import FltrainError
 from fltrain.core.strict_yaml import read_plain, read_settings
 from fltrain.engine.train import Execution, train
@@ -24,7 +22,7 @@ from fltrain.methods.composition import Composition
 from fltrain.runs.record import Results
 
 from .conftest import Register
-from .helpers import CPU, PAPER, labels, pixels, tiny, write_papers
+from .helpers import CPU, PAPER, cli, labels, pixels, tiny, write_papers
 
 CONFIG = Path(__file__).parents[2] / "config"
 LR = {"log_uniform": [0.01, 1.0], "source": "a test"}
@@ -214,13 +212,12 @@ def test_from_trials_to_final_runs(tmp_path: Path, own: Any) -> None:
         "(`snakemake --config scale=one items=toy/trials`), then run `fltrain select toy/trials --scale one`"
     )
     assert planned.restricted(Selection(items=("toy/trials",))).items == [item(planned, "trials")]
-    command = ["select", "toy/trials", "--scale", "one", "--config", str(config), "--results", str(results)]
-    refused = CliRunner().invoke(app, command)
-    assert "6 of 6 trials have no record" in str(refused.exception)
+    command = ("select", "toy/trials", "--scale", "one", "--config", config, "--results", results)
+    with pytest.raises(FltrainError, match="6 of 6 trials have no record"):
+        cli(*command)
 
     trials = trained(config, results)
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+    cli(*command)
     selected = read_settings(config / "selected/one/toy_trials.yaml", Selected)
     for cell, entries in zip(selected.cells, (trials.entries[:3], trials.entries[3:]), strict=True):
         records = [Results(results).record(entry.spec.run_id) for entry in entries]
