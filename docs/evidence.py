@@ -45,6 +45,8 @@ MAIN = {
         "FedAvg gains one to two points with ECGR on MNIST (new seeds)",
         "SCAFFOLD gains with ECGR on MNIST (new seeds)",
         "SCAFFOLD gains one to two points with ECGR on MNIST (new seeds)",
+        "FedProx gains with ECGR on MNIST (new seeds)",
+        "FedProx gains one to two points with ECGR on MNIST (new seeds)",
         "ECGR improves final accuracy on all datasets and baselines, lower end",
         "ECGR improves final accuracy on all datasets and baselines, upper end",
         "MNIST: baselines do not converge when the learning rate is too low, ECGR cannot help",
