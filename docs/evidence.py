@@ -19,8 +19,8 @@ import pandas as pd
 
 from fltrain.experiments.claims import (
     All,
-    Compared,
     Fails,
+    InRegion,
     NotJudged,
     Test,
     Tested,
@@ -327,7 +327,7 @@ def tolerance(test: Test) -> str:
         return "; ".join(dict.fromkeys(filter(None, map(tolerance, test.tests))))
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"
-    if not isinstance(test, Compared):
+    if not isinstance(test, InRegion):
         return ""
     unit = " %" if test.relative else ""
     low, high = test.region(test.by or 0.0)

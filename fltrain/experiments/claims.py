@@ -93,7 +93,7 @@ class Quantity(Settings):
         return self
 
 
-class Compared(Quantity):
+class InRegion(Quantity):
     """The number (most often a gain ``over`` other cells) lies in a region.
 
     ``positive``: it exceeds ``by`` (default: 0); a negative ``by`` allows a deficit of this size.
@@ -168,7 +168,7 @@ class NotJudged(Settings):
     why: str
 
 
-TestOfPart = Annotated[Compared | Printed | Fails | NotJudged, Field(discriminator="kind")]
+TestOfPart = Annotated[InRegion | Printed | Fails | NotJudged, Field(discriminator="kind")]
 
 
 class All(Settings):
@@ -182,7 +182,7 @@ class All(Settings):
     tests: Annotated[tuple[TestOfPart, ...], Field(strict=False, min_length=2)]
 
 
-Test = Annotated[Compared | Printed | Fails | All | Tested | NotJudged, Field(discriminator="kind")]
+Test = Annotated[InRegion | Printed | Fails | All | Tested | NotJudged, Field(discriminator="kind")]
 
 
 def quantities(test: Test) -> Iterator[Quantity]:

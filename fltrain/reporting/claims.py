@@ -31,8 +31,8 @@ from fltrain.core.statistics import (
 from fltrain.experiments.claims import (
     All,
     Claim,
-    Compared,
     Fails,
+    InRegion,
     LabelChoice,
     NotJudged,
     Printed,
@@ -202,7 +202,7 @@ def judge(
 
 def _of_item(
     sheet: ItemJob,
-    test: Compared | Printed | Fails,
+    test: InRegion | Printed | Fails,
     statement: Statement,
     runs: Runs,
     published: Published,
@@ -232,7 +232,7 @@ def _of_item(
             found = _fails(lines, test)
         case Printed():
             found = _printed(sheet, test, cells)
-        case Compared():
+        case InRegion():
             found = _compared(ClaimNumbers.of(frame, chosen, sheet, test, runs), sheet, test, statement)
     at = {axis: several(labels) for axis, labels in test.at.items()}
     complete = {axis for axis, labels in at.items() if {*labels} <= axes[axis]}
@@ -426,7 +426,7 @@ def _subtraction(sheet: ItemJob, test: Quantity) -> str:
 
 
 # ---------------------------------------------------------------- tests
-def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: Compared, statement: Statement) -> Finding:
+def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: Statement) -> Finding:
     """Compare the number with the region in which the claim puts it.
 
     The region lies around the stated number, which varies over the paper's seeds as ours does over ours, or
@@ -478,7 +478,7 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: Compared, statement: 
     return replace(shown, verdict=verdict, decision=words, p=p, p_contradicted=least)
 
 
-def _one_sided_words(test: Compared, margin: float, opposite_at: str | None, p: float) -> str:
+def _one_sided_words(test: InRegion, margin: float, opposite_at: str | None, p: float) -> str:
     """Return the test of a direction or a similarity in words; ``opposite_at`` names the place against it."""
     if test.kind == "similar":
         tests = "within {:g}: two one-sided tests," if opposite_at is None else "beyond {:g}: one-sided"
@@ -489,7 +489,7 @@ def _one_sided_words(test: Compared, margin: float, opposite_at: str | None, p: 
     return f"opposite{opposite_at}: {f'not {bound}, ' if margin else ''}one-sided {p_text(p)}"
 
 
-def _stated(test: Compared, statement: Statement) -> tuple[float | None, float]:
+def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
     """Return the number around which the claim puts ours (None: zero), and the margin."""
     if test.kind != "value":
         return None, test.by or 0.0

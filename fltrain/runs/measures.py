@@ -327,7 +327,7 @@ def _cost_to_target(
 
 
 MEASURES = {
-    "final_accuracy": _accuracy("accuracy, %", "final"),
+    "final_accuracy": _accuracy("final accuracy, %", "final"),
     "best_accuracy": _accuracy("best accuracy, %", "best"),
     # ECGR prints the highest accuracy of any round and any seed.
     "best_of_all_seeds": _accuracy("best accuracy of all seeds, %", "best", "max"),

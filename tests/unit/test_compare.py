@@ -118,7 +118,7 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     assert (line["seeds"], line["diverged"], line["mean"]) == (2, 1, pytest.approx((40 + 10) / 2))
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
-    assert row["accuracy, %"].startswith("1 of 2 diverged; 25.00")
+    assert row["final accuracy, %"].startswith("1 of 2 diverged; 25.00")
     assert row["difference to fedavg"] == "-30.00 ± 28.28"
     assert "diverged runs count as chance accuracy" in compared.notes
     seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import snakemake_logger_plugin_fltrain as plugin
+from snakemake.settings.types import OutputSettings
 from snakemake_interface_logger_plugins.common import LogEvent
 from snakemake_logger_plugin_fltrain import LogHandler, difference, last_words
 
@@ -38,8 +39,7 @@ def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_
     """Ten runs of two minutes each, two at a time, after data that take a minute."""
     now = 0.0
     monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: now))
-    handler = object.__new__(LogHandler)
-    handler.__post_init__()
+    handler = LogHandler(OutputSettings(), None)
     handler.total = 10
 
     def line(event: LogEvent, number: int) -> str:
