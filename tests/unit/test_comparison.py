@@ -702,7 +702,7 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
         assert "[1] Doubtful as published: the two are alike." in texts[form]
         assert "F-1: something is assumed." in texts[form]
         assert ("Assumed at full scale, where" in texts[form]) == reduced
-        assert ("lies inside the margin (accuracy" in texts[form]) != reduced
+        assert ("lies inside the margin (final accuracy" in texts[form]) != reduced
     assert [cell.anomalies for cell in read_csv(outputs["csv"])].count(("the two are alike",)) == 2
 
 
