@@ -300,8 +300,8 @@ def cell_of(run: RecordedRun) -> str:
 
 
 def _name(cell: TableCell) -> str:
-    """Return the labels of a cell."""
-    return ", ".join(filter(None, (cell.panel, cell.row, cell.column, cell.label)))
+    """Return the measure of a cell, which lists must not cut off, and its labels."""
+    return ", ".join(filter(None, (cell.label, cell.panel, cell.row, cell.column)))
 
 
 def _numbers(cell: TableCell) -> dict[str, float]:

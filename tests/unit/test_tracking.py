@@ -406,7 +406,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     expected = {
         "kind": "cell",
         "item": "ecgr/table1",
-        "cell": "Digits, FedProx, BP, accuracy, %",
+        "cell": "accuracy, %, Digits, FedProx, BP",
         "verdict": "reproduced",
         "gain_verdict": "opposite",
         "method": "fedprox",
