@@ -65,11 +65,12 @@ def forest(
         return ""
     frame = pd.DataFrame(rows)
     ends = most if of == "difference" else math.ceil(frame[["low", "high"]].abs().to_numpy().max())
-    groups = dict(list(frame.groupby(["item", "label"], sort=False)))
+    groups = list(frame.groupby(["item", "label"], sort=False))
     several_items = frame["item"].nunique() > 1
     several_labels = len(groups) > frame["item"].nunique()
     panels: list[Spec] = []
-    for (item, label), shown in groups.items():
+    for _, shown in groups:
+        item, label = shown[["item", "label"]].iloc[0]
         heading = [titles[item]] * several_items + [label.removesuffix(", %")] * several_labels
         panels.append(_panel(", ".join(heading), shown, of, ends, len(panels) == len(groups) - 1))
     return to_svg({"config": PAGE, "vconcat": panels, "spacing": 8})
@@ -82,7 +83,7 @@ def _panel(heading: str, shown: pd.DataFrame, of: str, ends: float, last: bool) 
     axis = {"values": ticks, "labels": last, "ticks": last, "domain": False, "grid": False, "format": "~g"}
     axis["labelFlush"] = False
     x = quantity(None, name if last else None, scale={"domain": [-ends, ends], "nice": False}, axis=axis)
-    y = {"field": "place", "type": "nominal", "title": None, "sort": None}
+    y: Spec = {"field": "place", "type": "nominal", "title": None, "sort": None}
     y["axis"] = {"domain": False, "ticks": False, "labelPadding": 8}
     look: Spec = {"color": {"field": "colour", "type": "nominal", "scale": None}, "strokeWidth": {"value": 2}}
     return {
