@@ -37,7 +37,7 @@ OFF = {"None", "False", "0.0", "()", "given"}
 """Values that switch something off; ``given`` is a component, whose settings are named instead."""
 
 OURS = {"evaluation", "precision"}
-"""Kinds whose defaults are ours for all papers: what is measured, and single precision."""
+"""Kinds whose defaults are ours for all papers: measures, and single precision."""
 
 every_page = pytest.mark.parametrize("paper", ["ecgr", "flfa", "fed2", "fedfcd", "fedimpro", "fedavg"])
 
