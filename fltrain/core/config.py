@@ -252,9 +252,3 @@ def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
 
 def _line(keys: Sequence[str], message: str) -> str:
     return f"{'.'.join(keys)}: {message}" if keys else message
-
-
-def explain(error: ValidationError, kind: type[BaseModel]) -> str:
-    """Return the first fault that pydantic found and the number of other faults, in one line."""
-    first, *others = faults(error, kind).items()
-    return _line(*first) + (f" (and {len(others)} more)" if others else "")

@@ -26,6 +26,12 @@ from fltrain.core.hashing import sha256
 _METADATA = "fltrain"
 
 
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Return a sorting key that compares numbers within names by value; equal keys compare by spelling."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)], name
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; rename it to ``path`` at the end, unless there is an error.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +26,7 @@ from pydantic import (
 
 from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import natural
 from fltrain.core.own import place_of_file, places
 from fltrain.core.strict_yaml import AnySettings, compose, link, read_settings
 from fltrain.experiments.claims import Claim, quantities
@@ -472,7 +472,9 @@ def tree_of(config: Path, what: str, name: str) -> yaml.Node:
         known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
         check_known(f"unknown {what}", [name], known, f"known in {' and '.join(map(str, folders))}")
     tree, folder = compose(found[0]), found[0].parent
-    parts = sorted(folder.glob("*.yaml"), key=_naturally) if found[0].name != single else []
+    parts = (
+        sorted(folder.glob("*.yaml"), key=lambda path: natural(path.stem)) if found[0].name != single else []
+    )
     if what == "paper" and isinstance(tree, yaml.MappingNode):
         trees = {part.stem: compose(part) for part in parts if part.stem != "paper"}
         claims = trees.pop("claims", None)
@@ -492,11 +494,6 @@ def tree_of(config: Path, what: str, name: str) -> yaml.Node:
 def place_having(config: Path, what: str, name: str) -> Path:
     """Return the folder of configuration that has a paper or scale: ``config``, or the user's own."""
     return place_of_file(config, f"{what}s/{name}.yaml", f"{what}s/{name}/paper.yaml")
-
-
-def _naturally(path: Path) -> list[tuple[str, int]]:
-    """Return a sort key: ``table2`` comes before ``table10``."""
-    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path.stem)]
 
 
 def _pair(key: str, value: yaml.Node) -> tuple[yaml.Node, yaml.Node]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pydantic import Field, Strict
 
 from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.files import natural
 from fltrain.data.readers.base import LOG, Facts, Images, LabelledImages, RawSplits, Reader, readable
 
 if TYPE_CHECKING:
@@ -128,12 +128,6 @@ class Folder(Reader):
                 "expected the same classes in both"
             )
         return train, test, tuple(f"the folder {name!r} is not used" for name in present[2:])
-
-
-def natural(name: str) -> tuple[list[str | int], str]:
-    """Return a sorting key that compares numbers within names by value; equal keys compare by spelling."""
-    parts = re.split(r"([0-9]+)", name)
-    return [int(part) if number % 2 else part for number, part in enumerate(parts)], name
 
 
 def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
