@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -165,10 +164,9 @@ def _main_claim(measured: Iterable[Mapping[str, Any]]) -> str:
     claim = min(measured, key=rank, default=None)
     if claim is None:
         return ""
-    number = re.split(r" over |, by |;", claim["evidence"])[0]
     late = ", exploratory" if claim["exploratory"] else ""
     judged = f"{claim['verdict'].capitalize()}{late}: " if claim["verdict"] in JUDGED else ""
-    return f"{judged}“{claim['claim']}” ({claim['where']}; {number})."
+    return f"{judged}“{claim['claim']}” ({claim['where']}; {claim['number']})."
 
 
 def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> str:

@@ -454,14 +454,14 @@ SMALL = ("E grows", "reduced scale", False)
 def test_a_finding_is_the_first_claim_that_the_runs_decide(
     claims: list[tuple[str, str, bool]], expected: str
 ) -> None:
-    evidence = "mean +1.00 points [+0.50, +1.50] (x minus y) over 3 seeds; one-sided p 0.01."
+    number = "+1.00 points [+0.50, +1.50] (gain over base: x minus y)"
     measured = [
-        {"claim": text, "verdict": verdict, "exploratory": late, "where": "sec. 2", "evidence": evidence}
+        {"claim": text, "verdict": verdict, "exploratory": late, "where": "sec. 2", "number": number}
         for text, verdict, late in claims
     ]
     cells = [numbers("c", measure="final_accuracy", **WORSE)]
     found = summary.finding("paper", cells, [], measured)
-    assert found == f"{expected} (sec. 2; mean +1.00 points [+0.50, +1.50] (x minus y))."
+    assert found == f"{expected} (sec. 2; {number})."
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
