@@ -49,19 +49,39 @@ def pick_device(name: str, runs: int = 1) -> torch.device:
     return device
 
 
-def take(folder: Path, devices: Sequence[str], runs: int = 1) -> tuple[int, BaseFileLock] | None:
-    """Take a slot, and return the number of its device and its lock; None if all are taken.
+def wait(folder: Path, devices: Sequence[str], runs: int = 1) -> tuple[int, BaseFileLock]:
+    """Take a slot as soon as a device is free; a warning (shown without logging, too) notes the wait."""
+    # The same locks all the time: Python ignores a signal's exception that is raised while it deletes one.
+    slots = all_slots(folder, devices, runs)
+    if (slot := take(folder, slots)) is None:
+        LOG.warning("waiting for one of %d GPUs; none is free (locks: %s)", len(devices), folder)
+    while slot is None:
+        time.sleep(POLL_SECONDS)
+        slot = take(folder, slots)
+    return slot
+
+
+def all_slots(folder: Path, devices: Sequence[str], runs: int = 1) -> list[tuple[int, BaseFileLock]]:
+    """Return the number of the device and the lock of each slot; the first ones of all devices come first.
 
     Each of the ``devices``, whose names are parts of file names and the same in all processes, has ``runs``
-    slots. The first ones of all devices come first. A file that no process has locked means nothing.
+    slots. A file that no process has locked means nothing.
     """
+    return [
+        # A lock of the system.
+        (device, FileLock(folder / f"{name}.{number}.slot", fallback_to_soft=False))
+        for number, (device, name) in itertools.product(range(runs), enumerate(devices))
+    ]
+
+
+def take(folder: Path, slots: Sequence[tuple[int, BaseFileLock]]) -> tuple[int, BaseFileLock] | None:
+    """Take the first free slot, and return the number of its device and its lock; None if all are taken."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()  # links are open to all
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise PermissionError(0, "not a folder of this user alone; chmod 700 it if it is yours")
-        for number, (device, name) in itertools.product(range(runs), enumerate(devices)):
-            lock = FileLock(folder / f"{name}.{number}.slot", fallback_to_soft=False)  # a lock of the system
+        for device, lock in slots:
             with suppress(Timeout):
                 lock.acquire(timeout=0)
                 return device, lock
@@ -71,16 +91,6 @@ def take(folder: Path, devices: Sequence[str], runs: int = 1) -> tuple[int, Base
             f"name a folder on this machine in {LOCKS}"
         ) from None
     return None
-
-
-def wait(folder: Path, devices: Sequence[str], runs: int = 1) -> tuple[int, BaseFileLock]:
-    """Take a slot as soon as a device is free; a warning (shown without logging, too) notes the wait."""
-    if (slot := take(folder, devices, runs)) is None:
-        LOG.warning("waiting for one of %d GPUs; none is free (locks: %s)", len(devices), folder)
-    while slot is None:
-        time.sleep(POLL_SECONDS)
-        slot = take(folder, devices, runs)
-    return slot
 
 
 @cache

@@ -16,16 +16,21 @@ from filelock import BaseFileLock
 
 from fltrain.core.errors import FltrainError, Stopped
 from fltrain.runtime import devices
-from fltrain.runtime.devices import LOCKS, pick_device, take
+from fltrain.runtime.devices import LOCKS, all_slots, pick_device, take
 
 from .holding import give_up, hold, keep, started, until
 
 GPUS = ("first", "second")
 
 
+def free(folder: Path, devices: Sequence[str] = GPUS, runs: int = 1) -> tuple[int, BaseFileLock] | None:
+    """A free slot, if there is one."""
+    return take(folder, all_slots(folder, devices, runs))
+
+
 def taken(folder: Path, devices: Sequence[str] = GPUS, runs: int = 1) -> tuple[int, BaseFileLock]:
     """A free slot."""
-    slot = take(folder, devices, runs)
+    slot = free(folder, devices, runs)
     assert slot is not None
     return slot
 
@@ -60,16 +65,16 @@ def test_processes_that_are_killed_give_their_slots_back(tmp_path: Path) -> None
     for number in range(2):  # one after the other, so that the owner of each slot is known
         holders.append(started(keep, slots, tmp_path / str(number)))
         until((tmp_path / str(number)).exists)
-    assert take(*slots) is None
+    assert free(*slots) is None
     holders[1].kill()
     holders[1].join()
     device, lock = taken(*slots)
     assert device == 1 and lock.is_locked
-    assert take(*slots) is None
+    assert free(*slots) is None
     waiting = started(keep, slots, tmp_path / "waited")
     holders[0].kill()
     until((tmp_path / "waited").exists)
-    assert take(*slots) is None
+    assert free(*slots) is None
     waiting.kill()
     waiting.join()
     assert taken(*slots)[0] == 0
@@ -92,7 +97,7 @@ def test_the_device_with_the_fewest_processes_is_taken(tmp_path: Path) -> None:
     slots = (tmp_path, GPUS, 3)
     held = [taken(*slots) for _ in range(6)]
     assert [device for device, _ in held] == [0, 1, 0, 1, 0, 1]
-    assert take(*slots) is None
+    assert free(*slots) is None
     for number in (1, 3, 4):  # two of the second device, one of the first
         held[number][1].release()
     assert [taken(*slots)[0]] == [1]
@@ -110,7 +115,7 @@ def test_unsafe_lock_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     if kind == "of another user":
         monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(FltrainError, match=f"{folder}: .*not a folder of this user alone.*{LOCKS}"):
-        take(folder, GPUS)
+        free(folder, GPUS)
     assert not list(tmp_path.rglob("*.*"))
 
 
@@ -144,7 +149,7 @@ def test_a_process_keeps_the_device_that_it_has_taken(tmp_path: Path, two_gpus: 
     _, other = taken(tmp_path / "locks")
     assert [pick_device(name) for name in ("auto", "cuda")] == two_gpus == [torch.device("cuda:1")] * 2
     assert locks(tmp_path) == ["first", "second"]
-    assert take(tmp_path / "locks", GPUS) is None
+    assert free(tmp_path / "locks", GPUS) is None
     assert other.is_locked
 
 
