@@ -1,17 +1,20 @@
-"""Entry point of the command line; it reports errors that occur while custom components are loaded."""
+"""Entry point of the command line; it reports errors and Ctrl-C that occur while components are loaded."""
 
 import sys
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, Interrupted
 
 
 def main() -> None:
-    """Run the command line; a custom component that cannot be loaded ends in one line and exit code 2."""
+    """Run the command line; one line reports a custom component that cannot be loaded, or an early Ctrl-C."""
     try:
         from fltrain import cli
     except FltrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped by SIGINT before the start", file=sys.stderr)
+        sys.exit(Interrupted.exit_code)
     cli.main()
 
 

@@ -165,6 +165,24 @@ def test_a_custom_file_that_cannot_be_loaded_gives_one_line(tmp_path: Path) -> N
     assert "fltrain.methods.mine" in done.stderr and "the same name 'fedprox'" in done.stderr
 
 
+CTRL_C_DURING_IMPORTS = """
+import os, signal, sys
+from fltrain.__main__ import main
+class Finder:
+    def find_spec(name, path, target=None):
+        name == "fltrain.runs.spec" and os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+main()
+"""
+
+
+def test_ctrl_c_while_packages_are_imported_gives_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", CTRL_C_DURING_IMPORTS], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "stopped by SIGINT before the start\n"
+
+
 def test_a_terminal_that_knows_ascii_only_gets_question_marks() -> None:
     code = "import sys, fltrain.cli as cli; cli.app = lambda: print('91 \xb1 2'); cli.main()"
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
