@@ -16,7 +16,7 @@ from markupsafe import Markup
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.reporting.frame import Runs, curve, curve_place, finished
-from fltrain.reporting.pictures import TEMPLATES
+from fltrain.reporting.pages import TEMPLATES
 from fltrain.runs.measures import CURVES, factor, recorded_curves
 from fltrain.runs.record import Record
 

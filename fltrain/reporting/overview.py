@@ -12,7 +12,7 @@ from typing import Any
 from fltrain.core.errors import count
 from fltrain.core.files import read_json, write_text
 from fltrain.experiments.layout import CURVES_FORM
-from fltrain.reporting.pictures import TEMPLATES
+from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.runs.record import Results

@@ -8,7 +8,7 @@ from typing import Any
 
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
 from fltrain.reporting.claims import CLAIM_VERDICTS, claim_notes
-from fltrain.reporting.pictures import TEMPLATES
+from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.html import anchors
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell

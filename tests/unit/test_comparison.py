@@ -23,7 +23,7 @@ from fltrain.core.statistics import (
 )
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_anomalies
-from fltrain.reporting.pictures import tone
+from fltrain.reporting.pages import tone
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import gain_text, published_text, value_text

@@ -21,7 +21,6 @@ import vl_convert
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, summary, version
 from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
-from fltrain.reporting.pictures import interval_picture
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
@@ -137,10 +136,9 @@ def test_a_cell_shows_values_per_seed_interval_verdict_and_runs(toy: Toy) -> Non
     assert "<dd>not reproduced (worse)</dd>" in text and re.search(r"<dd>51\.00 \[", text)
     for value in ("50.00", "51.00", "52.00"):
         assert f"<td>{value}</td>" in text
-    assert text.count("<svg") == 2, "the difference and the gain"
     row = page.text[page.text.index(Toy.run("FedDyn", "BP", 1)) :].partition("</tr>")[0]
     found = re.findall(r'<td class="text">([^<]*)', row)
-    assert found == ["diverged in round 7", "", "aaaaaaaaaa", "cpu, torch 2.12.1, numpy 2.4.6"]
+    assert found == ["diverged in round 7", ""]
     assert f"attributes.run_name = '{Toy.run('FedAvg', 'BP', 0)}'" in page.of("kbd")
 
 
@@ -165,16 +163,6 @@ COMPARED: dict[str, Any] = {
 def test_facts_about_a_cell(changes: dict[str, Any], expected: dict[str, str]) -> None:
     shown = facts(TableCell(measure="final_accuracy", **{**COMPARED, **changes}), False)
     assert {name: shown[name] for name in expected} == expected
-
-
-def test_a_picture_places_an_interval_against_its_margin() -> None:
-    picture = str(interval_picture("axis", 0.5, (0.0, 1.0), (-1.0, 1.0), None, "reproduced"))
-    Page(picture)
-    ((left, width),) = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', picture)
-    (center,) = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', picture)]
-    # From -1 to 1: 0.5 lies at three quarters.
-    assert (center - float(left)) / float(width) == pytest.approx(0.75, abs=0.01)
-    assert re.findall(r'text-anchor="middle">([^<]+)', picture) == ["0", "-1", "1", "axis"]
 
 
 def places(picture: str, mark: str) -> list[float]:
@@ -276,7 +264,7 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
     assert not any("train.log" in link for link in page.links)
     assert not any("runs/digits-moon" in link for link in page.links)
     row = page.text[page.text.index(f"<code>{Toy.run('MOON', 'BP', 0)}") :].partition("</tr>")[0]
-    assert re.findall(r'<td class="text">([^<]*)', row) == ["not run", "", "", ""]
+    assert re.findall(r'<td class="text">([^<]*)', row) == ["not run", ""]
     assert "24 of 30 runs are done" in text_of(read(toy, "index.html"))
 
 

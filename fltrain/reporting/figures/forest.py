@@ -11,7 +11,7 @@ import pandas as pd
 
 from fltrain.reporting.figures.draw import intervals, to_svg
 from fltrain.reporting.figures.style import CONFIG, Spec, quantity
-from fltrain.reporting.pictures import tone
+from fltrain.reporting.pages import tone
 from fltrain.reporting.tables.table_cell import TableCell
 
 ROW, WIDTH = 17, 240

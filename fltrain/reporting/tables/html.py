@@ -17,10 +17,9 @@ from fltrain.runs.record import RECORD_FILES, Record
 
 
 def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
-    """Return a run as pages list it: ``id``, ``seed``, ``status``, ``files``, ``code`` and ``profile``.
+    """Return a run as pages list it: ``id``, ``seed``, ``status`` and ``files``.
 
-    ``files`` are those that exist: archives of records hold no logs. ``profile`` is the device with versions
-    of packages, because numbers may depend on them.
+    ``files`` are those that exist: archives of records hold no logs. ``provenance.json`` has code and device.
 
     Args:
         record: the record, complete or not.
@@ -30,21 +29,11 @@ def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
     way = quote(Path(os.path.relpath(record.folder, folder)).as_posix())
     names = [name for name in (*RECORD_FILES, "train.log") if (record.folder / name).exists()]
     files = {name.partition(".")[0]: f"{way}/{name}" for name in names}
-    run = {"id": record.run_id, "seed": seed, "files": files, "code": "", "profile": ""}
-    if not record.usable:
-        return {**run, "status": "damaged" if record.complete else "not run"}
-    about, diverged = record.provenance, record.summary.get("diverged")
-    commit, packages = about.get("commit"), about.get("packages", {})
-    code = commit[:10] if commit else f"fltrain {about.get('fltrain', 'of an unknown version')}"
-    profile = [about.get("gpu") or about.get("device", "unknown device")]
-    profile += [f"{name} {packages[name]}" for name in ("torch", "numpy") if name in packages]
-    profile += [f"CUDA {about['cuda']}"] if about.get("cuda") else []
-    return {
-        **run,
-        "status": record.summary["status"] + (f" in round {diverged['round']}" if diverged else ""),
-        "code": code + (", changed" if about.get("dirty") else ""),
-        "profile": ", ".join(profile),
-    }
+    status = "damaged" if record.complete else "not run"
+    if record.usable:
+        ended = record.summary.get("diverged")
+        status = record.summary["status"] + (f" in round {ended['round']}" if ended else "")
+    return {"id": record.run_id, "seed": seed, "status": status, "files": files}
 
 
 def facts(cell: TableCell, reduced: bool) -> dict[str, str]:

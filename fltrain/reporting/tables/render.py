@@ -13,7 +13,7 @@ from typing import Literal
 
 from fltrain.core.statistics import LEVEL, Sample, contrast, holm
 from fltrain.experiments.layout import ItemJob, Measured, named
-from fltrain.reporting.pictures import TEMPLATES
+from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text

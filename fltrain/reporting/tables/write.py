@@ -11,7 +11,7 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
-from fltrain.reporting.pictures import LATEX, TEMPLATES, pictures
+from fltrain.reporting.pages import LATEX, TEMPLATES
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.html import anchors, facts, sections
 from fltrain.reporting.tables.render import Grid, Notes
@@ -82,7 +82,6 @@ def texts(
             notes=notes,
             sections=sections(sheet, shown, runs, outputs["html"].parent),
             facts=lambda cell: facts(cell, sheet.reduced),
-            pictures=pictures,
         )
 
     render: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
