@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
@@ -19,14 +18,10 @@ from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fltrain.core.errors import FltrainError, problems
 
-LARGEST = 3e38
-"""Largest number that single precision holds, rounded down."""
-
 FileLine = tuple[str, int]
 """A file and a line in it."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
-_DEEPEST = 100
 _WANTED = {
     "bool_type": " (true or false)",
     "tuple_type": " ([a, b], or [a] for a single one)",
@@ -131,11 +126,11 @@ class Settings(BaseModel):
         found: dict[tuple[str, ...], str] = {}
         try:
             # Texts that UTF-8 cannot encode are refused here, numbers that are not finite by pydantic.
-            text = json.dumps(_bounded(data, (), found), ensure_ascii=False).encode()
+            text = json.dumps(data, ensure_ascii=False).encode()
             settings = cls.model_validate_json(text, context=context)
         except ValidationError as error:
             found = {**faults(error, cls), **found}
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise FltrainError(f"{where}: not plain data ({error})") from None
         if not found:
             return settings
@@ -166,24 +161,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return to_jsonable_python(value)
-
-
-def _bounded(value: Any, keys: tuple[str, ...], found: dict[tuple[str, ...], str]) -> Any:
-    """Return plain data with NaN, which fields refuse, for numbers too large for the engine.
-
-    ``found`` gets a message on each of them.
-    """
-    if len(keys) > _DEEPEST:
-        raise ValueError("lists or mappings are nested too deeply; use fewer within one another")
-    if isinstance(value, Mapping):
-        return {key: _bounded(item, (*keys, str(key)), found) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_bounded(item, (*keys, str(place)), found) for place, item in enumerate(value)]
-    if isinstance(value, int) and abs(value) >= 2**63:
-        found[keys] = f"whole numbers must be below 2^63, got one of {len(str(value))} digits"
-    elif isinstance(value, float) and LARGEST < abs(value) < math.inf:
-        found[keys] = f"numbers must be at most {LARGEST:g} in size, got {value!r}"
-    return math.nan if keys in found else value
 
 
 def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...], str]:

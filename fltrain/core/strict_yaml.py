@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +19,6 @@ from fltrain.core.errors import FltrainError, as_mistake
 
 _TAG = "tag:yaml.org,2002:"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-_MOST_VALUES = 200_000
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
@@ -105,10 +102,10 @@ def construct(tree: yaml.Node) -> Any:
 
 def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
     """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; the first name wins."""
-    sizes: dict[yaml.Node, float] = {}
+    done: dict[yaml.Node, bool] = {}
     with _refusing(tree.start_mark.name):
         for node in (tree, *blocks.values()):
-            _check(node, sizes, blocks)
+            _check(node, done, blocks)
 
 
 def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
@@ -132,23 +129,22 @@ def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
 
 
 def _check(
-    node: yaml.Node, sizes: dict[yaml.Node, float], blocks: Mapping[str, yaml.Node] | None = None
-) -> float:
-    """Refuse wrong keys and too many values; with blocks, turn ``use`` into a merge key.
+    node: yaml.Node, done: dict[yaml.Node, bool], blocks: Mapping[str, yaml.Node] | None = None
+) -> None:
+    """Refuse wrong keys and values that contain themselves; with blocks, turn ``use`` into a merge key.
 
     Args:
         node: a part of a tree.
-        sizes: results for other nodes; infinite for those that contain this one.
+        done: nodes that were visited; False for those that contain this one.
         blocks: mappings that ``use`` can name.
-
-    Returns:
-        The number of values that the node stands for; an alias counts like its target.
     """
-    if node in sizes:
-        return sizes[node]
-    sizes[node], size, names = math.inf, 1.0, set[str]()
-    if isinstance(node, yaml.SequenceNode):
-        size += sum(_check(item, sizes, blocks) for item in node.value)
+    if node in done:
+        if not done[node]:
+            raise _fault(node, "it contains itself, by an alias (*name) or a block (use)")
+        return
+    done[node], names = False, set[str]()
+    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+        _check(item, done, blocks)
     for place, (key, value) in enumerate(node.value if isinstance(node, yaml.MappingNode) else ()):
         if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
             raise _fault(key, f"the key {key.value!r} is no text; write it in quotes")
@@ -157,12 +153,8 @@ def _check(
         names.add(key.value)
         if blocks is not None and key.value == "use":
             key, value = node.value[place] = _merging(key, value, blocks)
-        size += _check(value, sizes, blocks)
-    if size > _MOST_VALUES:
-        what = "aliases (*name) or blocks (use) stand for more than"
-        raise _fault(node, f"{what} {_MOST_VALUES:,} values; nest fewer of them")
-    sizes[node] = size
-    return size
+        _check(value, done, blocks)
+    done[node] = True
 
 
 def _merging(

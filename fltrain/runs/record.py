@@ -20,7 +20,6 @@ import errno
 import fcntl
 import json
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -172,14 +171,8 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        """True if the run has ended: training writes the summary last. So does a folder without access."""
-        try:
-            os.stat(self.folder / "summary.json")
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            pass  # the record is damaged
-        return True
+        """True if the run has ended: training writes the summary last. False without access to the folder."""
+        return os.path.exists(self.folder / "summary.json")
 
     @property
     def damage(self) -> str:
@@ -273,7 +266,7 @@ class Record:
 
     def _object(self, name: str) -> dict[str, Any]:
         with _damage_named(f"{self.folder}/"):
-            return _parse(_content(self.folder / name), name)
+            return _parse((self.folder / name).read_bytes(), name)
 
 
 # --------------------------------------------------------------------------------------------------- checks
@@ -286,10 +279,6 @@ def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
     except FltrainError as error:
         return str(error)
     return ""
-
-
-LARGEST = 1e100
-"""Largest number of a record, whose square is finite."""
 
 
 def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
@@ -323,7 +312,7 @@ def _undamaged_contents(folder: Path) -> dict[str, bytes]:
     Raises:
         ValueError: with the file and the problem, or another one of ``BROKEN``.
     """
-    contents = {name: _content(folder / name) for name in RECORD_FILES}
+    contents = {name: (folder / name).read_bytes() for name in RECORD_FILES}
     objects = {name: _parse(contents[name], name) for name in _OBJECTS}
     summary = objects["summary.json"]
     version = summary.get("format")
@@ -345,37 +334,15 @@ def _undamaged_contents(folder: Path) -> dict[str, bytes]:
     return contents
 
 
-def _content(path: Path) -> bytes:
-    """Read an ordinary file: a named pipe would block."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError(f"{path.name}: is not an ordinary file")
-    return path.read_bytes()
-
-
 def _parse(text: bytes, where: str) -> Row:
-    """Parse a JSON object with plausible numbers and printable texts: others could change the terminal."""
+    """Parse a JSON object without NaN and infinity."""
     try:
         data = from_json(text, allow_inf_nan=False)
-        if not _is_plain(data):
-            raise ValueError("control characters in a text, or a number that is too large")
     except ValueError as error:
         raise ValueError(f"{where}: cannot be read ({error})") from None
     if not isinstance(data, dict):
         raise ValueError(f"{where}: not a JSON object")
     return data
-
-
-def _is_plain(data: Any) -> bool:
-    match data:
-        case str():
-            return data.isprintable()
-        case int() | float():
-            return abs(data) <= LARGEST
-        case list():
-            return all(map(_is_plain, data))
-        case dict():
-            return all(map(_is_plain, (*data, *data.values())))
-    return True
 
 
 # -------------------------------------------------------------------------------------------------- writing

@@ -8,6 +8,7 @@ numbers, increase the revision of the component: then its runs get new IDs, and 
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -232,7 +233,7 @@ class RunStatus(NamedTuple):
             return cls("training")
         if finished := results.saved_rounds(spec.run_id):
             return cls("stopped", f"after round {finished}; the next start resumes there")
-        if (record.folder / "train.log").exists():
+        if os.path.exists(record.folder / "train.log"):
             return cls("started")
         return cls("stale", str(stale)) if stale else cls("not trained")
 

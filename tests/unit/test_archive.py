@@ -1,15 +1,13 @@
-"""Archives of records: exact round trips, equal archives of equal records, refusal of hostile archives."""
+"""Archives of records: exact round trips, equal archives of equal records, refusal of other archives."""
 
 import gzip
 import io
-import itertools
 import json
 import os
 import re
 import shutil
 import tarfile
 from collections import Counter
-from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from filelock import FileLock
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.methods.fedavg import FedAvg
-from fltrain.runs import archive
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Record, Results, sealed
 
@@ -152,40 +149,19 @@ NAMES = (
 TYPES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)
 
 
-def header(kind: bytes, size: int) -> bytes:
-    """A compressed archive whose header claims another size: Python would read that, or loop for ever."""
-    info = tarfile.TarInfo("run/spec.json")
-    info.size, info.type = size, kind
-    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + b"\0" * 4096)
-
-
-def test_hostile_and_damaged_archives_are_refused(packed: Path, target: Results, tmp_path: Path) -> None:
+def test_foreign_and_damaged_archives_are_refused(packed: Path, target: Results, tmp_path: Path) -> None:
     path, whole = tmp_path / "bad.tar.gz", packed.read_bytes()
     for name in (*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"):
         refused(pack(path, member(name)), target, "not an archive of records", "it holds")
     for kind in TYPES:
         bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
-        refused(pack(path, bad), target, "is not an ordinary file")
-    refused(pack(path, member("run/spec.json"), member("run/spec.json")), target, "twice")
+        refused(pack(path, bad), target, "not an archive of records", "it holds 'run/spec.json'")
     texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
-    sizes = itertools.product((tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME), (10**12, -512))
-    for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10], *starmap(header, sizes)):
+    for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
         path.write_bytes(content)
         refused(path, target, "not an archive of records")
-    os.mkfifo(tmp_path / "pipe")
-    refused(tmp_path / "pipe", target, "not an ordinary file")
     there = sorted(file.name for file in tmp_path.iterdir())
-    assert there == ["bad.tar.gz", "pipe", "records.tar.gz", "source", "target"]
-
-
-def test_unpacked_size_is_limited(target: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, limit in {"MAX_FILE_BYTES": 20_000, "MAX_BYTES": 50_000, "MAX_FILES": 4}.items():
-        monkeypatch.setattr(archive, name, limit)
-    path = tmp_path / "bad.tar.gz"
-    refused(pack(path, member("run/spec.json", b" " * 20_001)), target, "20,001 bytes")
-    large = [member(f"run/{name}", b" " * 15_000) for name in RECORD_FILES]
-    refused(pack(path, *large[:4], member("run/x")), target, "50,000 in all")
-    refused(pack(path, *(member(f"run/{name}") for name in RECORD_FILES)), target, "more than 4 files")
+    assert there == ["bad.tar.gz", "records.tar.gz", "source", "target"]
 
 
 def test_a_record_whose_place_is_taken_is_not_imported(packed: Path, target: Results) -> None:
@@ -212,7 +188,7 @@ def test_a_stale_record_is_refused(packed: Path, target: Results, monkeypatch: p
 
 
 def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_path: Path) -> None:
-    """Even if its digests are valid, as a forger can compute them."""
+    """Even if its digests are valid."""
     one, other = source.records()
     accuracy = {**other.summary["accuracy"], "final": 0.99}
     write_json(other.folder / "summary.json", sealed({**other.summary, "accuracy": accuracy}))

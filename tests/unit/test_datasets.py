@@ -1,9 +1,7 @@
 """Datasets of the registry, downloads, and custom datasets, up to a trained run."""
 
 import hashlib
-import os
 import shutil
-import signal
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -123,21 +121,6 @@ def write_photographs(root: Path, size: int = 12, side: int = 8) -> Path:
 
 def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
     return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
-
-
-def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path, register: Register) -> None:
-    """Opening it would wait for ever."""
-    (tmp_path / "raw").mkdir()
-    os.mkfifo(tmp_path / "raw" / "some.npz")
-    register({"mine": {"reader": "npz", "path": str(tmp_path / "raw")}})
-    before = signal.signal(signal.SIGALRM, lambda *_: os._exit(99))
-    signal.alarm(20)
-    try:
-        with pytest.raises(FltrainError, match=r"some\.npz: not readable as .*not an ordinary file"):
-            prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path / "downloads")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

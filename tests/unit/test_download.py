@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 import random
 import re
 import socket
@@ -269,10 +268,6 @@ def test_a_wrong_local_file_is_refused_and_not_deleted(
     assert message.startswith(f"{wrong}: ") and message.endswith("; delete or replace it")
     assert all(one in message for one in (sha(BODY), "300,000 bytes", sha(OTHER[:-1]), "299,999 bytes"))
     assert server.asked == [] and wrong.read_bytes() == OTHER[:-1]
-    wrong.unlink()
-    os.mkfifo(wrong)
-    message = error_line(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
-    assert "f.bin: not readable as a file (OSError: not an ordinary file)" in message
 
 
 FILES = {"a.txt": b"first", "sub/b.txt": b"second" * 1000, "sub/empty": b""}

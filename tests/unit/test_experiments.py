@@ -310,20 +310,12 @@ def test_a_paper_is_a_folder_of_items_that_share_blocks(folder: Path) -> None:
     assert [entry.spec.plugins[0].name for entry in two.entries[2:4]] == ["flfa", "flfa"]
 
 
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        {"gain": {"use": "more"}, "more": {"use": "gain"}},
-        {"gain": {"use": "b6"}, "b0": GAIN} | {f"b{n}": {"use": [f"b{n - 1}"] * 9} for n in range(1, 7)},
-    ],
-    ids=["in themselves", "half a million"],
-)
-def test_blocks_that_stand_for_too_much_are_refused(folder: Path, blocks: dict[str, Any]) -> None:
+def test_blocks_that_contain_themselves_are_refused(folder: Path) -> None:
     paper = folder / "papers" / "toy" / "paper.yaml"
     data = yaml.safe_load(paper.read_text())
-    data["blocks"] |= blocks
+    data["blocks"] |= {"gain": {"use": "more"}, "more": {"use": "gain"}}
     paper.write_text(yaml.safe_dump(data))
-    with pytest.raises(FltrainError, match=r"blocks \(use\) stand for more than 200,000 values"):
+    with pytest.raises(FltrainError, match=r"paper\.yaml: line \d+: not YAML: it contains itself"):
         plan(folder, "tiny")
 
 

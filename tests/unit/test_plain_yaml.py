@@ -103,25 +103,25 @@ method: fedavg
 lr: 0.1
 local_test: yes
 training:
-  lr: 1e308
+  lr: .inf
   batch_size: no
   lr_schedule: {name: exponential, decay: 2}
 evaluation:
   targets:
     - 0.5
     - .nan
-rounds: 1000000000000000000000000000000
+rounds: 1.5
 """
 PROBLEMS = {
     2: "partition.client: unknown key 'client'; did you mean 'clients'?",
     3: "model: unknown model 'lenet'; did you mean 'lenet5'?",
     5: "lr: unknown key 'lr'; did you mean 'training.lr'?",
     6: "local_test: input should be a mapping, got 'yes'",
-    8: "training.lr: numbers must be at most 3e+38 in size, got 1e+308",
+    8: "training.lr: input should be a finite number, got inf",
     9: "training.batch_size: input should be a valid integer, got 'no'",
     10: "training.lr_schedule.decay: input should be less than or equal to 1, got 2",
     14: "evaluation.targets.1: input should be a finite number, got nan",
-    15: "rounds: whole numbers must be below 2^63, got one of 31 digits",
+    15: "rounds: input should be a valid integer, got 1.5",
 }
 
 
@@ -147,14 +147,12 @@ def test_a_number_is_short_for_a_fraction(key: str) -> None:
 
 def test_data_nested_too_deeply_or_in_themselves_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    for depth in (300, 3000):
-        path.write_text(f"rounds: {'[' * depth}{']' * depth}")
-        with pytest.raises(FltrainError, match=f"^{path}: not .*lists or mappings are nested too deeply"):
-            read_settings(path, RunSpec)
-    doubled = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
-    for text in ("rounds: &x [1, *x]", "rounds: &x {y: *x}", f"a0: &a0 [1, 1]\n{doubled}"):
+    path.write_text(f"rounds: {'[' * 3000}{']' * 3000}")
+    with pytest.raises(FltrainError, match=f"^{path}: not YAML: lists or mappings are nested too deeply"):
+        read_settings(path, RunSpec)
+    for text in ("rounds: &x [1, *x]", "rounds: &x {y: *x}"):
         path.write_text(text)
-        with pytest.raises(FltrainError, match=f"^{path}: line .*: not YAML: aliases .* stand for more than"):
+        with pytest.raises(FltrainError, match=f"^{path}: line 1: not YAML: it contains itself"):
             read_settings(path, RunSpec)
 
 

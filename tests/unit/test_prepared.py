@@ -1,6 +1,5 @@
 """Prepared datasets and partitions: contents of the files, and detection of damage."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -186,7 +185,6 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "foreign": lambda path: save_file({"images": np.zeros(3)}, path),
     "an array less": drop_an_array,
     "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "missing": Path.unlink,
 }
 

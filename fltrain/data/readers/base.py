@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -99,10 +99,8 @@ class Reader(Component):
             facts: expected properties.
             side: target height and width. Readers of photographs resize to it; others return the native size.
         """
-        if self.needs_files and not (source.is_file() or source.is_dir()):
-            # Reading a pipe would wait for ever.
-            what = "not an ordinary file or folder" if source.exists() else "no such file or folder"
-            raise FltrainError(f"{source}: {what}")
+        if self.needs_files and not source.exists():
+            raise FltrainError(f"{source}: no such file or folder")
         splits = self.load(source, facts, side)
         _check_splits(splits, facts, source)
         warnings = _warnings(splits)
@@ -253,17 +251,12 @@ def extracted(source: Path, archive_name: str) -> Iterator[Path]:
             raise FltrainError(str(error).replace(str(folder), str(archive))) from None
 
 
-@contextmanager
-def readable(path: Path, kind: str) -> Iterator[None]:
+def readable(path: Path, kind: str) -> AbstractContextManager[None]:
     """Turn any error of a parser into one line that names the file and the expected kind.
 
-    Parsers raise almost anything on damaged files, and the user can only replace the file. Anything but an
-    ordinary file is refused: reading a pipe would wait for ever.
+    Parsers raise almost anything on damaged files, and the user can only replace the file.
     """
-    with refusing(f"{path}: not readable as {kind}"):
-        if path.exists() and not path.is_file():
-            raise OSError("not an ordinary file")
-        yield
+    return refusing(f"{path}: not readable as {kind}")
 
 
 def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
