@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -161,7 +161,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Record:
-    """Record of one run. Files are read on first use.
+    """Record of one run. Files are read, and their digests checked, on first use.
 
     Everything that is read from files, except ``spec``, raises ``FltrainError`` if they do not have their
     digests. To leave out damaged records, test ``usable`` first.
@@ -174,14 +174,15 @@ class Record:
         """True if the run has ended: training writes the summary last. False without access to the folder."""
         return os.path.exists(self.folder / "summary.json")
 
-    @property
+    @cached_property
     def damage(self) -> str:
         """Damaged file of a complete record and its problem; empty if the digests are correct."""
         try:
-            states = [(self.folder / name).stat() for name in RECORD_FILES]
-        except OSError as error:
-            return f"{error.filename}: {error.strerror}; {_REMEDY}"
-        return _damage(self.folder, tuple((state.st_mtime_ns, state.st_size) for state in states))
+            with _damage_named(f"{self.folder}/"):
+                _undamaged_contents(self.folder)
+        except FltrainError as error:
+            return str(error)
+        return ""
 
     @property
     def usable(self) -> bool:
@@ -270,17 +271,6 @@ class Record:
 
 
 # --------------------------------------------------------------------------------------------------- checks
-@cache
-def _damage(folder: Path, states: tuple[tuple[int, int], ...]) -> str:
-    """Check the digests of a record whose files have these dates and sizes: changed files are read again."""
-    try:
-        with _damage_named(f"{folder}/"):
-            _undamaged_contents(folder)
-    except FltrainError as error:
-        return str(error)
-    return ""
-
-
 def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
     """Check that a complete record belongs to its run ID, and that its files fit together.
 
