@@ -134,13 +134,14 @@ class InRegion(Quantity):
 
 
 class Printed(Quantity):
-    """The claim states the number of a cell of the item's table, or its gain ``over`` the table's baseline.
+    """The claim states the gain of a cell ``over`` the baseline of the item's table.
 
-    It has that cell's verdict, at full scale only. ``at`` has a label for each axis of the table.
+    It has the cell's verdict on the gain, at full scale only. ``at`` has a label for each axis of the table.
     """
 
     kind: Literal["cell"]
     measure: str
+    over: Annotated[LabelChoice, Field(min_length=1)]
 
 
 class Fails(Quantity):

@@ -54,7 +54,8 @@ from fltrain.reporting.frame import (
     places,
     resolution,
 )
-from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text, value_text
+from fltrain.reporting.pages import TEMPLATES
+from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import interval_text, markdown_table, p_text, without_tags
 from fltrain.reporting.verdict import gain_margin
@@ -77,6 +78,9 @@ CLAIM_VERDICTS: dict[ClaimVerdict, str] = {
     "reduced scale": "the runs depart from the paper's protocol, so they decide nothing",
 }
 """Meaning of each verdict on a claim."""
+
+LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
+DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
 
 
 @dataclass(frozen=True)
@@ -522,43 +526,41 @@ CELL_VERDICTS: dict[Position, ClaimVerdict] = {
 
 
 def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> TableCell:
-    """Return the cell of the item's table that a claim names.
+    """Return the cell of the item's table whose printed gain a claim names.
 
     Raises:
-        FltrainError: if the table does not print such a number.
+        FltrainError: if the table does not print such a gain.
     """
     axes = (sheet.table.rows, sheet.table.columns, sheet.table.panels) if sheet.table else ()
     place = [test.at.get(axis or "", "") for axis in axes]
     for cell in cells:
-        printed = cell.published_gain if test.over else cell.published
         here = [cell.row, cell.column, cell.panel] == place and cell.measure == test.measure
-        if here and printed is not None:
+        if here and cell.published_gain is not None:
             return cell
-    raise FltrainError(f"{sheet.id} prints no such number; 'at' needs a label for each axis of its table")
+    raise FltrainError(f"{sheet.id} prints no such gain; 'at' needs a label for each axis of its table")
 
 
 def _printed(sheet: ItemJob, test: Printed, cells: Sequence[TableCell]) -> Finding:
-    """Return the verdict of the table's cell on the number that the claim states, or on its gain."""
+    """Return the verdict of the table's cell on the gain that the claim states."""
     cell = printed_cell(sheet, test, cells)
-    published = (cell.published_gain if test.over else cell.published) or 0.0
-    text, n, said = value_text(cell), cell.n, cell.full_verdict
-    mean, margin, ends, p = cell.mean, cell.margin, cell.difference_interval, cell.p
-    if test.over:
-        text, n, said = gain_text(cell), len(cell.gains), cell.gain_verdict or ""
-        mean, margin, ends, p = cell.gain, cell.gain_margin, cell.gain_difference_interval, cell.gain_p
-    value = f"{text}{_unit(sheet, test)}"
-    words = f"stated {published:.4g}, as the cell {cell.place} of “{sheet.title}”, which is {said}"
-    shown = Finding("undecided", f"{value} over {count(n, 'seed')}", words, mean)
-    shown = replace(shown, number=f"{value} (stated {published:.4g})")
-    if ends is None or mean is None or margin is None:
+    stated, ends, n = cell.published_gain or 0.0, cell.gain_difference_interval, len(cell.gains)
+    value = f"{gain_text(cell)}{_unit(sheet, test)}"
+    words = f"stated {stated:.4g}, as the cell {cell.place} of “{sheet.title}”"
+    words += f", which is {cell.gain_verdict}" if cell.gain_verdict else ""
+    shown = Finding("undecided", f"{value} over {count(n, 'seed')}", words, cell.gain)
+    shown = replace(shown, number=f"{value} (stated {stated:.4g})")
+    if ends is None or cell.gain is None or cell.gain_margin is None:
         return replace(shown, decision=f"{words}; {UNTESTABLE}")
-    words += (
-        f", margin {margin:.3g}, ours minus stated {mean - published:+z.2f} {interval_text(ends, 2, '+')}"
+    words += f", margin {cell.gain_margin:.3g}, ours minus stated {cell.gain - stated:+z.2f}"
+    verdict, p = CELL_VERDICTS[against(ends, cell.gain_margin)], cell.gain_p
+    return replace(
+        shown,
+        verdict=verdict,
+        decision=f"{words} {interval_text(ends, 2, '+')}",
+        interval=(stated + ends[0], stated + ends[1]),
+        p=p if verdict == "contradicted" else None,
+        p_contradicted=p,
     )
-    verdict = CELL_VERDICTS[against(ends, margin)]
-    around = published + ends[0], published + ends[1]
-    shown = replace(shown, interval=around, p=p if verdict == "contradicted" else None, p_contradicted=p)
-    return replace(shown, verdict=verdict, decision=words)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
@@ -594,24 +596,12 @@ def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> 
     lines["verdict"] += judged["listed"].map({True: "", False: DROPPED})
     lines["verdict"] += judged["exploratory"].map({True: ", exploratory", False: ""})
     lines["item"] = ["; ".join(titles.get(name, name) for name in item.split(", ")) for item in lines["item"]]
-    notes = [*claim_notes(judged["listed"]), *([EXPLORATORY] if judged["exploratory"].any() else [])]
-    scales: dict[str, list[str]] = {}
-    for sheet in sheets:
-        scales.setdefault(sheet.scale_note, []).append(sheet.title)
-    if any(sheet.restricted for sheet in sheets):
-        notes.append("Claims about runs that a restricted item lacks are left undecided.")
-    parts = [
-        " ".join([f"**Claims of {title}.**", *(scales if len(scales) == 1 else ())]),
-        markdown_table([shown, *lines.to_numpy().tolist()], numbers=False),
-        " ".join(notes),
-    ]
-    if len(scales) > 1:
-        parts.append("\n".join(f"* {'; '.join(items)}: {note}" for note, items in scales.items()))
-    return without_tags("\n\n".join(parts) + "\n")
-
-
-def claim_notes(listed: Iterable[bool]) -> list[str]:
-    """Return the explanations below a table of claims."""
-    legend = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
-    dropped = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
-    return [legend, *([] if all(listed) else [dropped])]
+    text = TEMPLATES.get_template("claims.md").render(
+        title=title,
+        sheets=sheets,
+        table=markdown_table([shown, *lines.to_numpy().tolist()], numbers=False),
+        legend=LEGEND,
+        dropped="" if judged["listed"].all() else DROPPED_CLAIMS,
+        exploratory=EXPLORATORY if judged["exploratory"].any() else "",
+    )
+    return without_tags(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
-from fltrain.reporting.claims import CLAIM_VERDICTS, claim_notes
+from fltrain.reporting.claims import CLAIM_VERDICTS, DROPPED_CLAIMS, LEGEND
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.html import anchors
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
@@ -57,7 +57,7 @@ def page(
         summary=summary,
         about=about,
         items=items,
-        claim_notes=" ".join(claim_notes([False])),
+        claim_notes=f"{LEGEND} {DROPPED_CLAIMS}",
         meanings={**VERDICTS, **INTENDED, **GAIN_VERDICTS, **CLAIM_VERDICTS},
         dropped=DROPPED_CELLS,
         scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
