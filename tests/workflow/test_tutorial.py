@@ -49,5 +49,5 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     assert "fedprox+ecgr" in compared
     assert re.search(r"^train +2$", listed, re.MULTILINE), listed
     assert "clip" in final
-    assert "the code of methods.clip changed since 2 runs" in edited
+    assert "older than today's code (methods.clip): 2 records, " in edited
     assert not re.search(r"^train\b", edited, re.MULTILINE), edited

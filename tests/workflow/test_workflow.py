@@ -279,7 +279,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
 def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     terminal, _, log = done.output.partition("Complete log(s): ")
     assert "3 runs to train, 9 other jobs\n" in terminal
-    lines = re.findall(r"^\[(\d)/3\] (\S+): ([\d.]+) %, [\d.]+ s; ", terminal, re.MULTILINE)
+    lines = re.findall(r"^\[(\d)/3\] (\S+): final accuracy ([\d.]+) %, [\d.]+ s; ", terminal, re.MULTILINE)
     assert [number for number, _, _ in lines] == ["1", "2", "3"]
     assert {run: accuracy for _, run, accuracy in lines} == {
         run: f"{100 * done.results.record(run).summary['accuracy']['final']:.2f}" for run in done.plan.runs
@@ -331,7 +331,8 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
     source = changed.root / "fltrain" / "methods" / "fedprox.py"
     source.write_text(f"{source.read_text()}\n_UNUSED = 1\n")
     told = (
-        "the code of methods.fedprox changed since 1 run; to train them again: snakemake --config scale=tiny"
+        "older than today's code (methods.fedprox): 1 record, valid if the results are unchanged "
+        "(docs/records.md#changed-code); to train again: snakemake --config scale=tiny"
     )
     code, output = changed.snakemake("--dry-run")
     assert code == 0 and told in output and "Nothing to be done" in output, output

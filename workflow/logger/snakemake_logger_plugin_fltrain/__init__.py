@@ -78,11 +78,12 @@ class LogHandler(LogHandlerBase):
                 return self.format(record) if remark or record.levelno > logging.INFO else ""
 
     def finished(self, run: str) -> str:
-        """Return the line of a finished run: number, run, accuracy, its time, the time left."""
+        """Return the line of a finished run: number, run, final accuracy, its time, the time left."""
         try:
             record = Results(Path("results")).record(run)
             taken, accuracy = record.costs["seconds"]["total"], record.summary["accuracy"]["final"]
-            outcome = f"{'diverged' if accuracy is None else f'{100 * accuracy:.2f} %'}, {taken:,.1f} s"
+            ended = "diverged" if accuracy is None else f"final accuracy {100 * accuracy:.2f} %"
+            outcome = f"{ended}, {taken:,.1f} s"
         except (FltrainError, KeyError):
             outcome = "finished"
         # The runs that started together end at about the same time.
