@@ -48,7 +48,6 @@ class Jobs:
 
     Attributes:
         request: the workflow's configuration.
-        whole: plan of the scale.
         plan: the requested part, as far as it can be made.
         results: the results folder.
         config: folder of the declarations.
@@ -56,7 +55,6 @@ class Jobs:
     """
 
     request: Request
-    whole: Plan
     plan: Plan
     results: Results
     config: Path
@@ -68,13 +66,12 @@ class Jobs:
     ) -> Self:
         """Return the jobs for a configuration of the workflow."""
         request = Request.parse(settings, "config/config.yaml or --config")
-        whole, folder = plan(config, request.scale), Results(results)
-        part = whole.restricted(request)
+        part, folder = plan(config, request.scale).restricted(request), Results(results)
         complete = frozenset(run for run in part.runs if folder.record(run).complete)
         for run in complete:
             folder.record(run).check_settings(part.runs[run])
         part = part if request.train else _from_records(part, folder, complete)
-        return cls(request, whole, part, folder, config, complete)
+        return cls(request, part, folder, config, complete)
 
     @property
     def folder(self) -> str:
@@ -135,6 +132,12 @@ class Jobs:
         dataset = self.datasets.get(name) or Dataset.parse({"name": name}, "dataset")
         return {"settings": dataset.prepared.model_dump(mode="json"), "revision": dataset.revision}
 
+    def fetch_options(self, name: str) -> list[str]:
+        """Return name and options with which ``fltrain data fetch`` prepares a dataset."""
+        settings = self.dataset(name)["settings"]
+        size = settings["image_size"]
+        return [settings["name"], *(["--image-size", str(size)] if size else [])]
+
     @cached_property
     def partitions(self) -> dict[str, RunSpec]:
         """A run of the plan for each partition ID."""
@@ -150,12 +153,6 @@ class Jobs:
         return {"dataset": self.dataset(spec.dataset.id), **spec.division.settings}
 
     # ------------------------------------------------------------ runs
-    @cached_property
-    def memberships(self) -> dict[str, list[str]]:
-        """Items of each run that will have a record, at the whole scale: the run's tags in MLflow."""
-        runs = [run for run in self.plan.runs if self.request.train or run in self.complete]
-        return {run: self.whole.memberships[run] for run in runs}
-
     # Snakemake looks up each of thousands of runs several times, hence the dictionaries.
     @cached_property
     def run_specs(self) -> dict[str, str]:
@@ -183,8 +180,12 @@ class Jobs:
         return lambda wildcards, attempt: amount(name, runs[wildcards.run].model.name, attempt)
 
     def summaries(self, runs: Iterable[str]) -> list[str]:
-        """Return the files that stand for the records of runs: the summary is written last."""
-        return [f"{self.results.root}/runs/{run}/summary.json" for run in runs if run in self.memberships]
+        """Return the files that stand for the records of runs: the summary is written last.
+
+        Without training, runs without a record are left out.
+        """
+        recorded = [run for run in runs if self.request.train or run in self.complete]
+        return [f"{self.results.root}/runs/{run}/summary.json" for run in recorded]
 
     # ------------------------------------------------------------ tables and figures
     @cached_property
@@ -257,6 +258,14 @@ class Jobs:
             "sheets": [item.sheet.model_dump(mode="json") for item in items],
             "claims": [claim.model_dump(mode="json") for claim in declared.claims],
         }
+
+    def track_options(self) -> list[str]:
+        """Return the options with which ``fltrain track`` exports the requested part of the scale."""
+        request = self.request
+        seeds = ["--seeds", str(request.seeds)] if request.seeds else []
+        where = [word for condition in request.where for word in ("--where", condition)]
+        store = f"sqlite:///{self.results.tracking}"
+        return ["--uri", store, "--scale", request.scale, *seeds, *where, *request.items]
 
     def listing(self) -> dict[str, Any]:
         """Return the plan's title and restrictions, and tables and figures of each paper with their runs.

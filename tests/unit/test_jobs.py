@@ -158,7 +158,7 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
     shutil.rmtree(results.root / "data")
     left = jobs(folder, train="false")
     assert set(left.items) == {"toy/table1", "toy/figure1"}, "data are not there"
-    assert list(left.memberships) == [spec.run_id]
+    assert left.summaries(left.plan.runs) == [str(record.folder / "summary.json")]
     results.data(spec.dataset).parent.mkdir()
     results.data(spec.dataset).touch()
     assert (record.folder / MODELS_FILE).exists()

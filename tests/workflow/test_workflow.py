@@ -107,7 +107,7 @@ main()
 """
 """Snakemake, announcing each look at all jobs that it plans."""
 OUTPUTS = [
-    "tracked.json",
+    "tracked.txt",
     "index.html",
     "runs.html",
     "verdicts.csv",

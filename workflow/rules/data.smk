@@ -17,11 +17,12 @@ rule data:
     conda:
         "../../environment.yml"
     params:
-        dataset=by(JOBS.dataset),
+        dataset=by(JOBS.dataset),  # a change prepares it again
+        options=by(JOBS.fetch_options),
     message:
         "preparing dataset {wildcards.dataset}"
-    script:
-        "../scripts/data.py"
+    shell:
+        "python -m fltrain data fetch {params.options:q} > {log} 2>&1"
 
 
 rule partition:

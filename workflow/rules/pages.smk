@@ -1,6 +1,3 @@
-from fltrain.tracking.export import pages_of
-
-
 rule claims:
     """Judge a paper's claims on its runs, summarise its comparisons with published values, and write its page."""
     input:
@@ -53,17 +50,16 @@ rule track:
     input:
         JOBS.outputs(),  # made after all runs
     output:
-        f"{OUT}/tracked.json",
+        f"{OUT}/tracked.txt",
     log:
         f"results/logs/{SCALE}/track.log",
     localrule: True
     conda:
         "../../environment.yml"
     params:
-        scale=SCALE,
-        memberships=JOBS.memberships,
-        pages=[list(page) for page in pages_of(JOBS.plan)],
+        # A function, because Snakemake takes braces in texts for wildcards.
+        options=lambda wildcards: JOBS.track_options(),
     message:
         "exporting runs to MLflow"
-    script:
-        "../scripts/track.py"
+    shell:
+        "python -m fltrain track {params.options:q} > {output} 2> {log}"
