@@ -28,6 +28,14 @@ _WANTED = {
     "list_type": " ([a, b], or [a] for a single one)",
 }
 """Remedy by type of fault."""
+_SYNONYMS = {
+    "learning_rate": "lr",
+    "batchsize": "batch_size",
+    "local_epochs": "epochs",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+}
+"""Settings by their names elsewhere."""
 
 
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
@@ -218,12 +226,13 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
 def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
     """Return a message on an unknown key with the known ones, and the place of a setting of that name."""
     fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    word = _SYNONYMS.get(key, key)
     elsewhere = [
-        f"{name}.{key}"
+        f"{name}.{word}"
         for name, field in fields.items()
-        if any(key in inner.model_fields for inner in nested(field.annotation))
+        if word not in fields and any(word in inner.model_fields for inner in nested(field.annotation))
     ]
-    hint = f"; did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else suggest(key, fields)
+    hint = f"; did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else suggest(word, fields)
     return f"unknown key {key!r}{hint} (known: {', '.join(sorted(fields))})"
 
 

@@ -231,6 +231,7 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
     ("where", "message"),
     [
         ("method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'.*there are: fedavg"),
+        ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
         (

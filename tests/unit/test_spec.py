@@ -61,6 +61,12 @@ def refusal(**changes: Any) -> str:
             {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
             "training.lr_schedule.deca: unknown key 'deca'; did you mean 'decay'? (known: ",
         ),
+        (
+            {"training": {"learning_rate": 0.1}},
+            "training.learning_rate: unknown key 'learning_rate'; did you mean 'lr'? (known: ",
+        ),
+        ({"num_clients": 9}, "num_clients: unknown key 'num_clients'; did you mean 'partition.clients'?"),
+        ({"num_rounds": 9}, "num_rounds: unknown key 'num_rounds'; did you mean 'rounds'?"),
         ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'? (known: "),
         ({"method": "flfa"}, "method: 'flfa' is a plug-in; write it under 'plugins'"),
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
