@@ -7,7 +7,6 @@ network, a method ...) are settings chosen by name; see ``fltrain.core.registry`
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
@@ -22,12 +21,16 @@ FileLine = tuple[str, int]
 """A file and a line in it."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+_LIST = "input should be a list ([a, b], or [a] for a single one)"
 _WANTED = {
-    "bool_type": " (true or false)",
-    "tuple_type": " ([a, b], or [a] for a single one)",
-    "list_type": " ([a, b], or [a] for a single one)",
+    "bool_type": "input should be true or false",
+    "tuple_type": _LIST,
+    "list_type": _LIST,
+    "model_type": "input should be a mapping",
+    "model_attributes_type": "input should be a mapping",
+    "dict_type": "input should be a mapping",
 }
-"""Remedy by type of fault."""
+"""Message by type of fault, for faults whose message by pydantic names types of Python."""
 _SYNONYMS = {
     "learning_rate": "lr",
     "batchsize": "batch_size",
@@ -124,24 +127,16 @@ class Settings(BaseModel):
     ) -> Self:
         """Validate plain data (as read from YAML or JSON).
 
-        Validation runs in JSON mode: lists become tuples, but numbers, texts and truth values are never
-        converted into one another. ``place_of`` returns the file and line of a path of keys; validators read
-        ``context``.
+        Numbers, texts and truth values are never converted into one another. ``place_of`` returns the file
+        and line of a path of keys; validators read ``context``.
 
         Raises:
             FltrainError: with all faults; each has its path of keys and the allowed values.
         """
-        found: dict[tuple[str, ...], str] = {}
         try:
-            # Texts that UTF-8 cannot encode are refused here, numbers that are not finite by pydantic.
-            text = json.dumps(data, ensure_ascii=False).encode()
-            settings = cls.model_validate_json(text, context=context)
+            return cls.model_validate(data, context=context)
         except ValidationError as error:
-            found = {**faults(error, cls), **found}
-        except (TypeError, ValueError, RecursionError) as error:
-            raise FltrainError(f"{where}: not plain data ({error})") from None
-        if not found:
-            return settings
+            found = faults(error, cls)
         lines = [
             (*(place_of(keys) if place_of else (where, 0)), _line(keys, what)) for keys, what in found.items()
         ]
@@ -212,10 +207,8 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     names = [one for field in fields for one in field.metadata if isinstance(one, KnownNames)]
     if kind == "missing" and names:
         return f"field required (known: {', '.join(names[0])})"
-    message = fault["msg"].removeprefix("Value error, ")
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        message = "input should be a mapping"
-    message = message[0].lower() + message[1:] + _WANTED.get(kind, "")
+    message = _WANTED.get(kind) or fault["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
     if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
         message += f", got {shown!r}"
         if kind == "int_type" and isinstance(shown, float) and shown.is_integer():

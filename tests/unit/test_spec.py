@@ -75,7 +75,7 @@ def refusal(**changes: Any) -> str:
             "participation.fraction: the share of the clients in a round is at most 1, got 4",
         ),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
-        ({"plugins": "flfa"}, "plugins: input should be a valid array ([a, b], or [a] for a single"),
+        ({"plugins": "flfa"}, "plugins: input should be a list ([a, b], or [a] for a single"),
         ({"plugins": ["flfa", "flfa"]}, "'flfa' is named twice"),
         (
             {"method": "perfedavg", "training": {"batch_size": 1}, "local_test": {}},
