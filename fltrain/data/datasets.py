@@ -80,7 +80,6 @@ class DatasetEntry(Facts):
         files: files to download.
         path: folder or file of your own, relative to the working directory.
         obtain: instructions, if the dataset cannot be downloaded freely.
-        of: for a test set only: the dataset whose models it tests.
         mean: mean of each channel, for pixels from 0 to 1.
         std: standard deviation of each channel.
         normalisations: alternatives to ``mean`` and ``std``, by name.
@@ -95,7 +94,6 @@ class DatasetEntry(Facts):
     files: Annotated[tuple[RemoteFile, ...], Strict(False)] = ()
     path: str | None = None
     obtain: str | None = None
-    of: str | None = None
     mean: PerChannel | None = None
     std: PerChannel | None = None
     normalisations: dict[str, Normalisation] = {}
@@ -182,16 +180,6 @@ def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
                 own_source = {"path", "files"} & entry.keys()
                 entry = {**({} if own_source else medmnist_entry(name, where)), **entry, "reader": "npz"}
             entries[name] = DatasetEntry.parse(entry, where)
-    for name, entry in entries.items():
-        if entry.of is None:
-            continue
-        check_known(f"{path}: {name}: of: unknown dataset", [entry.of], entries)
-        for key in ("classes", "channels", "side"):
-            mine, theirs = getattr(entry, key), getattr(entries[entry.of], key)
-            if mine != theirs:
-                raise FltrainError(
-                    f"{path}: {name}: of: {key} is {mine}, but {entry.of} has {theirs}; state the same"
-                )
     return dict(sorted(entries.items()))
 
 

@@ -7,7 +7,6 @@ machine.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
@@ -65,23 +64,15 @@ else:
     AnyModel, AnyMethod, AnyPlugins = choices().values()
 
 
-def _share(value: Any) -> Any:
-    if isinstance(value, int | float) and value > 1:
-        raise ValueError(
-            f"the share of the clients in a round is at most 1, got {value}; for 4 of 100 clients write 0.04"
-        )
-    return value
-
-
 class Participation(Settings):
     """Share of the clients that trains in a round, drawn uniformly without replacement.
 
     Attributes:
-        fraction: clients per round as a share of all, rounded (halves to the even number: half of 5 clients
-            are 2); at least one client.
+        fraction: clients per round as a share of all: 0.04 for 4 of 100. The number is rounded (halves to the
+            even number: half of 5 clients are 2); at least one client.
     """
 
-    fraction: Annotated[float, BeforeValidator(_share)] = Field(default=0.1, gt=0, le=1)
+    fraction: float = Field(default=0.1, gt=0, le=1)
 
     def per_round(self, clients: int) -> int:
         """Number of clients per round, at least one."""
@@ -213,9 +204,6 @@ class RunSpec(Settings):
         data, entry, needs = self.dataset, self.dataset.entry, self.composition.needs
         if entry.train_images == 0:
             yield f"dataset: {data.name!r} is for testing only; name it in evaluation.extra"
-        for extra, number in Counter(extra.name for extra in evaluation.extra).items():
-            if number > 1:
-                yield f"evaluation.extra: {extra!r} is named twice; leave one out"
         for one in evaluation.extra:
             if one.normalisation != "default":
                 yield (

@@ -97,7 +97,7 @@ MINE: dict[str, Any] = {
 }
 SHIFTED: dict[str, Any] = {
     "reader": {"name": "cifar10_1", "version": "v4"},
-    **{"of": "mine", "classes": 4, "channels": 3, "side": 8, "train_images": 0},
+    **{"classes": 4, "channels": 3, "side": 8, "train_images": 0},
     **{"mean": [0.7, 0.7, 0.7], "std": [0.1, 0.1, 0.1]},
 }
 

@@ -72,7 +72,7 @@ def refusal(**changes: Any) -> str:
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
         (
             {"participation": 4},
-            "participation.fraction: the share of the clients in a round is at most 1, got 4",
+            "participation.fraction: input should be less than or equal to 1, got 4",
         ),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
         ({"plugins": "flfa"}, "plugins: input should be a list ([a, b], or [a] for a single"),
@@ -130,7 +130,7 @@ def test_all_conflicts_are_named_with_their_lines(tmp_path: Path) -> None:
         "evaluation:",
         "  point: after_local",
         "  statistics: [separability]",
-        "  extra: [mnist, mnist]",
+        "  extra: [{name: mnist, normalisation: unit}]",
         "training:",
         "  augmentation: {crop_padding: 32}",
     ]
@@ -142,7 +142,7 @@ def test_all_conflicts_are_named_with_their_lines(tmp_path: Path) -> None:
     wanted = {
         "line 4: partition.clients: 99999 clients cannot share 50000 training images",
         "line 6: evaluation.point: 'after_local' tests each client; set local_test",
-        "line 8: evaluation.extra: 'mnist' is named twice; leave one out",
+        "line 8: evaluation.extra: 'mnist' is normalised like the run's own dataset; leave out",
         "line 10: training.augmentation.crop_padding: 32 pixels around images of 32; use at most 31",
     }
     assert [any(line.strip().startswith(one) for line in lines) for one in sorted(wanted)] == [True] * 4, (
