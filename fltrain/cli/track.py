@@ -38,7 +38,7 @@ def track(
     restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
     MLFLOW_TRACKING_PASSWORD.
     """
-    from fltrain.tracking.export import Export, in_words, pages_of
+    from fltrain.tracking.export import Export, in_words
 
     folder = Results(results)
     whole = plan(config, scale)
@@ -47,5 +47,5 @@ def track(
     if every:
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
-    export = Export(folder, scale, whole.memberships, list(runs), pages_of(planned), models)
+    export = Export(folder, scale, whole.memberships, list(runs), planned.items, models)
     typer.echo(f"{store}: {in_words(export.to(store))}")

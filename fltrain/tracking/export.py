@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from rich.console import Console
@@ -24,7 +24,7 @@ from rich.progress import track
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.plan import Plan
+from fltrain.experiments.items import PlannedItem
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
@@ -53,23 +53,6 @@ _STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
 
 
-class Page(NamedTuple):
-    """A table or figure: its ID (``flfa/table1``), title and caption, and its paper's title and citation."""
-
-    id: str
-    title: str
-    caption: str
-    paper: str = ""
-
-
-def pages_of(plan: Plan) -> list[Page]:
-    """Return the tables and figures of a plan."""
-    return [
-        Page(item.id, item.item.title, item.item.caption, f"**{item.paper.title}**\n\n{item.paper.citation}")
-        for item in plan.items
-    ]
-
-
 def in_words(counts: Mapping[str, int]) -> str:
     """Return the numbers of an export as text."""
     return ", ".join(f"{number} {what}" for what, number in counts.items() if number) or "nothing to export"
@@ -86,7 +69,7 @@ class Export:
             if only some of them are exported. A run belongs to the experiment of its first item's paper, or
             to ``unassigned``.
         runs: IDs; runs without a complete record are skipped.
-        pages: tables and figures; those without files are left out.
+        items: tables and figures; those without files are left out.
         models: also export the final weights of runs that keep them.
     """
 
@@ -94,7 +77,7 @@ class Export:
     scale: str
     memberships: Mapping[str, Sequence[str]]
     runs: Collection[str]
-    pages: Sequence[Page] = ()
+    items: Sequence[PlannedItem] = ()
     models: bool = False
 
     def to(self, uri: str) -> Counter[str]:
@@ -113,7 +96,7 @@ class Export:
             FltrainError: if the store cannot be written to. The next export continues after the last run.
         """
         papers = {_paper(item): "" for items in self.memberships.values() for item in items}
-        papers |= {_paper(page.id): page.paper for page in self.pages if page.paper}
+        papers |= {one.paper.paper: f"**{one.paper.title}**\n\n{one.paper.citation}" for one in self.items}
         counts, names = Counter[str](), dict[str, Mapping[str, str]]()
         with writing(uri, self.results.root) as store:
             # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
@@ -132,7 +115,7 @@ class Export:
 
             records = (record for record in map(self.results.record, self.runs) if record.complete)
             parts: list[Callable[[], Counter[str]]] = [partial(export_run, one) for one in records]
-            parts += [partial(self._export_page, store, page, names) for page in self.pages]
+            parts += [partial(self._export_item, store, item, names) for item in self.items]
             console = Console(stderr=True)
             for part in track(
                 parts, "export", console=console, transient=True, disable=not console.is_terminal
@@ -193,15 +176,17 @@ class Export:
         )
 
     # ------------------------------------------------------------------------------------ tables and figures
-    def _export_page(self, store: Store, page: Page, names: dict[str, Mapping[str, str]]) -> Counter[str]:
+    def _export_item(
+        self, store: Store, item: PlannedItem, names: dict[str, Mapping[str, str]]
+    ) -> Counter[str]:
         """Export a table or figure with its files, and the cells of a table; delete those that have gone."""
-        place = self.results.root / self.scale / page.id
+        place = self.results.root / self.scale / item.id
         files = [file for form in FORMS if (file := place.with_name(place.name + form)).is_file()]
         counts = Counter[str]()
         if not files:
             return counts
-        present = store.present(f"{equals('item', page.id)} and {equals('scale', self.scale)}")
-        for entry in self._entries(store, page, files, names):
+        present = store.present(f"{equals('item', item.id)} and {equals('scale', self.scale)}")
+        for entry in self._entries(store, item, files, names):
             done = store.put(entry, present.pop(entry.key, ()))
             what = "tables and figures" if entry.experiment == TABLES else "cells"
             counts[f"{what} written"] += done != UNCHANGED
@@ -210,34 +195,34 @@ class Export:
         return counts
 
     def _entries(
-        self, store: Store, page: Page, files: Sequence[Path], names: dict[str, Mapping[str, str]]
+        self, store: Store, item: PlannedItem, files: Sequence[Path], names: dict[str, Mapping[str, str]]
     ) -> Iterator[TrackedRun]:
         """Yield the entry of a table or figure, and of its cells."""
         ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
         times = ended - 1, ended
-        same = {"paper": _paper(page.id), "item": page.id, "scale": self.scale}
-        same[PAGES] = self._address(self.scale, page.id)
-        homes = {_paper(items[0]) for items in self.memberships.values() if page.id in items}
-        condition = f"tags.items LIKE '%{page.id},%'"
+        same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
+        same[PAGES] = self._address(self.scale, item.id)
+        homes = {_paper(items[0]) for items in self.memberships.values() if item.id in items}
+        condition = f"tags.items LIKE '%{item.id},%'"
         links = [f"[{home}]({opened(store.experiment(home), condition)})" for home in sorted(homes)]
         behind = f"Runs behind it: {', '.join(links)}; its files are under *Artifacts*.\n\n" if links else ""
-        note = f"{behind}**{page.title}**\n\n{page.caption}"
+        note = f"{behind}**{item.item.title}**\n\n{item.item.caption}"
         yield TrackedRun(
             experiment=TABLES,
-            key=f"{page.id} ({self.scale})",
+            key=f"{item.id} ({self.scale})",
             tags={**same, "kind": "item", NOTE: note},
             sources=_digests(files),
             times=times,
-            params={"title": page.title},
+            params={"title": item.item.title},
             files=files,
         )
         forms = {file.suffix: file for file in files}
         for cell in read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else ():
             name = _name(cell)
-            note = f"{name} of [{page.id}]({_item_address(store, page.id)}), {page.title}."
+            note = f"{name} of [{item.id}]({_item_address(store, item.id)}), {item.item.title}."
             yield TrackedRun(
                 experiment=CELLS,
-                key=f"{page.id}: {name} ({self.scale})",
+                key=f"{item.id}: {name} ({self.scale})",
                 tags={**same, "kind": "cell", "cell": name, **self._cell_tags(cell, names), NOTE: note},
                 times=times,
                 metrics=[(key, 0, value) for key, value in _numbers(cell).items()],

@@ -36,9 +36,6 @@ FIELDS = (*_NAMES, "revisions", "commit", "folder")
 ``folder`` is the record's folder, relative to the results folder.
 """
 
-EXTRA = 2
-"""Number of further datasets whose accuracy is a metric: many slow MLflow's interface down."""
-
 Memberships = Mapping[str, Mapping[str, Sequence[str]]]
 """Items, such as ``flfa/table1``, by scale and run ID."""
 
@@ -105,7 +102,7 @@ class RecordedRun:
         return {
             f"{name}.{label}" if label else name: value / factor(name)
             for name in METRICS
-            for label, value in sorted((MEASURES[name].of(self.record) or {}).items())[:EXTRA]
+            for label, value in sorted((MEASURES[name].of(self.record) or {}).items())
             if math.isfinite(value)
         }
 

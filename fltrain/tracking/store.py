@@ -97,6 +97,8 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
     # By default, MLflow retries for a quarter of an hour.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    # A connection that MLflow kept would hold the database open.
+    os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     mlflow = import_mlflow()
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -107,7 +109,7 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
         with FileLock(lock, timeout=LOCK_SECONDS), _fast():
             if path and not path.exists():
                 # Creating the tables takes seconds; MLflow cannot use an incomplete database.
-                with replacing(path) as temporary, _fast():
+                with replacing(path) as temporary:
                     mlflow.MlflowClient(f"{SQLITE}{temporary}")
             if path:
                 _check_database(path)
@@ -123,27 +125,18 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
 
 @contextmanager
 def _fast() -> Iterator[None]:
-    """Let SQLite not wait for the disk, and close its connections at the end: MLflow keeps them."""
-    from sqlalchemy import Connection, Engine, event
-
-    engines: set[Engine] = set()
+    """Let SQLite not wait for the disk."""
+    from sqlalchemy import Engine, event
 
     def no_waiting(connection: Any, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous=OFF")  # a killed process still leaves a whole database
 
-    def remember(connection: Connection) -> None:
-        engines.add(connection.engine)
-
     event.listen(Engine, "connect", no_waiting)
-    event.listen(Engine, "engine_connect", remember)
     try:
         yield
     finally:
         event.remove(Engine, "connect", no_waiting)
-        event.remove(Engine, "engine_connect", remember)
-        for engine in engines:
-            engine.dispose()
 
 
 def import_mlflow() -> ModuleType:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
@@ -24,7 +25,7 @@ from fltrain.reporting.tables.table_cell import TableCell, to_csv
 from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import Export, Page, _numbers, in_words
+from fltrain.tracking.export import Export, _numbers, in_words
 from fltrain.tracking.server import experiments
 from fltrain.tracking.store import TrackedRun, writing
 
@@ -34,7 +35,11 @@ EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 PLAIN = tiny()
 MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING)
 DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
-TABLE = Page("ecgr/table1", "Accuracy", "The caption.", "**ECGR**\n\nAuthors, 2025")
+ECGR = SimpleNamespace(paper="ecgr", title="ECGR", citation="Authors, 2025")
+TABLE = SimpleNamespace(
+    id="ecgr/table1", paper=ECGR, item=SimpleNamespace(title="Accuracy", caption="The caption.")
+)
+NOT_MADE = SimpleNamespace(id="ecgr/table2", paper=ECGR, item=TABLE.item)
 
 
 @pytest.fixture
@@ -218,14 +223,6 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     assert metrics["seconds"] == costs["seconds"]["total"]
 
 
-def test_the_first_two_further_test_sets_are_metrics(store: Exports) -> None:
-    store.edit_summary(store.plain, extra={"c": 0.1, "b": 0.2, "a": 0.3})
-    store.export()
-    metrics = store.reader().get_run(store.ids()[store.plain.run_id]).data.metrics
-    assert (metrics["extra_accuracy.a"], metrics["extra_accuracy.b"]) == (30, 20)
-    assert "extra_accuracy.c" not in metrics
-
-
 def test_a_cell_whose_runs_all_diverged_is_no_measurement() -> None:
     """Chance accuracy with a deviation of zero would look like one."""
     lost = TableCell(seeds=2, n=2, diverged=2, mean=10.0, std=0.0, published=50.0)
@@ -362,8 +359,7 @@ def table_cells(store: Exports) -> list[TableCell]:
 
 def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -> None:
     write_table(store)
-    pages = (TABLE, Page("ecgr/table2", "Not made yet", ""))
-    assert store.export(pages=pages)["tables and figures written"] == 1
+    assert store.export(items=[TABLE, NOT_MADE])["tables and figures written"] == 1
     (run,) = store.search("tags.kind = 'item' and tags.item = 'ecgr/table1' and tags.scale = 'demo'")
     assert (run["info"]["run_name"], run["paper"]) == ("ecgr/table1 (demo)", "tables")
     assert store.files(run).keys() == {"table1.html", "table1.csv"}
@@ -381,7 +377,9 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert address == run["data"]["tags"]["table"] == "results/demo/ecgr/table1.html"
     experiment = store.reader().get_experiment_by_name("ecgr")
     description = experiment.tags["mlflow.note.content"]
-    assert description.startswith("[Tables and figures](#/experiments/") and description.endswith(TABLE.paper)
+    assert description.startswith("[Tables and figures](#/experiments/") and description.endswith(
+        "**ECGR**\n\nAuthors, 2025"
+    )
     assert [*experiments(store.path)] == ["flfa", "ecgr", "unassigned", "tables"]
 
 
@@ -397,7 +395,7 @@ def test_weights_are_exported_on_demand(store: Exports) -> None:
 
 def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> None:
     write_table(store, *table_cells(store))
-    assert store.export(pages=[TABLE])["cells written"] == 2
+    assert store.export(items=[TABLE])["cells written"] == 2
     (run,) = store.search("tags.plugins = 'flfa' and metrics.gain > 0")
     numbers = {"mean": 61.5, "std": 0.25, "n": 3, "diverged": 0, "gain": 1.5}
     numbers |= {"gain_low": -0.5, "published": 64.0}
@@ -420,7 +418,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
 
 
 def written(store: Exports) -> tuple[int, int]:
-    done = store.export(pages=[TABLE])
+    done = store.export(items=[TABLE])
     return done.get("tables and figures written", 0), done.get("cells written", 0)
 
 
@@ -583,8 +581,8 @@ def test_exports_to_a_server_need_its_token_and_equal_exports_to_a_database(
     with pytest.raises(FltrainError, match=r"401.*; set MLFLOW_TRACKING_TOKEN"):
         store.export(uri=server)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
-    store.export(pages=[TABLE])
-    first, second = (store.export(uri=server, pages=[TABLE]) for _ in range(2))
+    store.export(items=[TABLE])
+    first, second = (store.export(uri=server, items=[TABLE]) for _ in range(2))
     assert first == {"created": 3, "tables and figures written": 1, "cells written": 2}
     assert second == {"unchanged": 3}
     client = MlflowClient(server)
