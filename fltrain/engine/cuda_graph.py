@@ -88,6 +88,7 @@ class CapturedTraining(LocalTraining):
         if kind not in self.sessions:
             if len(self.sessions) == 8:  # methods whose states have many shapes must not fill the memory
                 self.sessions.clear()
+                self.pool = None  # PyTorch refuses memory whose graphs are all gone
             self.sessions[kind] = Session(hooks)
         session = self.sessions[kind]
         session.load(hooks)

@@ -85,6 +85,11 @@ def _to(tensor: Tensor, *args: Any, _original: Any = Tensor.to, **kwargs: Any) -
 class _Watch(TorchDispatchMode):
     """Checks every operation before it runs, also in backward passes."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: otherwise PyTorch loads its compiler here, which takes seconds, and nothing compiles."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -58,13 +59,31 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+class Pool:
+    """Stands in for the memory that graphs share."""
+
+    def __init__(self) -> None:
+        self.used, self.tapes = False, WeakSet[Tape]()
+
+
 @contextmanager
 def taped() -> Iterator[None]:
-    """Capture tapes instead of CUDA graphs within the context."""
+    """Capture tapes instead of CUDA graphs within the context.
+
+    As CUDA does if something else uses the memory, a capture refuses a pool whose graphs are all gone.
+    """
+
+    def graph(tape: Tape, pool: Pool) -> Tape:
+        if pool.used and not pool.tapes:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        pool.used = True
+        pool.tapes.add(tape)
+        return tape
+
     with (
         patch("torch.cuda.CUDAGraph", Tape),
-        patch("torch.cuda.graph", lambda tape, pool: tape),
-        patch("torch.cuda.graph_pool_handle", object),
+        patch("torch.cuda.graph", graph),
+        patch("torch.cuda.graph_pool_handle", Pool),
         patch("gc.collect"),  # tapes hold no memory of a device
     ):
         yield

@@ -223,6 +223,21 @@ def test_step_states_in_shared_memory_do_not_overwrite_each_other() -> None:
     assert_equal_up_to_rounding(*compared(Replaying, Swapping(), fraction=1.0))
 
 
+class Sized(FedAvg):
+    """Has a step state of another shape for each client and round."""
+
+    def client_init(self, local: Local) -> State:
+        return {"own": local.start.new_ones(1 + local.client + 10 * local.round)}
+
+
+@pytest.mark.usefixtures("double")
+def test_states_of_many_shapes_are_captured_again(device: torch.device) -> None:
+    """A session goes with its graphs, and the memory that they shared."""
+    plain, other = compared(graphs(device), Sized(), fraction=1.0, device=device)
+    assert len(other.trainer.sessions) < 12
+    assert_equal_up_to_rounding(plain, other)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
 @pytest.mark.parametrize("method", [FedAvg(), FedDyn(alpha_mode="data")], ids=by_name)
