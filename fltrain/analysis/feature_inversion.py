@@ -79,38 +79,14 @@ def ssim(images: Tensor, references: Tensor) -> Tensor:
     return similarity.flatten(1).mean(1).float()
 
 
-def total_variation(images: Tensor) -> Tensor:
-    """Return the sum of the mean absolute differences of vertical and of horizontal neighbours ``[n]``."""
-    down, across = (images.diff(dim=dim).abs().flatten(1).mean(1) for dim in (2, 3))
-    return down + across
-
-
 # ---------------------------------------------------------------- the attack
-# An attacker makes one image ``[targets, channels, height, width]`` per target from its parameters. Targets
-# share no parameters, start from the same ones and get the same noise.
-class _Pixels(nn.Module):
-    """Attacker whose parameters are the images: they start as noise and are clipped to 0 to 1."""
-
-    ema = 0.0
-
-    def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
-        super().__init__()
-        self.images = nn.Parameter(torch.rand((1, *shape), generator=random).repeat(targets, 1, 1, 1))
-
-    def forward(self, random: torch.Generator) -> Tensor:
-        return self.images
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """Clip the images, after a step."""
-        self.images.clamp_(0, 1)
-
-
 class _Prior(nn.Module):
     """Attacker with a deep image prior: encoder and decoder with skips make an image from fixed noise.
 
-    The networks of all targets form one network with grouped convolutions: maps ``[1, targets * channels, h,
-    w]``. Hence BatchNorm uses the moments over the pixels of one target.
+    It makes one image ``[targets, channels, height, width]`` per target. Targets share no parameters, start
+    from the same ones and get the same noise. The networks of all targets form one network with grouped
+    convolutions: maps ``[1, targets * channels, h, w]``. Hence BatchNorm uses the moments over the pixels of
+    one target.
     """
 
     input: Tensor
@@ -118,7 +94,7 @@ class _Prior(nn.Module):
     def __init__(self, attack: Attack, targets: int, shape: Sequence[int], random: torch.Generator) -> None:
         super().__init__()
         channels, *sides = shape
-        self.targets, self.ema = targets, attack.ema
+        self.targets = targets
         scales = max(1, min(MOST_SCALES, int(math.log2(min(sides))) - 1))
         width, joined = attack.channels, attack.channels + SKIP_CHANNELS
         # On the meta device layers draw no initial weights from PyTorch's own generator.
@@ -179,15 +155,9 @@ class _Prior(nn.Module):
             maps = decoder(joined.flatten(0, 1)[None])
         return self._apart(self.last(maps)).sigmoid()
 
-    def project(self) -> None:
-        """Do nothing: the images lie between 0 and 1."""
-
     def _apart(self, maps: Tensor) -> Tensor:
         """Return the maps of each target: ``[targets, channels, h, w]``."""
         return maps.view(self.targets, -1, *maps.shape[2:])
-
-
-ATTACKERS: dict[str, type[_Prior | _Pixels]] = {"prior": _Prior, "pixels": _Pixels}
 
 
 class Inverted(NamedTuple):
@@ -216,15 +186,15 @@ def invert(
 
 def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: Attack, seed: int) -> Inverted:
     random = _generator(seed, "attack")
-    attacker = ATTACKERS[attack.kind](attack, len(targets), shape, random).to(targets.device)
+    attacker = _Prior(attack, len(targets), shape, random).to(targets.device)
     parameters = list(attacker.parameters())
-    optimiser = torch.optim.Adam(parameters, lr=attack.learning_rate, fused=True)
+    optimiser = torch.optim.Adam(parameters, lr=attack.lr, fused=True)
     power = targets.square().flatten(1).mean(1).clamp(min=torch.finfo(targets.dtype).tiny)
 
     def losses(images: Tensor) -> tuple[Tensor, Tensor]:
         """Return for each image the mean square between features and target, and the minimised loss."""
         loss = (features(images) - targets).square().flatten(1).mean(1)
-        return loss, loss / power + attack.tv_weight * total_variation(images)
+        return loss, loss / power
 
     average = torch.zeros((len(targets), *shape), device=targets.device)
     best, before, loss, lowest = average, *[average.new_full((len(targets),), math.inf)] * 3
@@ -234,9 +204,9 @@ def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: A
         with torch.no_grad():
             if step == 0:
                 before = made_loss.detach()
-            average = attacker.ema * average + (1 - attacker.ema) * made
-            images = (average / (1 - attacker.ema ** (step + 1))).clamp(0, 1)
-            reached, objective = losses(images) if attacker.ema else (made_loss, made_objective)
+            average = attack.ema * average + (1 - attack.ema) * made
+            images = (average / (1 - attack.ema ** (step + 1))).clamp(0, 1)
+            reached, objective = losses(images) if attack.ema else (made_loss, made_objective)
             better = objective < lowest
             best = torch.where(better.view(-1, 1, 1, 1), images, best)
             loss, lowest = reached.where(better, loss), objective.where(better, lowest)
@@ -244,7 +214,6 @@ def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: A
             optimiser.zero_grad()
             made_objective.sum().backward(inputs=parameters)
             optimiser.step()
-            attacker.project()
     return Inverted(best, before, loss)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, Strict
 
 from fltrain.core.config import Settings, check_known
 from fltrain.core.errors import FltrainError
@@ -355,65 +355,38 @@ class Preference(SideBySide):
     Attributes:
         layers: number of last layers before the classifier, drawn below one another.
         begins: only layers whose names begin with this, such as ``conv``.
-        images: number of test images of each class.
     """
 
     kind: Literal["preference"]
     layers: int = Field(default=3, ge=1)
     begins: str = ""
-    images: int = Field(default=50, ge=1)
+    images: ClassVar[int] = 50  # test images of each class
 
 
 class Variance(SideBySide):
-    """Spread of the classes that the neurons of each layer prefer; runs must keep their model.
-
-    ``images`` is the number of test images of each class.
-    """
+    """Spread of the classes that the neurons of each layer prefer; runs must keep their model."""
 
     kind: Literal["variance"]
-    images: int = Field(default=50, ge=1)
+    images: ClassVar[int] = 50  # test images of each class
 
 
 Target = Literal["raw", "class_mean", "mean"]
 
 
 class Attack(Settings):
-    """Search for images with given features.
+    """Search for images with given features, made by an untrained network (deep image prior).
 
     Attributes:
-        kind: optimised variables, the weights of an untrained network that makes the image (``prior``: deep
-            image prior) or the image itself (``pixels``).
-        steps: steps of Adam.
-        lr: its learning rate; null is 0.001 for ``prior`` and 0.1 for ``pixels``.
-        tv: weight of the image's total variation; null is 0 for ``prior`` and 0.01 for ``pixels``.
-        ema: weight of the old value in the moving average of the images of ``prior``; 0 is no average.
-        channels: channels of the prior's maps.
+        steps: steps of Adam, which optimises the network's weights.
+        lr: its learning rate.
+        ema: weight of the old value in the moving average of the images; 0 is no average.
+        channels: channels of the network's maps.
     """
 
-    kind: Literal["prior", "pixels"] = "prior"
     steps: int = Field(default=3000, ge=1)
-    lr: float | None = Field(default=None, gt=0)
-    tv: float | None = Field(default=None, ge=0)
+    lr: float = Field(default=1e-3, gt=0)
     ema: float = Field(default=0.99, ge=0, lt=1)
     channels: int = Field(default=128, ge=1)
-
-    @model_validator(mode="after")
-    def _settings_have_an_effect(self) -> Self:
-        if self.kind == "pixels":
-            for name in ("ema", "channels"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}: belongs to the attack 'prior', not to 'pixels'; leave it out")
-        return self
-
-    @property
-    def learning_rate(self) -> float:
-        """Learning rate of Adam."""
-        return self.lr or {"prior": 1e-3, "pixels": 0.1}[self.kind]
-
-    @property
-    def tv_weight(self) -> float:
-        """Weight of the total variation."""
-        return {"prior": 0.0, "pixels": 1e-2}[self.kind] if self.tv is None else self.tv
 
 
 class RecoveredRow(NamedTuple):
@@ -454,17 +427,6 @@ class Inversion(ItemLayout):
     targets: Annotated[tuple[Target, ...], Strict(False), Field(min_length=1)] = ("raw", "class_mean", "mean")
     noises: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Strict(False), Field(min_length=1)] = (0.0,)
     images: int = Field(default=5, ge=1)
-
-    @model_validator(mode="after")
-    def _rows_differ(self) -> Self:
-        for name in ("targets", "noises"):
-            values = getattr(self, name)
-            for value in values:
-                if values.count(value) > 1:
-                    raise ValueError(f"{name}: {value!r} is named twice")
-        if "class_mean" not in self.targets and self.noises != (0.0,):
-            raise ValueError("noises: noise is added to class means; name 'class_mean' in targets")
-        return self
 
     @property
     def rows(self) -> list[RecoveredRow]:

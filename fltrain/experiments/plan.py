@@ -7,7 +7,6 @@ the settings of a cell.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,7 +22,6 @@ from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merged, pl
 from fltrain.experiments.layout import Bubbles, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
-    MOST_RUNS,
     Axis,
     DisplayLabels,
     Paper,
@@ -238,12 +236,6 @@ def _expand(
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]
     if isinstance(item.figure, Bubbles):
         seeds = seeds[:1]  # it shows the partitions of the first
-    cells = math.prod(map(len, layers.axes.values()))
-    if cells * len(seeds) > MOST_RUNS:
-        raise FltrainError(
-            f"{item_id}: {cells} cells with {len(seeds)} seeds each are more than {MOST_RUNS:,} runs; "
-            "shorten axes or lower seeds"
-        )
     entries: list[Entry] = []
     applied: list[Special] = []
     faulty: dict[str, FltrainError] = {}

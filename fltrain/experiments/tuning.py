@@ -32,12 +32,6 @@ from fltrain.runs.measures import measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-"""Base of each dimension of the sequence."""
-
-MOST_SETTINGS = 3
-"""Maximum number of settings in a space; few trials cannot search more."""
-
 TRAINING = "training"
 """Name of the space of local training, which all methods share."""
 
@@ -82,11 +76,9 @@ class Range(Settings):
 
 
 def _checked(spaces: Mapping[str, Mapping[str, Range]]) -> Mapping[str, Mapping[str, Range]]:
-    """Refuse unknown methods and settings, ends that a setting cannot have, and too many settings."""
+    """Refuse unknown methods and settings, and ends that a setting cannot have."""
     check_known("no method or plug-in is called", spaces, (TRAINING, *METHODS))
     for name, space in spaces.items():
-        if len(space) > MOST_SETTINGS:
-            raise ValueError(f"{name}: {len(space)} settings; a small space has at most {MOST_SETTINGS}")
         kind: type[Settings] = Training if name == TRAINING else METHODS[name]
         for setting, values in space.items():
             for value in values.ends:
@@ -135,7 +127,8 @@ def halton(trial: int) -> Iterator[float]:
     (Cranley and Patterson 1976). So all methods have the same learning rates, and any number of trials covers
     a range evenly.
     """
-    for dimension, base in enumerate(PRIMES):
+    primes = (number for number in itertools.count(2) if all(number % less for less in range(2, number)))
+    for dimension, base in enumerate(primes):
         shift = float(stream(0, Purpose.SEARCH, client=dimension).random())
         number, weight, inverse = trial - 1, 1.0, 0.0
         while number:
@@ -177,13 +170,6 @@ class Selected(Settings):
     def file(self) -> str:
         """Place of the file in the configuration, without its ending."""
         return f"selected/{self.scale}/{self.item.replace('/', '_')}"
-
-    @model_validator(mode="after")
-    def _chosen_are_best(self) -> Self:
-        for cell in self.cells:
-            if cell.chosen != _best(cell.trials):
-                raise ValueError(f"{', '.join(cell.labels.values())}: trial {cell.chosen!r} is not the best")
-        return self
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
         """Return the settings that are selected for a cell, if the point wants them."""
