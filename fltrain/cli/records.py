@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -34,14 +33,11 @@ def export_archive(
 
     A record takes a few KB.
     """
-    from fltrain.runs.archive import RUN_ID, export_records
+    from fltrain.runs.archive import export_records
 
     where, left = Results(results), ""
     if runs and scale:
         raise FltrainError(f"name either run IDs or --scale {scale}, not both")
-    for run in runs or ():
-        if not re.fullmatch(RUN_ID, run):
-            raise FltrainError(f"{run!r} is not a run ID; `fltrain status` lists them")
     if scale:
         planned = plan(config, scale)
         runs = [run_id for run_id in planned.runs if where.record(run_id).complete]

@@ -31,8 +31,7 @@ from fltrain.runs.today import Stale
 NUMBERS = ("spec.json", "metrics.jsonl", "summary.json")
 """Files that are equal after the same training with the same arithmetic."""
 
-RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}"
-_MEMBER = re.compile(rf"({RUN_ID})/({'|'.join(map(re.escape, RECORD_FILES))})")
+_MEMBER = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]*/({'|'.join(map(re.escape, RECORD_FILES))})")
 
 
 def export_records(records: Iterable[Record], path: Path) -> int:

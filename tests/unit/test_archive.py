@@ -224,6 +224,5 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
         assert imported.output == f"{path}: {counts}\n"
     with pytest.raises(FltrainError, match="not both"):
         cli("records", "export", path, planned, "--scale", "demo")
-    for name in ("../../etc", "..", "", ".hidden", "a/b", "/etc"):
-        with pytest.raises(FltrainError, match=f"^{re.escape(repr(name))} is not a run ID"):
-            cli("records", "export", path, name, "--results", source.root)
+    with pytest.raises(FltrainError, match=r"^digits-fedavg: no complete record in "):
+        cli("records", "export", path, "digits-fedavg", "--results", source.root)
