@@ -64,10 +64,7 @@ def refused_within(seconds: float, message: str) -> Iterator[None]:
 EVERY_SCHEME = [
     Iid(clients=10),
     Dirichlet(clients=10, alpha=0.5),
-    Dirichlet(clients=10, alpha=0.5, balance_sizes=True),
-    Dirichlet(clients=10, alpha=0.5, min_p=0.01),
     DirichletTopUp(clients=10, alpha=0.1, min_size=40),
-    DirichletTopUp(clients=10, alpha=0.1, min_size=40, topup_from="random"),
     Pathological(clients=10),
     Pathological(clients=10, assignment="contiguous"),
     NByC(clients=10, classes_per_client=3),
@@ -310,31 +307,6 @@ def test_a_class_without_images_is_skipped() -> None:
     for scheme in (Dirichlet(clients=1), Dirichlet(clients=8), DirichletTopUp(clients=8, min_size=50)):
         held = class_counts(scheme.split(labels, 10, 0), labels, 10)
         assert not held[:, [3, 9]].any() and held.sum() > 700
-
-
-@few
-@given(alpha=st.floats(0.05, 2), clients=st.integers(2, 15), capped=st.booleans(), seed=SEEDS)
-def test_balanced_sizes_give_the_largest_share_to_the_smallest_client(
-    alpha: float, clients: int, capped: bool, seed: int
-) -> None:
-    scheme = Dirichlet(clients=clients, alpha=alpha, balance_sizes=True, capped=capped, min_size=0)
-    held = counts(scheme, DIGITS, seed)
-    before = np.cumsum(held, axis=1) - held
-    for label in range(1, 10):
-        pieces = held[np.argsort(before[:, label], kind="stable"), label]
-        # Cutting to whole images moves each piece by less than one.
-        assert (np.diff(pieces) <= 1).all()
-
-
-@pytest.mark.parametrize("capped", [True, False])
-def test_min_p_is_a_floor_under_every_share(capped: bool) -> None:
-    scheme = Dirichlet(clients=5, alpha=0.05, min_p=0.1, capped=capped)
-    for seed in range(20):
-        held = planned(scheme, 10, 5000, seed)
-        # Shares sum to 1 + 5 * 0.1, or to less without capped clients.
-        assert held.min() >= math.floor(5000 * 0.1 / 1.5) - 1
-    even = counts(Dirichlet(clients=5, alpha=1e-3, min_p=1.0, capped=capped), DIGITS)
-    assert even.min() >= 100 / 6 - 1 and even.max() <= 2 * 100 / 6 + 1
 
 
 # ------------------------------------------------------------------------------------ dirichlet_topup

@@ -35,9 +35,7 @@ class Dirichlet(LabelSkew):
         alpha: concentration; smaller values give more skew.
         capped: a client with the average number of images gets nothing of the following classes, as in FedML,
             MOON, FedMA and PFLlib. False: the scheme of Hsu et al.
-        balance_sizes: replaces the cap: the largest share of a class goes to the client with the fewest
-            images, the second largest to the next (FedImpro's code).
-        min_p: added to every share, also to those that the cap has set to zero (FedImpro's code).
+        balance_sizes, min_p: constants; run IDs contain them.
         max_draws: maximum number of draws.
     """
 
@@ -47,8 +45,8 @@ class Dirichlet(LabelSkew):
     )
     alpha: float = Field(default=0.3, gt=0, le=1e6)
     capped: bool = True
-    balance_sizes: bool = False
-    min_p: float = Field(default=0.0, ge=0, le=1)
+    balance_sizes: Literal[False] = False
+    min_p: float = Field(default=0.0, ge=0, le=0)
     max_draws: int = Field(default=20_000, ge=1)
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
@@ -74,14 +72,11 @@ class Dirichlet(LabelSkew):
         """Return class counts of many partitions at once, ``[C, draws, M]``."""
         pieces = np.zeros((len(class_sizes), draws, self.clients), np.int64)
         held = np.zeros((draws, self.clients), np.int64)
-        capped = self.capped and not self.balance_sizes
         for label in np.flatnonzero(class_sizes):
             # At least one client is open: while images remain, some client is below the average.
-            open_to = held * self.clients < class_sizes.sum() if capped else np.ones(held.shape, bool)
+            open_to = held * self.clients < class_sizes.sum() if self.capped else np.ones(held.shape, bool)
             shares = dirichlet_shares(self.alpha, open_to, random)
-            if self.balance_sizes and held.any():
-                shares = _largest_to_smallest(shares, held)
-            edges = np.cumsum(shares + self.min_p, axis=1)
+            edges = np.cumsum(shares, axis=1)
             edges = np.floor(edges / edges[:, -1:] * class_sizes[label]).astype(np.int64)
             pieces[label] = np.diff(edges, prepend=0, axis=1)
             held += pieces[label]
@@ -92,21 +87,20 @@ class DirichletTopUp(LabelSkew):
     """Plain Dirichlet shares, drawn once; clients below ``min_size`` get images from the largest clients.
 
     Client i gets floor(q_i n) images of a class with n images, q ~ Dirichlet(alpha); the remainder is
-    dropped. Then the clients below ``min_size``, by ID, take images from the others, largest first. Every
-    donor keeps ``min_size`` images.
+    dropped. Then the clients below ``min_size``, by ID, take images from the others, largest first: the first
+    images of a donor, ordered by class (the authors' code). Every donor keeps ``min_size`` images.
 
     Attributes:
         alpha: concentration; smaller values give more skew.
         min_size: minimum number of images per client; two batches in the paper.
-        topup_from: ``front`` takes the first images of a donor, ordered by class, so mostly of one class (the
-            authors' code); ``random`` takes any.
+        topup_from: a constant; run IDs contain it.
     """
 
     name: Literal["dirichlet_topup"] = "dirichlet_topup"
     citation: ClassVar[str] = "ECGR, arXiv 2601.03584, 2026"
     alpha: float = Field(default=0.01, gt=0, le=1e6)
     min_size: int = Field(default=256, ge=0)
-    topup_from: Literal["front", "random"] = "front"
+    topup_from: Literal["front"] = "front"
 
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
         shares = dirichlet_shares(self.alpha, np.ones((len(class_sizes), self.clients), bool), random)
@@ -124,17 +118,11 @@ class DirichletTopUp(LabelSkew):
                 moved = min(self.min_size - sizes[receiver], sizes[donor] - self.min_size)
                 if moved <= 0:
                     break
-                pieces = self._taken(counts[donor], moved, random)
+                pieces = np.diff(np.minimum(np.cumsum(counts[donor]), moved), prepend=0)
                 counts[donor] -= pieces
                 counts[receiver] += pieces
                 sizes[[donor, receiver]] += [-moved, moved]
         return counts
-
-    def _taken(self, held: Indices, images: int, random: np.random.Generator) -> Indices:
-        """Return the class counts of the images to move."""
-        if self.topup_from == "random":
-            return random.multivariate_hypergeometric(held, images)
-        return np.diff(np.minimum(np.cumsum(held), images), prepend=0)
 
 
 class QuantitySkew(LabelSkew):
@@ -174,10 +162,3 @@ def dirichlet_shares(alpha: float, open_to: NDArray[np.bool_], random: np.random
     lots = np.where(open_to[lost], random.random((len(lost), open_to.shape[1])), -1.0)
     shares[lost, lots.argmax(axis=1)] = 1.0
     return shares
-
-
-def _largest_to_smallest(shares: Shares, held: Indices) -> Shares:
-    """Return each row of shares in the reverse order of the sizes held."""
-    arranged = np.empty_like(shares)
-    np.put_along_axis(arranged, held.argsort(axis=1, kind="stable"), -np.sort(-shares, axis=1), axis=1)
-    return arranged
