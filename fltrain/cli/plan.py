@@ -12,7 +12,7 @@ import typer
 from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.config import check_known
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.errors import FltrainError, count, duration
 from fltrain.core.files import write_text
 from fltrain.experiments.costs import GPUS, SHARES, Range, hours, run_table, together
 from fltrain.experiments.plan import plan
@@ -26,10 +26,10 @@ def show_plan(
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Hours by arithmetic for a GPU: {', '.join(GPUS)}.")
+        str | None, typer.Option(metavar="NAME", help=f"Time by arithmetic for a GPU: {', '.join(GPUS)}.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Hours on this machine, from a short run of each network.")
+        bool, typer.Option("--measure", help="Time on this machine, from a short run of each network.")
     ] = False,
     device: Annotated[str, typer.Option(help="Device to measure: auto, cpu, cuda or cuda:N.")] = "auto",
     out: Annotated[
@@ -42,7 +42,7 @@ def show_plan(
 
     Costs are the multiply-adds of the runs, counted from the shapes of their networks, with gradients, tests
     and all further passes of methods. The count is exact for clients of equal size. --gpu and --measure add
-    hours.
+    the time.
     """
     from fltrain.experiments.work import Work
 
@@ -53,20 +53,20 @@ def show_plan(
     runs = planned.runs
     counts = {run: n for run, spec in runs.items() if (n := work.multiply_adds(spec)) is not None}
     speeds: dict[str, Range] = {}
-    origin = "hours: add --gpu NAME (arithmetic) or --measure (this machine)"
+    origin = "time: add --gpu NAME (arithmetic) or --measure (this machine)"
     if gpu:
         low, high = (f"{100 * share:.0f}" for share in SHARES)
         title, *peaks = GPUS[gpu]
         origin = (
-            f"hours left: arithmetic at {low} to {high} % of the peak of one {title} "
+            f"time left: arithmetic at {low} to {high} % of the peak of one {title} "
             f"({' / '.join(f'{peak:g}' for peak in peaks)} TFLOP/s in fp32 / tf32 / bf16), not measured"
         )
         speeds = {run: GPUS[gpu].speed(runs[run].precision) for run in counts}
     elif measure:
         chosen = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
         busy = os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
-        warning = "; other processes keep it busy, so these hours are too high" if busy else ""
-        origin = f"hours left: one run at a time on this machine ({chosen}), measured with FedAvg{warning}"
+        warning = "; other processes keep it busy, so these times are too long" if busy else ""
+        origin = f"time left: one run at a time on this machine ({chosen}), measured with FedAvg{warning}"
         measured = {run: work.speed(runs[run], chosen) for run in counts}
         speeds = {run: (speed, speed) for run, speed in measured.items()}
     needed = {run: hours(counts[run], speed) for run, speed in speeds.items()}
@@ -80,14 +80,16 @@ def show_plan(
         texts.append(_prefixed(sum(known) / len(known)) if known else "")
         if speeds:
             left = (needed[run] for run in runs if run in needed and run not in done)
-            ends = dict.fromkeys(f"{end:,.2g}" if end < 10 else f"{end:,.0f}" for end in together(left))
+            ends = dict.fromkeys(
+                duration(3600 * end) if end < 100 else f"{end:,.0f} h" for end in together(left)
+            )
             texts.append(" to ".join(ends) + more)
         return texts
 
     rows = [(item.id, item.item.title, *columns(len(item.entries), item.run_ids)) for item in planned.items]
     total = ("all, shared runs once", "", *columns(len(planned.specs), runs))
     numbers = ["cells x seeds", "runs", "trained", "multiply-adds", "per run"]
-    numbers += ["hours left"] if speeds else []
+    numbers += ["time left"] if speeds else []
     typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
     print_table(("item", "title", *numbers), [*rows, (), total], right=numbers)
     cohorts = (spec.participation.in_words(spec.partition.clients) for spec in runs.values())
