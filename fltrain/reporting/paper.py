@@ -38,7 +38,8 @@ def page(
     """
     items: dict[str, dict[str, Any]] = {}
     assumptions: dict[str, list[str]] = {}
-    for sheet in sheets:
+    # A choice of settings is no result: it comes after the tables that use it.
+    for sheet in sorted(sheets, key=lambda sheet: bool(sheet.table and sheet.table.best_of)):
         name = sheet.id.partition("/")[2]
         forms = {form: name + ending for form, ending in FORMS.items()}
         if isinstance(sheet.figure, Bubbles):  # it has no runs, and so no curves

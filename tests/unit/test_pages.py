@@ -19,14 +19,14 @@ import pytest
 import vl_convert
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting import curves, overview, summary, version
+from fltrain.reporting import curves, overview, paper, summary, version
 from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
-from ..toy import DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, Toy
+from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, SUMMARY, Toy
 from .helpers import DIVERGED, Cells, accuracies
 
 ROOT = Path(__file__).parents[2]
@@ -344,6 +344,18 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         and "sec. 10: Toys last" in page.of("li")
     )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
+
+
+def test_choices_of_settings_come_after_the_results(toy: Toy) -> None:
+    sheets = [toy.sheet, toy.figure]
+    cells = {toy.sheet.id: read_csv(toy.folder / "paper" / "table1.csv")}
+    orders = []
+    for axis in (None, "rate"):
+        table = toy.sheet.table.model_copy(update={"best_of": axis})
+        sheets[0] = ItemJob(**{**dict(toy.sheet), "table": table})
+        text = paper.page({**SUMMARY, "reduced": False}, ABOUT, sheets, cells, toy.folder / "paper")
+        orders.append(re.findall(r'<h2 id="(table1|figure1)"', text))
+    assert orders == [["table1", "figure1"], ["figure1", "table1"]]
 
 
 def test_controls_have_no_expected_numbers(toy: Toy) -> None:
