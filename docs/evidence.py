@@ -297,12 +297,16 @@ class Evidence:
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         runs = "; ".join([f"{len(self._runs(row))}, {seeds} seeds", *limits])
-        sure = "the test was decided before the runs"
+        sure = "enough for a verdict; the test was decided before the runs"
         if "undecided" in row.verdict:
-            sure = "the runs cover a part of the claim" if part else "open: wide interval or few seeds"
+            sure = (
+                "not enough; the runs cover a part of the claim"
+                if part
+                else "not enough (wide interval or few seeds)"
+            )
         elif "exploratory" in row.verdict:
-            sure = "suggests, does not confirm"
-        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. How sure: {sure}.")
+            sure = "a suggestion, no confirmation"
+        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. Evidence: {sure}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]

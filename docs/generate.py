@@ -357,8 +357,8 @@ run yet.
 
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
   rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
-* **Numbers**: the main number, with its 90 % interval over seeds. A claim about several places or methods
-  shows their mean, but its verdict is as sure as the weakest of them.
+* **Numbers**: the main number, with its 90 % interval over seeds. A claim about several settings or methods
+  shows their mean, but is supported only if each of them supports it.
 * **Details**, folded below each table: all numbers, the runs and seeds, and the part of the claim that they
   cover. The runs follow the paper's own protocol as far as its text states it (in the last three sections:
   ours).
