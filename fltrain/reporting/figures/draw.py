@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import skew
 
-from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.errors import FltrainError, listed
 from fltrain.core.files import replacing
 from fltrain.core.statistics import Sample, contrast, known
 from fltrain.data.prepared import load_prepared, partition
@@ -47,6 +47,7 @@ from fltrain.reporting.frame import (
     measured_values,
     resolution,
 )
+from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import cells
 from fltrain.runs.measures import measure
 from fltrain.runs.record import Record, Results
@@ -58,8 +59,6 @@ MOST_CLIENTS = 12
 """Maximum number of clients below one another."""
 STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
 VEGA_LITE = "6.1"
-THIN_LINES = "Thin lines: seeds that are left when another one has diverged."
-CHANCE = "Diverged runs count as chance."
 
 Drawn = tuple[list[list[Spec]], pd.DataFrame]
 """Rows of panels, and the numbers that they show."""
@@ -72,12 +71,12 @@ def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
         FltrainError: if none of its runs is there, or a record lacks the numbers that the figure shows.
     """
     assert sheet.figure is not None
-    notes = [sheet.scale_note, *_notes(sheet, sheet.figure, results)]
+    notes = _notes(sheet, sheet.figure, results)
     try:
         rows, numbers = _drawn(sheet, sheet.figure, results)
     except NothingToShow:
         rows, numbers = [[panel([], 1, pd.DataFrame())]], pd.DataFrame()
-    return style.footnote(style.figure(rows), " ".join(notes)), numbers
+    return style.footnote(style.figure(rows), notes), numbers
 
 
 def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> Drawn:
@@ -130,50 +129,25 @@ def to_svg(spec: Spec) -> str:
 
 
 # ---------------------------------------------------------------- notes
-def _notes(sheet: ItemJob, figure: Figure, results: Results) -> list[str]:
-    """Return notes on lines and bands, and on missing and diverged runs."""
+def _notes(sheet: ItemJob, figure: Figure, results: Results) -> str:
+    """Return notes on lines and bands, and on missing and diverged runs; ``figure.txt`` has their words."""
     if isinstance(figure, Bubbles):
-        return []
-    notes: list[str] = []
+        return sheet.scale_note
     records = {cell.run: record for cell, record in finished(sheet, results.record)}
     if not records:
         raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs has a record; train them first")
-    seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
-    ended = {run for run, record in records.items() if diverged(record)}
-    if isinstance(figure, Curves | Points) and seeds > 1:
-        notes.append(f"Mean and range over {seeds} seeds.")
-    if isinstance(figure, Curves):
-        if any(one.difference_from for one in figure.panels):
-            notes.append("Differences are paired by seed; bands are 90 % intervals of their means.")
-        if figure.columns and (fitted := [one.label for one in figure.panels if one.fits_late]):
-            which = "Vertical axes" if len(fitted) == len(figure.panels) else f"Axes of {', '.join(fitted)}"
-            notes.append(
-                f"{which} fit the second half of the rounds; earlier values beyond them are cut off."
-            )
-        if figure.smoothing > 1:
-            notes.append(f"Centred means over {figure.smoothing} {figure.over}, pale as measured.")
-        if ended and seeds > 1:
-            notes.append(THIN_LINES)
-    if isinstance(figure, Ranking):
-        notes += [
-            f"Every {figure.rows}, {figure.difference_from} included: {labels[0]} {axis}."
-            for axis, labels in sheet.axes.items()
-            if axis not in (figure.rows, figure.series)
-        ]
-        notes.append(
-            f"Differences from {figure.difference_from}, paired by seed ({seeds} seeds), with 90 % "
-            f"intervals; grey: {figure.margin:g} points. Intervals are not corrected for the number of "
-            "comparisons. Rows are ordered by their mean over the panels, which have their own scales. "
-            + CHANCE
-        )
-    if isinstance(figure, Points) and ended and measure(figure.measure).accuracy:
-        notes.append(CHANCE)
-    if isinstance(figure, Histogram):
-        notes += [f"Dashed: median. Layers of {count(seeds, 'seed')} together."]
     missing = {cell.run for cell in sheet.cells} - set(records)
     damaged = {run for run in missing if results.record(run).complete}
+    ended = {run for run, record in records.items() if diverged(record)}
     notes_on = {"Not run": missing - damaged, "Damaged": damaged, "Diverged": ended}
-    return notes + [f"{what}: {_named(sheet, runs)}." for what, runs in notes_on.items() if runs]
+    text = TEMPLATES.get_template("figure.txt").render(
+        sheet=sheet,
+        figure=figure,
+        seeds=len({cell.seed for cell in sheet.cells if cell.run in records}),
+        accuracy=isinstance(figure, Points) and measure(figure.measure).accuracy,
+        lost={what: _named(sheet, runs) for what, runs in notes_on.items() if runs},
+    )
+    return " ".join(text.split())
 
 
 def _named(sheet: ItemJob, runs: set[str]) -> str:
