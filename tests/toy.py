@@ -117,7 +117,7 @@ class Toy:
 
     @property
     def figure(self) -> ItemJob:
-        layout = {"kind": "histogram", "curve": "updates.drift"}
+        layout = {"kind": "selection", "columns": "method"}
         changes = {"id": "paper/figure1", "title": "A square", "table": None, "figure": layout}
         return ItemJob.parse({**self.sheet.model_dump(mode="json"), **changes}, "sheet")
 

@@ -300,18 +300,18 @@ class Histogram(ItemLayout):
 
     Attributes:
         curve: ``kind.field`` of the rows in ``metrics.jsonl``.
-        label: name of the numbers in the figure; the field's name if None.
+        label: name of the numbers in the figure.
         round: the round, counted from 1.
-        columns: axis with a panel for each point; one panel if None.
+        columns: axis with a panel for each point.
     """
 
     PLACES = ("columns",)
 
     kind: Literal["histogram"]
     curve: str
-    label: str | None = None
-    round: int = Field(default=1, ge=1)
-    columns: str | None = None
+    label: str
+    round: int = Field(ge=1)
+    columns: str
 
 
 SEEDS = "seeds"
@@ -324,15 +324,14 @@ class SelectedSteps(ItemLayout):
     Each client has its steps from the first (below) to the last (above).
 
     Attributes:
-        columns: axis with a panel for each point, which shows the first seed; or ``seeds``, each in a panel;
-            one panel if None.
+        columns: axis with a panel for each point, which shows the first seed; or ``seeds``, each in a panel.
     """
 
     PLACES = ("columns",)
     NO_AXIS = (SEEDS,)
 
     kind: Literal["selection"]
-    columns: str | None = None
+    columns: str
 
 
 class SideBySide(ItemLayout):

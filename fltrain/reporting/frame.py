@@ -36,14 +36,11 @@ def finished(sheet: ItemJob, runs: Runs) -> Iterator[tuple[Cell, Record]]:
             yield cell, record
 
 
-def first_of_each(sheet: ItemJob, axis: str | None, runs: Runs) -> Iterator[tuple[str, Record]]:
-    """Yield for each label of an axis, in order, the record with the lowest seed that exists.
-
-    Without an axis, all runs share one label, which is empty.
-    """
+def first_of_each(sheet: ItemJob, axis: str, runs: Runs) -> Iterator[tuple[str, Record]]:
+    """Yield for each label of an axis, in order, the record with the lowest seed that exists."""
     ended = sorted(finished(sheet, runs), key=lambda pair: pair[0].seed)
-    for label in sheet.axes[axis] if axis else [""]:
-        records = [record for cell, record in ended if not axis or cell.labels[axis] == label]
+    for label in sheet.axes[axis]:
+        records = [record for cell, record in ended if cell.labels[axis] == label]
         if records:
             yield label, records[0]
 

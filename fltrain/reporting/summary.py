@@ -175,7 +175,7 @@ def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> s
     Exploratory verdicts count only if there is no other. Without verdicts, it is the largest difference of
     the first table that has any.
     """
-    finite = [cell for cell in cells if _finite(cell, "gain", "gain_interval")]
+    finite = [cell for cell in cells if cell.gain_interval and all(map(math.isfinite, cell.gain_interval))]
     if not finite:
         return ""
     shown = [one for one in finite if (one.item, one.label) == (finite[0].item, finite[0].label)]
@@ -203,10 +203,3 @@ def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> s
         f"{cell.gain:+z.2f}{' points' if cell.label.endswith('%') else ''} "
         f"(90 % interval {low:+z.2f} to {high:+z.2f}; {where}). {which}"
     ).strip()
-
-
-def _finite(cell: TableCell, column: str, ends: str = "") -> bool:
-    """Return True if a number of a cell, and its interval if named, are there and finite."""
-    interval = getattr(cell, ends) if ends else (0.0, 0.0)
-    values = (getattr(cell, column), *(interval or [None]))
-    return all(value is not None and math.isfinite(value) for value in values)

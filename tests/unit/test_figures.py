@@ -114,7 +114,7 @@ POINTS = {"along": "classes", "label": "classes", "series": "method", "measure":
 FIGURES = {
     "curves": {"series": "method", "panels": [ACCURACY]},
     "points": {"along": "method", "label": "method", "measure": "best_accuracy"},
-    "histogram": {"curve": "updates.similarity", "columns": "method"},
+    "histogram": {"curve": "updates.similarity", "label": "similarity", "round": 1, "columns": "method"},
     "selection": {"columns": "method"},
     "preference": {"columns": "method"},
     "variance": {"columns": "method"},
@@ -221,7 +221,7 @@ def similarities(round: int, **layers: float | None) -> Row:
     return {"round": round, "kind": "updates", "similarity": layers, "drift": 1.0}
 
 
-HISTOGRAM = {"kind": "histogram", "curve": "updates.similarity", "columns": "method"}
+HISTOGRAM = {"kind": "histogram", **FIGURES["histogram"]}
 
 
 def test_layers_are_counted_by_value(runs: Runs) -> None:
@@ -230,13 +230,16 @@ def test_layers_are_counted_by_value(runs: Runs) -> None:
     runs.add({"method": "B"}, rows=[similarities(1, a=0.5, b=0.75, c=None, d=1.0), later])
     spec, numbers = figures.draw(runs.figure(**HISTOGRAM), runs.results)
     (title, first), (_, second) = panels(spec).items()
-    assert data(first)["layers"].sum() == 4 and data(first)["layers"].iloc[[0, -1]].tolist() == [3, 1]
-    assert data(second)["layers"].sum() == 3, "a layer without a number is not counted"
-    assert data(first)["start"].tolist() == data(second)["start"].tolist(), "bins are the same"
+    assert data(first)["value"].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert data(second)["value"].tolist() == [0.5, 0.75, 1.0], "a layer without a number is not counted"
+    marks = re.findall(r'aria-label="similarity: ([^"]+)"', figures.to_svg(spec))
+    assert [re.sub(r" \W ", " to ", mark) for mark in marks] == [
+        *("0 to 0.05; number of layers: 3", "0.95 to 1; number of layers: 1", "0"),
+        *(f"{ends}; number of layers: 1" for ends in ("0.5 to 0.55", "0.75 to 0.8", "0.95 to 1")),
+        "0.75",
+    ], "the same bins, and the medians"
     # One of four: m2 = 3/16, m3 = 3/32, skewness 2/sqrt(3).
     assert title == "A, round 1, skewness +1.15"
-    medians = [panel["layer"][1]["encoding"]["x"]["datum"] for panel in (first, second)]
-    assert medians == [0.0, 0.75]
     assert numbers[numbers["panel"] == "B"]["part"].tolist() == ["a", "b", "d"]
 
 
@@ -282,7 +285,7 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
             TWICE,
             ["run-0", "'updates.drift'", "one number for each round"],
         ),
-        ({**HISTOGRAM, "columns": None}, TWICE, ["'method'", "does not show"]),
+        ({**HISTOGRAM, "columns": "seed"}, TWICE, ["'seed'", "unknown axis"]),
         ({**ONE_LINE, "along": "methd"}, [], ["'methd'", "method"]),
         ({**ONE_LINE, "series": "method"}, [], ["'method'", "twice"]),
         ({**ONE_LINE, "measure": "rounds_to_target"}, [], ["'rounds_to_target'", "one number"]),

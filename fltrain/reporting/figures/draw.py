@@ -458,32 +458,29 @@ def spread(sheet: ItemJob, figure: Histogram, runs: Runs) -> pd.DataFrame:
                 f"{sheet.id}: {record.run_id} has no {figure.curve!r} by layer for round "
                 f"{figure.round}; {why}"
             )
-        label = cell.labels[figure.columns] if figure.columns else ""
         values = found.transpose()[figure.round].dropna()
+        label = cell.labels[figure.columns]
         rows += [(label, cell.seed, str(part), float(value)) for part, value in values.items()]
     return pd.DataFrame(rows, columns=["panel", "seed", "part", "value"])
 
 
 def draw_histogram(sheet: ItemJob, figure: Histogram, runs: Runs) -> Drawn:
     """Draw the number of layers by value, with the same bins in all panels; seeds count together."""
-    numbers = spread(sheet, figure, runs)
-    labels = sheet.axes[figure.columns] if figure.columns else ("",)
-    edges = np.histogram_bin_edges(numbers["value"], bins="auto")
-    x = quantity("start", figure.label or figure.curve.rpartition(".")[2])
+    numbers, labels = spread(sheet, figure, runs), sheet.axes[figure.columns]
+    x = quantity("value", figure.label)
+    bins = {"maxbins": 20, "extent": [numbers["value"].min(), numbers["value"].max()]}
+    y = quantity(None, "number of layers", aggregate="count", axis={"tickMinStep": 1}, scale={"zero": True})
+    median = {"type": "rule", "color": style.VERMILION, "strokeDash": [6, 3], "strokeWidth": 1.8}
+    layers: list[Spec] = [
+        {"mark": {"type": "bar", "color": style.INDIGO}, "encoding": {"x": {**x, "bin": bins}, "y": y}},
+        {"mark": median, "encoding": {"x": {**x, "aggregate": "median"}}},
+    ]
     panels: list[Spec] = []
     for label in labels:
-        values = numbers.loc[numbers["panel"] == label, "value"]
-        counted, _ = np.histogram(values, edges)
-        bars = pd.DataFrame({"start": edges[:-1], "end": edges[1:], "layers": counted})
-        skewness = f"skewness {float(skew(values)):+.2f}" if values.nunique() > 1 else ""
-        y = quantity("layers", "number of layers", axis={"tickMinStep": 1}, scale={"zero": True})
-        ends = {"x": x, "x2": {"field": "end"}, "y": y, "y2": {"datum": 0}}
-        layers = [
-            {"mark": {"type": "rect", "color": style.INDIGO, "stroke": "white"}, "encoding": ends},
-            style.line(x=values.median(), color=style.VERMILION, strokeDash=[6, 3], strokeWidth=1.8),
-        ]
-        heading = [label, f"round {figure.round}", skewness]
-        panels.append(panel(heading, len(labels), bars if len(values) else values.to_frame(), layers))
+        shown = numbers[numbers["panel"] == label]
+        several = shown["value"].nunique() > 1
+        skewness = f"skewness {float(skew(shown['value'])):+.2f}" if several else ""
+        panels.append(panel([label, f"round {figure.round}", skewness], len(labels), shown, layers))
     return [panels], numbers
 
 
