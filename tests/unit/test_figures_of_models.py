@@ -60,7 +60,7 @@ def test_saved_models_are_the_final_models_of_the_run(records: dict[str, Record]
 
 
 def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_path: Path) -> None:
-    figure = {"kind": "preference", "columns": "case", "layers": 2, "images": 5}
+    figure = {"kind": "preference", "columns": "case", "layers": 2}
     numbers = drawn(records, figure, tmp_path)
     assert set(numbers["panel"]) == set(CASES)
     assert set(numbers["client"]) == {0, 1, 2}
@@ -70,7 +70,7 @@ def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_
 
 
 def test_preferences_of_convolutions_only(records: dict[str, Record], tmp_path: Path) -> None:
-    figure = {"kind": "preference", "columns": "case", "layers": 2, "begins": "conv", "images": 5}
+    figure = {"kind": "preference", "columns": "case", "layers": 2, "begins": "conv"}
     numbers = drawn(records, figure, tmp_path)
     assert set(numbers["layer"]) == {"conv1.0", "conv2.0"}
     with pytest.raises(FltrainError, match=r"figure\.layers: 3, but plain has only 2 layers to show"):
@@ -79,7 +79,7 @@ def test_preferences_of_convolutions_only(records: dict[str, Record], tmp_path: 
 
 @pytest.mark.slow
 def test_variances_are_drawn_layer_by_layer(records: dict[str, Record], tmp_path: Path) -> None:
-    numbers = drawn(records, {"kind": "variance", "columns": "case", "images": 5}, tmp_path)
+    numbers = drawn(records, {"kind": "variance", "columns": "case"}, tmp_path)
     plain = numbers[numbers["panel"] == "plain"]
     assert plain["layer"].tolist() == ["conv1.0", "conv2.0", "fc1.0", "fc2.0", "classifier"]
     assert (numbers[["unit_norm", "raw"]] >= 0).all(axis=None)
