@@ -177,7 +177,7 @@ class Selected(Settings):
             return {}
         for cell in self.cells:
             if cell.labels.items() <= labels.items():
-                return cell.trials[cell.chosen].settings
+                return cell.trials[_best(cell.trials)].settings  # an edited `chosen` has no effect
         raise FltrainError(f"no trials of {', '.join(labels.values())}; {self.item} needs the same labels")
 
 
