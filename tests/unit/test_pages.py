@@ -21,6 +21,7 @@ import vl_convert
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import curves, overview, paper, summary, version
 from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
+from fltrain.reporting.frame import curve_place
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
@@ -490,6 +491,15 @@ def test_the_page_of_curves_has_the_numbers_of_the_records(toy: Toy) -> None:
     ]
     assert len(expected) == 2 * (len(METHODS) * len(SEEDS) * ROUNDS - 2 * 5)
     assert list(shown.itertuples(index=False, name=None)) == expected
+
+
+def test_curves_of_a_ranking_share_a_panel_if_they_differ_in_the_ranked_axis(toy: Toy) -> None:
+    layout = {"kind": "ranking", "rows": "method", "series": "plugin", "measure": "final_accuracy"}
+    layout |= {"difference_from": "FedAvg", "margin": 0.5}
+    changes = {"table": None, "figure": layout}
+    sheet = ItemJob.parse({**toy.sheet.model_dump(mode="json"), **changes}, "sheet")
+    shown = [curve_place(sheet, cell) for cell in sheet.cells]
+    assert shown == [(cell.labels["plugin"], cell.labels["method"]) for cell in sheet.cells]
 
 
 def test_a_chart_opens_with_lines_whatever_its_parts_are_called(tmp_path: Path) -> None:
