@@ -51,7 +51,6 @@ PROVENANCE: dict[str, Any] = {
     "gpu": None,
     "cuda": None,
 }
-GPU = {"device": "cuda:0", "gpu": "NVIDIA H200", "cuda": "12.8"}
 RUN = {
     "dataset": "digits",
     "partition": {"name": "dirichlet", "clients": 10},
