@@ -43,6 +43,7 @@ MAIN = {
     "ecgr": (
         "FedAvg gains with ECGR on MNIST (new seeds)",
         "FedAvg gains one to two points with ECGR on MNIST (new seeds)",
+        "FedNova gains with ECGR on MNIST (new seeds)",
         "SCAFFOLD gains with ECGR on MNIST (new seeds)",
         "SCAFFOLD gains one to two points with ECGR on MNIST (new seeds)",
         "FedProx gains with ECGR on MNIST (new seeds)",

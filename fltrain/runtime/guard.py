@@ -87,7 +87,7 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: otherwise PyTorch loads its compiler here, which takes seconds, and nothing compiles."""
+        """Return False, or else PyTorch loads its compiler here, which takes seconds."""
         return False
 
     def __torch_dispatch__(
