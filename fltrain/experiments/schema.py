@@ -197,8 +197,10 @@ def _file(value: Any) -> Any:
 
 def _listed(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
-        if value < 1:
-            raise ValueError(f"a number of seeds is at least 1, not {value}")
+        if not 1 <= value <= 10_000:  # 20261127 is a seed, not a number of seeds
+            raise ValueError(
+                f"a number of seeds lies between 1 and 10,000, not {value}; list seeds as [0, 1, 42]"
+            )
         return tuple(range(value))
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(f"write a number of seeds (3) or a list of seeds ([0, 1, 42]), not {value!r}")

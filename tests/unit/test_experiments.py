@@ -236,7 +236,8 @@ def test_seeds_are_a_number_or_a_list_of_item_or_paper_and_the_scale_shortens_or
 @pytest.mark.parametrize(
     ("seeds", "problem"),
     [
-        (0, "a number of seeds is at least 1, not 0"),
+        (0, "a number of seeds lies between 1 and 10,000, not 0; list seeds as"),
+        (20261127, "a number of seeds lies between 1 and 10,000, not 20261127; list seeds as"),
         ([], "at least 1"),
         ([1, 2, 1], "the seed 1 is listed twice"),
         ([-1], "greater than or equal to 0"),
