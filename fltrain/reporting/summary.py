@@ -43,12 +43,11 @@ def paper_summary(
         judged: its claims, see ``fltrain.reporting.claims``.
         cells: cells of each table by ID of its sheet.
     """
-    confirmed = {
-        name
-        for claim in judged.itertuples()
-        if claim.verdict in JUDGED and not claim.exploratory
-        for name in str(claim.item).split(", ")
-    }
+    # The verdicts on the claims of each item whose protocol is older than its runs.
+    confirmed: dict[str, set[str]] = {}
+    for claim in judged.itertuples():
+        for name in str(claim.item).split(", ") if claim.verdict in JUDGED and not claim.exploratory else ():
+            confirmed.setdefault(name, set()).add(str(claim.verdict))
     every = [cell for shown in cells.values() for cell in shown]
     decided = [cell for cell in every if cell.item in confirmed]
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
@@ -63,7 +62,9 @@ def paper_summary(
     return {
         **paper,
         "finding": finding(paper["kind"], every, sheets, measured),
-        "picture": next((name for name in figures if name in confirmed or not confirmed), ""),
+        "picture": next(
+            (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
+        ),
         "forest": forest(every, titles) or forest(decided, titles, "gain"),
         "counts": verdict_counts(paper["kind"], every, claims),
         "claims": claims,

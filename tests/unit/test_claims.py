@@ -14,7 +14,7 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
 from fltrain.experiments import claims as tests_of_claims
 from fltrain.experiments.claims import Claim, Printed, quantities
-from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.experiments.published import Published, Statement, read_claims
 from fltrain.reporting import claims as judgement
 from fltrain.reporting.claims import printed_cell
@@ -625,6 +625,18 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
     assert summary["finding"] == "“a | b” (sec. 1; +2.10 points [+1.93, +2.27] (x minus none))."
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
+
+
+@pytest.mark.parametrize(("verdict", "picture"), [("undecided", ""), ("supported", "curves")])
+def test_a_card_shows_the_figure_of_a_decided_claim(runs: Runs, verdict: str, picture: str) -> None:
+    """Among confirmatory claims; without any, the first figure would do."""
+    runs.pairs({"a": CLEAR})
+    panels = [{"curve": "test.accuracy", "label": "a"}]
+    curves = Curves.parse({"kind": "curves", "series": "method", "panels": panels}, "figure")
+    sheet = runs.sheet().model_copy(update={"id": "toy/curves", "table": None, "figure": curves})
+    judged = pd.DataFrame(runs.judge(POSITIVE)).assign(verdict=verdict, item="curves", exploratory=False)
+    heading = {"paper": "toy", "title": "A toy", "kind": "paper", "scale": "demo", "reduced": False}
+    assert paper_summary(heading, [sheet], judged, {})["picture"] == picture
 
 
 @pytest.mark.parametrize("test", [POSITIVE, FAILS, {"kind": "all", "tests": [POSITIVE, POSITIVE]}])
