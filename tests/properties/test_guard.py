@@ -13,6 +13,7 @@ from fltrain.engine import local
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Local, State
+from fltrain.runtime import guard
 from fltrain.runtime.guard import no_host_sync
 
 from .helpers import assert_same_model, trained
@@ -101,3 +102,8 @@ def test_the_first_steps_of_a_run_are_guarded(hook: str, message: str) -> None:
 def test_networks_may_drop_features_in_guarded_hooks() -> None:
     plain, passing = (trained(one, model=DroppingModel(), rounds=1) for one in (FedAvg(), Passing()))
     assert_same_model(plain, passing)
+
+
+def test_the_guard_loads_no_compiler() -> None:
+    """PyTorch wraps the function of such a class in one that imports the compiler, which takes seconds."""
+    assert not hasattr(guard._Watch.__torch_dispatch__, "__wrapped__")
