@@ -181,14 +181,6 @@ def test_rows_are_filtered(page: Page, toy: Toy) -> None:
     assert page.locator("#runs tbody tr:visible").count() == 30
 
 
-def test_a_wide_table_has_one_filter_for_its_parts(page: Page, toy: Toy) -> None:
-    page.goto(toy.table.as_uri())
-    rows = page.locator("[data-filter=values] tbody tr:visible")
-    assert rows.count() == 10
-    page.get_by_label("Filter rows").fill("prox")
-    assert rows.count() == 2
-
-
 def test_a_click_on_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     assert page.locator("section.cell:visible").count() == 0

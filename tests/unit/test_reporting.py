@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -15,7 +15,7 @@ from fltrain.experiments.published import Published
 from fltrain.reporting.frame import curve, targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.render import PAGE_COLUMNS, Grid, published_text, value_text
+from fltrain.reporting.tables.render import published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import latex, number_text, p_text
 from fltrain.runs.measures import CURVES, MEASURES
@@ -216,9 +216,7 @@ def test_at_full_scale_the_published_target_is_used(runs: Runs, tmp_path: Path) 
         assert [cell.published for cell in shown.values()] == [3, 2]
 
 
-def test_rounds_that_are_never_reached_have_no_difference_and_tie_with_none(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_rounds_that_are_never_reached_have_no_difference(runs: Runs, tmp_path: Path) -> None:
     published = tmp_path / "table.csv"
     published.write_text("method,metric,value,note\na,rounds,3,\nb,rounds,3,\n")
     for method, accuracies in (("a", (0.5, 0.7)), ("b", (0.5, 0.6))):
@@ -228,7 +226,6 @@ def test_rounds_that_are_never_reached_have_no_difference_and_tie_with_none(
     measured = {"measure": "interpolated_rounds_to_target", "printed_target": 65, "reported": "rounds"}
     texts = written(runs, runs.table(measured, reduced=False), published)
     assert "| b | 0 of 3 seeds reach it | 3 |  | inconclusive (target not reached) |" in texts["md"]
-    assert "≈" not in texts["html"]
 
 
 def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: Path) -> None:
@@ -419,24 +416,6 @@ def rich(runs: Runs) -> Callable[..., ItemJob]:
     return make
 
 
-def test_pages_show_a_wide_table_in_parts(runs: Runs, rich: Callable[..., ItemJob], published: Path) -> None:
-    """Next to one another, their last columns would be out of sight."""
-    sheet = rich(reduced=False)
-    shown = cells(sheet, runs.results.record, Published.read(published, None))
-    whole = Grid.of(sheet, [cell for cell in shown if (cell.panel, cell.row) != ("two", "fedprox")], {})
-    assert {panel: [*grid.rows] for panel, grid in whole.parts.items()} == {
-        "one": ["fedavg", "fedprox"],
-        "two": ["fedavg"],
-    }
-    for panel, grid in whole.parts.items():
-        assert [(panel, *column) for column in grid.columns] == [c for c in whole.columns if c[0] == panel]
-        for entries in grid.rows.values():
-            assert {entry.cell.panel for entry in entries if entry.text} == {panel}
-    assert re.findall("<caption>(.*)</caption>", written(runs, sheet, published)["html"]) == ["one", "two"]
-    narrow = Grid("method", whole.columns[:PAGE_COLUMNS], {"fedavg": whole.rows["fedavg"][:PAGE_COLUMNS]})
-    assert narrow.parts == {"": narrow}
-
-
 # ---------------------------------------------------------------- LaTeX
 FITTING = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
 MULTICOLUMN = re.compile(r"\\multicolumn\{(\d+)\}")
@@ -548,8 +527,7 @@ def test_runs_on_different_data_under_one_name_are_named(runs: Runs) -> None:
     assert "dataset digits (abababab: 2, cdcdcdcd: 1)." in text
 
 
-def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) -> None:
-    """Paired by seed; gains without a verdict are coloured if their interval excludes zero."""
+def test_gains_without_a_verdict_have_a_colour_if_their_interval_excludes_zero(runs: Runs) -> None:
     for method, values in {
         "best": (0.70, 0.80, 0.90),
         "near": (0.69, 0.81, 0.88),
@@ -560,38 +538,13 @@ def test_the_best_is_marked_with_those_that_it_is_not_shown_to_beat(runs: Runs) 
     page = written(runs, sheet)["html"]
     page = re.sub(r'class="([^"]*)"', lambda found: f'class="{" ".join(found[1].split())}"', page)
     rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
-    assert 'class="own best"' in rows["best"] and "≈" not in rows["best"]
-    assert "≈" in rows["near"] and "≈" not in rows["far"]
     assert 'class="gain"' in rows["near"] and 'class="gain bad"' in rows["far"]
-    assert "Bold: best of its column." in page and "≈: not shown to be worse" in page
-    assert "Red: a gain" in page and "Green: a gain" not in page, "only marks that occur are explained"
+    assert "Red: a gain" in page and "Green: a gain" not in page, "only colours that occur are explained"
     assert "Every cell: values per seed, runs<" in page, "without published values there is no verdict"
     judged = runs.table({**ACCURACY, "gain_over": {"method": "best"}, "gain_margin": 1.0}, reduced=False)
     page = written(runs, judged)["html"]
     assert "Every cell: values per seed, verdict, runs<" in page
     assert 'class="gain "' in page and 'class="gain bad' not in page, "the verdict has a colour"
-
-
-@pytest.mark.parametrize(
-    ("values", "best", "tied"),
-    [
-        ({"a": (0.5,), "b": (0.6,)}, "", ""),
-        ({"a": (0.6, 0.7), "b": (0.599, 0.702), "c": (0.64, 0.661)}, "", ""),
-        ({"a": (0.6, 0.62, 0.64), "b": (0.6, 0.62, 0.64), "c": (0.5, 0.52, 0.54)}, "a", "b"),
-        ({"a": (0.6, 0.62, 0.64), "b": (0.5, 0.52, 0.54), "c": (0.4,)}, "a", "c"),
-    ],
-    ids=["one seed", "two seeds", "equal lines", "a line of one seed"],
-)
-def test_the_best_beats_only_lines_that_a_test_shows_to_be_worse(
-    runs: Runs, values: dict[str, Sequence[float]], best: str, tied: str
-) -> None:
-    """Without any test, no line is best."""
-    for method, accuracies in values.items():
-        runs.add({"method": method}, *accuracies)
-    page = written(runs, runs.table(ACCURACY))["html"]
-    rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
-    assert "".join(row for row, text in rows.items() if " best" in text) == best
-    assert "".join(row for row, text in rows.items() if "≈" in text) == tied
 
 
 @pytest.mark.parametrize("text", [NASTY, NASTIER], ids=["percent, underscore ...", "caret, tilde, backslash"])

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from fltrain.core.statistics import LEVEL, Sample, contrast, holm
 from fltrain.experiments.layout import ItemJob, Measured, named
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of
@@ -41,8 +40,6 @@ SIGNS = {
     "inconclusive": "?",
 }
 """Verdicts in LaTeX tables."""
-PAGE_COLUMNS = 7
-"""Most columns that stand next to one another on a page."""
 LONG_FORM = ("difference", "verdict", "published-gain")
 """Kinds of columns that LaTeX tables leave out."""
 
@@ -98,8 +95,6 @@ class GridEntry:
         kind: ``own``, ``gain``, ``published`` and so on; class of the HTML element.
         value: sorts the column.
         marks: numbers of the notes below.
-        best: no other of our values in the column is better.
-        tied: finite and not shown to be worse than the best one.
         badge: the verdict, if it stands below the value instead of in a column of its own.
     """
 
@@ -108,8 +103,6 @@ class GridEntry:
     cell: TableCell = NO_CELL
     value: float | None = None
     marks: tuple[str, ...] = ()
-    best: bool = False
-    tied: bool = False
     badge: str = ""
 
     @property
@@ -181,38 +174,6 @@ def entries_of(
 
 
 # ---------------------------------------------------------------- the grid
-def _with_best(column: dict[str, GridEntry]) -> dict[str, GridEntry]:
-    """Mark the largest of several accuracies in a column, or the smallest of several costs.
-
-    Finite values are tied unless a test shows that they are worse: one-sided at 5 %, paired by seed, with
-    Holm's correction. All tests share the best value, so that spreads are not moderated. A column in which
-    nothing can be tested has no best value.
-    """
-    own = {row: one.cell for row, one in column.items() if one.kind == "own" and one.value is not None}
-    if len(own) < 2:
-        return column
-    what = measure(next(iter(own.values())).measure)
-    if not what.accuracy and not what.margin.relative:
-        return column
-    sign = 1 if what.accuracy else -1
-    best = max(own, key=lambda row: sign * (column[row].value or 0.0))
-    top = dict(zip(own[best].value_seeds, own[best].values, strict=True))
-    ps: dict[str, float | None] = {}
-    for row, cell in own.items():
-        pairs = zip(cell.value_seeds, cell.values, strict=True)
-        if row != best:
-            differences = [sign * (top[seed] - value) for seed, value in pairs if seed in top]
-            found = contrast(Sample(differences, what.resolution(None)))
-            ps[row] = found.p_above() if found else None
-    if all(p is None for p in ps.values()):
-        return column
-    tied = {
-        row: replace(column[row], tied=math.isfinite(own[row].mean or 0.0) and (p is None or p >= LEVEL))
-        for row, p in zip(ps, holm([*ps.values()]), strict=True)
-    }
-    return {**column, best: replace(column[best], best=True), **tied}
-
-
 @dataclass(frozen=True)
 class Grid:
     """A table for display: column headings of one to three levels, and entries by row."""
@@ -248,7 +209,7 @@ class Grid:
                 if not (form == "short" and entry.kind in LONG_FORM):
                     columns.setdefault((*place, heading), {})[cell.row] = entry
         columns = {
-            place: _with_best(column)
+            place: column
             for place, column in columns.items()
             if any(entry.marked for entry in column.values())
         }
@@ -266,22 +227,6 @@ class Grid:
     def entries(self) -> list[GridEntry]:
         """All entries."""
         return list(itertools.chain.from_iterable(self.rows.values()))
-
-    @property
-    def parts(self) -> dict[str, Grid]:
-        """The grid, or a grid for each first heading if it is too wide; without rows that are empty there."""
-        if len(self.columns) <= PAGE_COLUMNS or len(self.columns[0]) == 1:
-            return {"": self}
-        grids: dict[str, Grid] = {}
-        for heading in dict.fromkeys(place[0] for place in self.columns):
-            own = [place[0] == heading for place in self.columns]
-            rows = {row: list(itertools.compress(entries, own)) for row, entries in self.rows.items()}
-            grids[heading] = Grid(
-                corner=self.corner,
-                columns=[place[1:] for place in itertools.compress(self.columns, own)],
-                rows={row: entries for row, entries in rows.items() if any(one.marked for one in entries)},
-            )
-        return grids
 
     @property
     def heading_rows(self) -> list[list[tuple[str, int]]]:

@@ -35,9 +35,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }
 }
 
-// Long tables can be filtered by the texts of their rows; the parts of a table have one filter.
+// Long tables can be filtered by the texts of their rows.
 for (const tools of document.querySelectorAll(".tools[data-for]")) {
-  const rows = [...document.querySelectorAll(`table[data-filter="${tools.dataset.for}"] tbody tr`)];
+  const rows = [...document.querySelectorAll(`#${tools.dataset.for} tbody tr`)];
   if (rows.length < 10) continue;
   tools.hidden = false;
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
