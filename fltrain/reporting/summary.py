@@ -1,19 +1,16 @@
-"""A paper at a scale in one file: its main finding, verdicts next to expected numbers, claims."""
+"""A paper at a scale in one file: its main claim, verdicts next to expected numbers, claims."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from fltrain.core.errors import count
-from fltrain.experiments.layout import Bubbles, ItemJob, named
+from fltrain.experiments.layout import Bubbles, ItemJob
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.figures.forest import forest
-from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import (
     EXPECTED,
@@ -61,7 +58,7 @@ def paper_summary(
     ]
     return {
         **paper,
-        "finding": finding(paper["kind"], every, sheets, measured),
+        "finding": finding(measured),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
@@ -100,59 +97,8 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     }
 
 
-# ---------------------------------------------------------------- the main finding
-def finding(
-    kind: str,
-    cells: Sequence[TableCell],
-    sheets: Sequence[ItemJob],
-    measured: Sequence[Mapping[str, Any]] = (),
-) -> str:
-    """Return one or two sentences with the main result and its numbers; empty without any number.
-
-    Of a control, it is how many false and true values the rule rejects. Else it is the first of the claims
-    that our runs decide, or a difference between methods if no claim has a number.
-
-    Args:
-        kind: of the paper: ``paper``, ``control`` ...
-        cells: of all its tables.
-        sheets: its items.
-        measured: its claims with an estimate, in the order of their declaration.
-    """
-    if kind == "control":
-        return _rejections(cells)
-    return _main_claim(measured) or _main_difference(cells, sheets)
-
-
-def _rejections(cells: Iterable[TableCell]) -> str:
-    """Return how many false and true published values of controls the rule rejects."""
-    judged = [cell for cell in cells if cell.verdict not in (None, "not run")]
-    false = [cell.verdict for cell in judged if cell.falsified]
-    true = [cell.verdict for cell in judged if not cell.falsified]
-    rejects, confirms, leaves = (
-        true.count(verdict) for verdict in ("not reproduced", "reproduced", "inconclusive")
-    )
-    parts = []
-    if false:
-        parts.append(f"The rule rejects {_part(false.count('not reproduced'), len(false), 'false value')}.")
-    if true and confirms == len(true):
-        parts.append(f"It confirms {_part(confirms, confirms, 'true value')}.")
-    elif true:
-        parts.append(
-            f"Of {count(len(true), 'true value')}, it rejects {rejects or 'none'}, confirms "
-            f"{confirms or 'none'} and leaves {leaves or 'none'} open."
-        )
-    return " ".join(parts)
-
-
-def _part(number: int, whole: int, what: str) -> str:
-    """Return a part of a whole in words, for example ``all 3 values`` or ``none of 2 values``."""
-    if number == whole:
-        return f"the one {what}" if whole == 1 else f"all {count(whole, what)}"
-    return f"{number or 'none'} of {count(whole, what)}"
-
-
-def _main_claim(measured: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first claim of the best rank, with its number; empty without a claim.
+def finding(claims: Iterable[Mapping[str, Any]]) -> str:
+    """Return the first of the claims with a number that has the best rank; empty without any.
 
     Exploratory verdicts come last, undecided claims after decided ones. Supported and contradicted claims
     have the same rank, so that a page does not hide failures behind a success.
@@ -162,45 +108,9 @@ def _main_claim(measured: Iterable[Mapping[str, Any]]) -> str:
     def rank(claim: Mapping[str, Any]) -> tuple[bool, int]:
         return claim["exploratory"], order.index(claim["verdict"].replace("contradicted", "supported"))
 
-    claim = min(measured, key=rank, default=None)
+    claim = min(claims, key=rank, default=None)
     if claim is None:
         return ""
     late = ", exploratory" if claim["exploratory"] else ""
     judged = f"{claim['verdict'].capitalize()}{late}: " if claim["verdict"] in JUDGED else ""
     return f"{judged}“{claim['claim']}” ({claim['where']}; {claim['number']})."
-
-
-def _main_difference(cells: Sequence[TableCell], sheets: Iterable[ItemJob]) -> str:
-    """Return the largest difference between methods with the best verdict: better, else worse.
-
-    Exploratory verdicts count only if there is no other. Without verdicts, it is the largest difference of
-    the first table that has any.
-    """
-    finite = [cell for cell in cells if cell.gain_interval and all(map(math.isfinite, cell.gain_interval))]
-    if not finite:
-        return ""
-    shown = [one for one in finite if (one.item, one.label) == (finite[0].item, finite[0].label)]
-    which = f"It is the largest of {count(len(shown), 'difference')}." if len(shown) > 1 else ""
-    judged = [cell for cell in finite if cell.gain_verdict]
-    for verdict in ("worse", "better"):
-        if same := [cell for cell in judged if cell.gain_verdict == verdict]:
-            shown = same
-            more = "; it is the largest of these" if len(same) > 1 else ""
-            number = f"{len(same)} {'is' if len(same) == 1 else 'are'}"
-            which = f"Of {count(len(judged), 'difference')}, {number} {verdict}{more}."
-    cell = max(shown, key=lambda cell: (not cell.exploratory, abs(cell.gain or 0.0)))
-    (sheet,) = (one for one in sheets if one.id.partition("/")[2] == cell.item)
-    layout = layout_of(sheet)
-    base = next(one.gain_over for one in layout.measures if one.measure == cell.measure and one.gain_over)
-    labels = {layout.panels: cell.panel, layout.rows: cell.row, layout.columns: cell.column}
-    minuend = [labels.pop(axis) for axis in base if axis in labels]
-    over = [named(axis, label) for axis, label in base.items()]
-    places = [named(axis, label) for axis, label in labels.items() if label]
-    low, high = cell.gain_interval or (0.0, 0.0)
-    late = ["exploratory"] if cell.exploratory else []
-    where = ", ".join([*places, count(len(cell.gains) or cell.n, "seed"), *late])
-    return (
-        f"{', '.join(minuend)} minus {', '.join(over)}, {cell.label.removesuffix(', %')}: "
-        f"{cell.gain:+z.2f}{' points' if cell.label.endswith('%') else ''} "
-        f"(90 % interval {low:+z.2f} to {high:+z.2f}; {where}). {which}"
-    ).strip()
