@@ -41,15 +41,13 @@ class Transfers(TorchDispatchMode):
 
     Attributes:
         in_steps: functions of the package that transfer within a local step.
-        elsewhere: the functions that read values outside of local steps.
-        uploads: number of copies to the device outside of local steps, by function.
+        elsewhere: number of other transfers, by function.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.in_steps: set[str] = set()
-        self.elsewhere: set[str] = set()
-        self.uploads: Counter[str] = Counter()
+        self.elsewhere: Counter[str] = Counter()
         self.stepping = False
 
     def __torch_dispatch__(
@@ -60,19 +58,19 @@ class Transfers(TorchDispatchMode):
             tensors = [each for each in args if isinstance(each, Tensor)]
             source, target = tensors[-1:], kwargs.get("device") or (tensors and tensors[0].device)
             if source and target != source[0].device:
-                self.note(reads=target == CPU)
+                self.note()
         elif operation in (ATEN.index, ATEN.index_put, ATEN.index_put_):  # it copies indices of the host
             if any(index is not None and index.device != args[0].device for index in args[1]):
-                self.note(reads=False)
+                self.note()
         elif operation in (ATEN._local_scalar_dense, ATEN.nonzero, ATEN.equal) and args[0].device != CPU:
-            self.note(reads=True)
+            self.note()
         if operation is ATEN._local_scalar_dense:
             return 1.0 if args[0].is_floating_point() else 1
         if operation is ATEN.nonzero:
             return args[0].new_zeros((args[0].numel(), args[0].dim()), dtype=torch.int64)
         return True if operation is ATEN.equal else func(*args, **kwargs)
 
-    def note(self, *, reads: bool) -> None:
+    def note(self) -> None:
         """Record the innermost function of the package, for example ``methods.ecgr._select``."""
         frame = sys._getframe()
         while not frame.f_globals["__name__"].startswith("fltrain."):
@@ -80,10 +78,8 @@ class Transfers(TorchDispatchMode):
         place = f"{frame.f_globals['__name__'].removeprefix('fltrain.')}.{frame.f_code.co_name}"
         if self.stepping:
             self.in_steps.add(place)
-        elif reads:
-            self.elsewhere.add(place)
         else:
-            self.uploads[place] += 1
+            self.elsewhere[place] += 1
 
     def watched(self, take: Callable[..., Any]) -> Callable[..., Any]:
         """A local step during which transfers are faults."""

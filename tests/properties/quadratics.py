@@ -59,11 +59,6 @@ class Quadratics:
     def clients(self) -> int:
         return len(self.curvatures)
 
-    def fedavg_limit(self, lr: float, steps: int) -> np.ndarray:
-        """Fixed point of federated averaging: each client goes 1 - (1 - lr h)^K of the way to its minimum."""
-        share = 1 - (1 - lr * self.curvatures) ** steps
-        return (share * self.minima).sum(0) / share.sum(0)
-
     def federation(
         self,
         method: Method,

@@ -174,22 +174,6 @@ def test_every_step_has_new_images_and_dropout_masks(
     assert_equal_up_to_rounding(*compared(graphs(device), FedAvg(), **settings, device=device))
 
 
-class Growing(FedAvg):
-    """Has a larger step state after the first step."""
-
-    def next_state(
-        self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
-    ) -> State:
-        return {"seen": weights.sum()}
-
-
-def test_a_step_state_keeps_its_names() -> None:
-    with pytest.raises(
-        FltrainError, match=r"a step state changes its names or shapes.*leave out --cuda-graph"
-    ):
-        simulation(Growing(), trainer=Replaying, **SETTINGS).round(0)
-
-
 class Swapping(FedAvg):
     """Keeps the weights of the last two steps, in each other's memory, and tensors that steps only read."""
 

@@ -289,18 +289,17 @@ class Drawing(FedAvg):
 DRAWS = {"Python": random.random, "NumPy": np.random.rand, "PyTorch": lambda: torch.rand(1)}
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-def test_draws_from_global_generators_are_refused(draw: str) -> None:
-    message = rf"^the server's part of a round.* draws from the global generator of {draw}, .*self\.random"
-    with pytest.raises(FltrainError, match=message):
-        trained(Drawing(draw=draw), rounds=1, fraction=0.34)
-
-
-@pytest.mark.parametrize(("draw", "workers"), [("Python", 1), ("NumPy", 2)])
-def test_draws_in_local_training_are_refused(draw: str, workers: int) -> None:
-    """PyTorch's generator has the stream of the client there."""
-    with pytest.raises(FltrainError, match=f"^local training draws from the global generator of {draw}"):
-        trained(Drawing(draw=draw, server=False), rounds=1, fraction=0.5, workers=workers)
+@pytest.mark.parametrize(
+    ("draw", "server", "workers"),
+    [*((draw, True, 1) for draw in DRAWS), ("Python", False, 1), ("NumPy", False, 2)],
+)
+def test_draws_from_global_generators_are_refused(draw: str, server: bool, workers: int) -> None:
+    """In local training, PyTorch's generator has the stream of the client."""
+    part = "the server's part of a round.*" if server else "local training"
+    with pytest.raises(
+        FltrainError, match=rf"^{part} draws from the global generator of {draw}, .*self\.random"
+    ):
+        trained(Drawing(draw=draw, server=server), rounds=1, fraction=0.5, workers=workers)
 
 
 class Naming(FedAvg):

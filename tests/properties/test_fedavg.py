@@ -29,19 +29,6 @@ from .ordinary import check_round, cross_entropy
 FORMS = ("heavy_ball", "dampened", "nesterov")
 
 
-def test_mean_by_data_size() -> None:
-    """The new weights are sum_k n_k w_k / sum_k n_k over the clients of the round, not over all clients."""
-    method = FedAvg()
-    federation = trained(method, rounds=1, fraction=0.5, trainer=Tracing)
-    updates = federation.trainer.updates
-    assert len(updates) == 3
-    assert len(federation.data.clients) == 6
-    samples = torch.tensor([len(federation.data.clients[update.client]) for update in updates])
-    assert samples.tolist() == [update.samples for update in updates] and len(set(samples.tolist())) == 3
-    expected = mean_by_size(updates, "weights")
-    torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     "method",
     [FedAvg(), Scaffold(), FedDyn(), FedACG(), FedNova(), *(FedAvgM(form=form) for form in FORMS)],

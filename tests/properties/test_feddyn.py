@@ -9,19 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fltrain.data.prepared import Partition
-from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.feddyn import FedDyn
 
-from .helpers import Tracing, drawn, local_of, simulation, trained
+from .helpers import Tracing, drawn, local_of, simulation
 from .quadratics import FOUR_CLIENTS, SIZE, TWO_CLIENTS, Quadratics, weights_after
 
 COPIES = np.array([3, 1])
 """Number of copies of each image, by client, if sizes differ."""
-
-
-def equally_divided() -> Partition:
-    return Partition(list(np.arange(120).reshape(20, 6).T.copy()), digest="")
 
 
 def locally(
@@ -104,11 +98,14 @@ def test_published_algorithm(alpha: float, momentum: float, monkeypatch: pytest.
     np.testing.assert_allclose(weights_after(federation, rounds), weights, atol=1e-5)
 
 
-def test_data_mode_equals_the_form_without_h(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of different size, in the form without h: a_k = -lam_k / alpha_k collects displacements."""
-    method = FedDyn(alpha=0.5, alpha_mode="data")
+@pytest.mark.parametrize(("alpha", "alpha_mode"), [(0.5, "data"), (0.0, "uniform"), (1e-7, "uniform")])
+def test_clients_of_different_size_in_the_form_without_h(
+    alpha: float, alpha_mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """a_k = -lam_k / alpha_k collects displacements; this form allows alpha = 0."""
+    method = FedDyn(alpha=alpha, alpha_mode=alpha_mode)
     federation = TWO_CLIENTS.federation(method, monkeypatch, steps=5, copies=COPIES)
-    alphas = method.alpha / (COPIES / COPIES.mean())
+    alphas = alpha / (COPIES / COPIES.mean() if alpha_mode == "data" else np.ones(2))
     weights, collected = np.zeros(SIZE), np.zeros((2, SIZE))
     for _ in range(8):
         ends = np.array(
@@ -119,30 +116,10 @@ def test_data_mode_equals_the_form_without_h(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(weights_after(federation, 8), weights, atol=1e-5)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 1e-7])
-def test_without_alpha_the_server_follows_a_second_order_recursion(
-    alpha: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All clients: e <- 2 (1 - g) e - (1 - g) e_before around FedAvg's limit, g the share that it moves."""
-    steps, lr = 10, 0.1
-    limit = TWO_CLIENTS.fedavg_limit(lr, steps)
-    share = (1 - (1 - lr * TWO_CLIENTS.curvatures) ** steps).mean(0)
-    before, error = -limit, (1 - 2 * share) * -limit  # from zero, the first step is twice FedAvg's
-    federation = TWO_CLIENTS.federation(FedDyn(alpha=alpha), monkeypatch, steps=steps, lr=lr)
-    for number in range(6):
-        federation.round(number)
-        np.testing.assert_allclose(federation.server.weights.numpy() - limit, error, atol=1e-5)
-        error, before = 2 * (1 - share) * error - (1 - share) * before, error
-
-
 def test_without_alpha_and_server_correction_it_is_the_uniform_mean() -> None:
-    """It is federated averaging if all clients have equally many images."""
     bare = FedDyn(alpha=0.0, server_correction=False, clip=None)
     federation = simulation(bare, trainer=Tracing)
     for number in range(3):
         federation.round(number)
         expected = torch.stack([update.weights for update in federation.trainer.updates]).mean(0)
         torch.testing.assert_close(federation.server.weights, expected, rtol=1e-6, atol=1e-6)
-    equal = {"rounds": 1, "partition": equally_divided()}
-    server, plain = trained(bare, **equal).server, trained(FedAvg(), **equal).server
-    torch.testing.assert_close(server.weights, plain.weights, rtol=1e-6, atol=1e-6)

@@ -11,7 +11,6 @@ from fltrain.data.prepared import Partition
 from fltrain.engine.clients import OWN
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedfcd import FedFcd
-from fltrain.methods.local import LocalOnly
 from fltrain.methods.training import Exponential
 from fltrain.methods.types import State
 from fltrain.models.base import Model, Part
@@ -19,7 +18,7 @@ from fltrain.models.network import Network
 from fltrain.models.networks.mlp import Mlp
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import Step, Tracing, assert_same_model, digits, reference, rows_of, simulation, trained
+from .helpers import Step, Tracing, digits, rows_of, simulation, trained
 from .ordinary import Description, averages, check_client_tests, features, flat, replica, running
 
 MLP = Mlp(hidden=8)
@@ -112,28 +111,6 @@ def restart(network: Network, step: Step) -> None:
         buffer.copy_(values)
 
 
-ALONE = {
-    **{"epochs": 2, "momentum": 0.9, "weight_decay": 0.01, "rounds": 3},
-    **{"batchnorm": "local", "model": MobileNetTiny()},
-}
-
-
-WITHOUT = {"without_fa": True, "without_fd": True, "without_ho": True}
-
-
-@pytest.mark.parametrize("settings", [{}, {"without_fa": False, "weight": 0.0}], ids=str)
-def test_with_all_parts_off_it_is_local_training_bit_for_bit(settings: dict[str, object]) -> None:
-    """Clients train and are tested without any use of the server's messages."""
-    method = FedFcd(**{**WITHOUT, **settings})
-    own, alone = trained(method, **ALONE), reference(LocalOnly(), **ALONE)
-    assert_same_model(own, alone)
-    for client, kept in alone.clients.items():
-        assert own.clients[client][OWN].keys() == kept[OWN].keys() == {"weights", "buffers", "counters"}
-        for name, value in kept[OWN].items():
-            assert torch.equal(own.clients[client][OWN][name], value)
-    assert own.rows == alone.rows
-
-
 LOCAL = [
     {},
     {"alternate": "batch", "distance": "sum"},
@@ -141,6 +118,7 @@ LOCAL = [
     {"without_fa": True},
     {"without_fd": True},
     {"without_ho": True, "head_lr": 0.2, "extractor_loss": "local"},
+    {"without_fa": True, "without_fd": True, "without_ho": True},
 ]
 
 

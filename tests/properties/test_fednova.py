@@ -61,28 +61,6 @@ def finished(
     return sent
 
 
-def normaliser(
-    method: FedNova, steps: int, *, momentum: float = 0.0, pull: float = 0.0, lr: float = 0.1
-) -> float:
-    """The a_k that a client sends; ``pull`` is eta mu."""
-    method = method.model_copy(update={"mu": pull / lr})
-    (update,) = finished(method, [update_of(*torch.zeros(2, 3))], [steps], momentum=momentum, lr=lr)
-    return float(update.extras[method.name]["normaliser"])
-
-
-@pytest.mark.parametrize("steps", [1, 2, 60])
-def test_normalisers_in_closed_form(steps: int) -> None:
-    """With momentum only, and with the proximal term only."""
-    for rho in (0.0, 0.5, 0.9):
-        expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        assert normaliser(FedNova(), steps, momentum=rho) == pytest.approx(expected, rel=1e-6)
-    for pull in (0.001, 0.01, 0.5):
-        expected = (1 - (1 - pull) ** steps) / pull
-        assert normaliser(FedNova(), steps, pull=pull) == pytest.approx(expected, rel=1e-6)
-    both = normaliser(FedNova(), steps, momentum=0.9, pull=0.01)
-    assert both == pytest.approx(moved(steps, 0.9, 0.01), rel=1e-6)
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(
     "settings", [{}, {"normaliser": "tau"}, {"mu": 1.0, "tau_eff": "steps", "server_momentum": 0.5}], ids=str

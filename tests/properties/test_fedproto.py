@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.engine.clients import OWN
 from fltrain.engine.evaluation import test_clients as decisions_of_all
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedproto import FedProto
-from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
-from .helpers import digits, local_of, skewed, trained, with_tests
+from .helpers import digits, local_of, skewed, with_tests
 from .ordinary import averages, cross_entropy, features, replica
 from .test_local import check_own_round, initial_models, taking_part
 
@@ -89,22 +87,14 @@ def decide(method: FedProto, seen: Tensor, means: Tensor, known: Tensor) -> Tens
         return method.predict(network, seen, local)
 
 
-def assert_same_clients(first: Simulation, second: Simulation) -> None:
-    """Check that client states and records are equal bit for bit."""
-    assert first.clients.keys() == second.clients.keys()
-    for client, kept in first.clients.items():
-        for part, tensor in kept[OWN].items():
-            assert torch.equal(tensor, second.clients[client][OWN][part]), part
-    assert first.rows == second.rows
-
-
 every_source = pytest.mark.parametrize("source", ["post", "running", "last_epoch"])
 every_averaging = pytest.mark.parametrize("averaging", ["plain", "weighted", "fedproto"])
 
 
-def test_local_training_is_cross_entropy_and_the_pull_to_the_means() -> None:
+@every_source
+def test_local_training_is_cross_entropy_and_the_pull_to_the_means(source: str) -> None:
     """An ordinary loop with the pull written out, before and after classes are known."""
-    method = FedProto(weight=5.0)
+    method = FedProto(weight=5.0, source=source)
     federation = taking_part(method, rounds=FEW[:3], epochs=1)
     models, unknown = initial_models(federation), []
     for number in range(3):
@@ -112,14 +102,6 @@ def test_local_training_is_cross_entropy_and_the_pull_to_the_means() -> None:
         unknown.append(set(range(10)) - set(means))
         check_own_round(federation, number, models, pulled(method, means) if means else cross_entropy)
     assert unknown == [set(range(10)), {3, 7, 8}, {8}]
-
-
-@every_source
-def test_without_pull_it_is_local_training_bit_for_bit(source: str) -> None:
-    """The computation of class means changes nothing else."""
-    method = FedProto(weight=0.0, source=source, inference="head")
-    settings = {"rounds": 3, "batchnorm": "local", "epochs": 2}
-    assert_same_clients(trained(method, **settings), trained(LocalOnly(), **settings))
 
 
 @every_source

@@ -10,25 +10,18 @@ import torch
 from scipy.stats import chi2, skew
 
 from fltrain.core.errors import FltrainError
-from fltrain.methods.base import Method
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.types import Task, Update
 from fltrain.models.flat import Layout, slots
 from fltrain.models.network import Layer
 
 from .helpers import (
-    BASES,
-    VARIED,
-    by_name,
-    goes_with,
     rows_of,
     simulation,
     task_of,
     trained,
     update_of,
 )
-
-SHARING = [base for base in BASES if by_name(base) in VARIED and goes_with(base(), Flfa())]
 
 SHAPES = [(3, 2), (2, 2, 1, 1), (1, 4), (5, 1), (2, 3), (2, 2)]
 
@@ -156,21 +149,6 @@ def test_layers_without_a_similarity_are_not_selected() -> None:
         flfa = Flfa(strategy=strategy, n_fa=6)
         state = flfa.server_init(task, start)
         assert flfa._selection(task, state, updates)["selected"].tolist() == expected
-
-
-@pytest.mark.parametrize("strategy", ["lowest", "highest"])
-@pytest.mark.parametrize("base", [base for base in SHARING if base().needs.private is None], ids=by_name)
-def test_selection_follows_from_the_recorded_similarities(base: type[Method], strategy: str) -> None:
-    """In a run, the previous round's recorded similarities determine the selected layers."""
-    federation = trained(base(), Flfa(strategy=strategy, n_fa=2), rounds=3, statistics=["similarity"])
-    selections = [row["selected"] for row in rows_of(federation, "flfa")]
-    similarities = [row["similarity"] for row in rows_of(federation, "updates")]
-    assert selections[0] == []
-    names = [layer.name for layer in federation.model.layout.layers]
-    for measured, selected in zip(similarities, selections[1:], strict=False):
-        assert list(measured) == names
-        ranked = sorted(measured, key=measured.get, reverse=strategy == "highest")
-        assert selected == ranked[:2]
 
 
 def report_of(flfa: Flfa, **settings: object) -> dict:

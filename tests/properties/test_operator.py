@@ -15,7 +15,7 @@ from fltrain.models.base import build
 from fltrain.models.feedback import direct_feedback, feedback
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import LAYERS, drawn
+from .helpers import drawn
 
 CHANNELS = 4
 
@@ -49,13 +49,6 @@ def outputs_and_gradients(module: nn.Module, input: Tensor, feedback_tensor: Ten
     return output.detach(), *torch.autograd.grad(output, [input, *module.parameters()], error)
 
 
-def test_feedback_through_own_weight_is_backpropagation_bit_for_bit() -> None:
-    for module, input in cases():
-        expected = outputs_and_gradients(module, input)
-        actual = outputs_and_gradients(module, input, module.weight.detach().clone())
-        assert all(map(torch.equal, actual, expected)), module
-
-
 def test_random_feedback_equals_the_surrogate_expression() -> None:
     """y = f(stopgrad(x); W, b) + s - stopgrad(s), s = f(x; B), has the same gradients."""
     for module, input in cases():
@@ -75,20 +68,9 @@ def mobilenet():
     return build(MobileNetTiny(), channels=1, side=8, classes=10, seed=0)
 
 
-def gradients(network: nn.Module) -> dict[str, Tensor]:
-    labels = torch.arange(6) % 10
-    loss = functional.cross_entropy(network(drawn(6, 1, 8, 8)), labels)
-    names, parameters = zip(*network.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
-
-
-def owners_of_differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> set[str]:
-    """Modules with a gradient that differs; all parameters of these must differ."""
-    differs: dict[str, set[bool]] = {}
-    for name in first:
-        differs.setdefault(name.rpartition(".")[0], set()).add(not torch.equal(first[name], second[name]))
-    assert all(len(answers) == 1 for answers in differs.values()), differs
-    return {owner for owner, answers in differs.items() if True in answers}
+def gradients(network: nn.Module) -> tuple[Tensor, ...]:
+    loss = functional.cross_entropy(network(drawn(6, 1, 8, 8)), torch.arange(6))
+    return torch.autograd.grad(loss, list(network.parameters()))
 
 
 def test_identity_path_of_a_residual_block_stays_exact() -> None:
@@ -101,34 +83,20 @@ def test_identity_path_of_a_residual_block_stays_exact() -> None:
     assert torch.equal(to_input, error)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_forward_pass_and_batchnorm_buffers_are_unchanged(training: bool) -> None:
-    plain, fed = mobilenet().train(training), mobilenet().train(training)
-    images = drawn(6, 1, 8, 8)
-    modules = {fed.get_submodule(name): drawn(*fed.get_submodule(name).weight.shape) for name in LAYERS}
-    with feedback(modules):
-        output = fed(images)
-    assert torch.equal(output, plain(images))
-    for (name, first), (_, second) in zip(plain.named_buffers(), fed.named_buffers(), strict=True):
-        assert torch.equal(first, second), name
-
-
-def feedback_contexts(network: nn.Module):
-    module = network.stage1.expand
-    yield feedback({module: drawn(*module.weight.shape)})
-    yield direct_feedback(network, {module: drawn(16, 10)})
-
-
 def test_feedback_is_not_part_of_the_model_and_is_removed_afterwards() -> None:
     network = mobilenet()
     keys, own, expected = list(network.state_dict()), dict(vars(network.stage1.expand)), gradients(network)
-    for context in feedback_contexts(network):
+    module = network.stage1.expand
+    for context in (
+        feedback({module: drawn(*module.weight.shape)}),
+        direct_feedback(network, {module: drawn(16, 10)}),
+    ):
         with pytest.raises(KeyError), context:
             assert list(network.state_dict()) == keys
             raise KeyError
         assert vars(network.stage1.expand) == own
         assert not network._forward_hooks
-    assert owners_of_differences(expected, gradients(network)) == set()
+    assert all(map(torch.equal, gradients(network), expected))
 
 
 @pytest.mark.parametrize("wrong", [nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding="same")], ids=str)

@@ -53,8 +53,26 @@ def chunks(
             yield list(torch.tensor(chunk).split(cuts))
 
 
-def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object) -> None:
-    """Against a loop over copies of the network; steps start where the traced ones did, as in check_round."""
+def few_images(images: int) -> dict[str, object]:
+    """A client with fewer images than a step takes; BatchNorm could not train on a part of one image."""
+    clients, tests = [np.arange(images), np.arange(6, 30)], [np.arange(30, 40), np.arange(40, 50)]
+    return {"partition": Partition(clients, digest="", tests=tests)}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *((method, {}) for method in METHODS),
+        *((PerFedAvg(version="fo"), few_images(images)) for images in (1, 3)),
+        (PerFedAvg(version="hf", delta=0.1), few_images(5)),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_local_training_equals_a_loop_over_copies(method: PerFedAvg, settings: dict[str, object]) -> None:
+    """Successive disjoint batches, incomplete chunks, momentum and decay outside, statistics of D2 only.
+
+    Steps start where the traced ones did, as in check_round. Clients with few images use all in each batch.
+    """
     federation = federation_of(method, evaluate_every=100, **settings)
     data, training = federation.data.train, federation.spec.training
     parts = {"fo": 2, "hf": 3}[method.version]
@@ -65,7 +83,7 @@ def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object)
         loss = functional.cross_entropy(network(images), labels)
         return gradient_of(loss, network), loss.item()
 
-    for number in range(rounds):
+    for number in range(2):
         received, lr = federation.server, training.lr * 0.5**number
         inner = lr if method.inner_lr is None else method.inner_lr
         federation.round(number)
@@ -97,20 +115,6 @@ def check_local_training(method: PerFedAvg, rounds: int = 2, **settings: object)
             torch.testing.assert_close(update.weights, weights, rtol=0, atol=0)
             torch.testing.assert_close(update.buffers, running(network), rtol=1e-5, atol=1e-6)
             assert float(update.loss) == pytest.approx(np.mean(losses), rel=1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_local_training_equals_a_loop_over_copies(method: PerFedAvg) -> None:
-    """Successive disjoint batches, incomplete chunks, momentum and decay outside, statistics of D2 only."""
-    check_local_training(method)
-
-
-@pytest.mark.parametrize(("version", "images"), [("fo", 1), ("fo", 3), ("hf", 5)])
-def test_clients_with_few_images_use_all_of_them_in_each_batch(version: str, images: int) -> None:
-    """BatchNorm cannot train on a single image, which a part of these batches would be."""
-    clients, tests = [np.arange(images), np.arange(6, 30)], [np.arange(30, 40), np.arange(40, 50)]
-    partition = Partition(clients, digest="", tests=tests)
-    check_local_training(PerFedAvg(version=version, delta=0.1), rounds=1, partition=partition)
 
 
 @pytest.mark.parametrize(
