@@ -11,21 +11,25 @@ import math
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, Strict, model_validator
+from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from fltrain.core.config import Settings
 
-OneOrSeveral = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-LabelChoice = dict[str, OneOrSeveral]
+Names = Annotated[
+    tuple[str, ...],
+    Field(strict=False, min_length=1),
+    BeforeValidator(
+        lambda names: (names,) if isinstance(names, str) else names,
+        json_schema_input_type=str | Annotated[tuple[str, ...], Field(min_length=1)],
+    ),
+]
+"""A name, or several."""
+
+LabelChoice = dict[str, Names]
 """On each axis one label, or any of several. Labels that an item lacks at a reduced scale are ignored."""
 
 Share = Annotated[tuple[float, float], Field(strict=False)]
 """A share of the rounds, from 0 to 1."""
-
-
-def several(names: OneOrSeveral) -> tuple[str, ...]:
-    """Return the names as a tuple, also for a single name."""
-    return (names,) if isinstance(names, str) else names
 
 
 class Quantity(Settings):
@@ -57,7 +61,7 @@ class Quantity(Settings):
     item: str
     measure: str | None = None
     curve: str | None = None
-    part: OneOrSeveral | None = None
+    part: Names | None = None
     rounds: Share = (0.0, 1.0)
     minus_rounds: Share | None = None
     over: LabelChoice = {}
@@ -69,13 +73,9 @@ class Quantity(Settings):
     @property
     def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield each axis on which cells are chosen, with the labels: ``over``, ``minus`` and ``at``."""
-        chosen = (self.over, self.minus, self.at)
-        return ((axis, several(labels)) for choice in chosen for axis, labels in choice.items())
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Parts whose numbers are added; empty if the quantity has a single number."""
-        return () if self.part is None else several(self.part)
+        return (
+            (axis, names) for chosen in (self.over, self.minus, self.at) for axis, names in chosen.items()
+        )
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

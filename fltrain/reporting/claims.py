@@ -40,7 +40,6 @@ from fltrain.experiments.claims import (
     Test,
     Tested,
     quantities,
-    several,
 )
 from fltrain.experiments.layout import ItemJob, named
 from fltrain.experiments.published import Published, Statement
@@ -55,9 +54,9 @@ from fltrain.reporting.frame import (
     resolution,
 )
 from fltrain.reporting.pages import TEMPLATES
-from fltrain.reporting.tables.render import DROPPED, EXPLORATORY, gain_text
+from fltrain.reporting.tables.render import DROPPED, EXPLORATORY
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import interval_text, markdown_table, p_text, without_tags
+from fltrain.reporting.text import markdown_table, p_text, without_tags
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
@@ -229,7 +228,7 @@ def _of_item(
         return Finding("not run", "No run, or pair of runs, that it needs is complete.")
     present = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
     if present.empty:
-        parts = f" of {', '.join(test.parts)}" if test.parts else ""
+        parts = f" of {', '.join(test.part)}" if test.part else ""
         return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
     match test:
         case Fails():
@@ -237,17 +236,16 @@ def _of_item(
         case Printed():
             found = _printed(sheet, test, cells)
         case InRegion():
-            found = _compared(ClaimNumbers.of(frame, chosen, sheet, test, runs), sheet, test, statement)
-    at = {axis: several(labels) for axis, labels in test.at.items()}
-    complete = {axis for axis, labels in at.items() if {*labels} <= axes[axis]}
+            found = _compared(ClaimNumbers.of(frame, chosen, test, runs), sheet, test, statement)
+    complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
     missed = [str(one) for one in sheet.restricted if one.axis not in complete]
-    named_here = ((axis, label) for axis, labels in at.items() if axis in lines for label in labels)
+    named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
     empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
     if not (missed or empty):
         return found
     why = f"the runs are restricted to {', '.join(missed)}" if missed else ""
     why = why or f"there is no number at {', '.join(empty)}"
-    decision = f"{found.decision}. Undecided, as {why}" if found.decision else f"undecided, as {why}"
+    decision = f"{found.decision}. Undecided, as {why}"
     return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
 
 
@@ -255,19 +253,15 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts; parts with the same text share it."""
     verdicts = {part.verdict for part in parts}
     judged = not reduced and not verdicts <= {"not run", "not judged"}
-    texts: dict[str, list[str]] = {}
-    for number, part in enumerate(parts, start=1):
-        text = f"{part.verdict}: {part.evidence}" if judged else part.evidence
-        texts.setdefault(text, []).append(str(number))
-    numbered = " ".join(f"({', '.join(same)}) {text}" for text, same in texts.items())
-    numbers = numbered if len(texts) > 1 else next(iter(texts))
+    texts = dict.fromkeys(f"{part.verdict}: {part.evidence}" if judged else part.evidence for part in parts)
+    several = len(texts) > 1
+    numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
     main = "; ".join(dict.fromkeys(part.number for part in parts if part.number))
     if not judged:
-        verdict: ClaimVerdict = "reduced scale" if "reduced scale" in verdicts else "not run"
-        return Finding(verdict, numbers, number=main)
+        return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers, number=main)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
-    verdict = "supported" if verdicts == {"supported"} else "undecided"
+    verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
     p = None if None in contrary else min(ps, default=None)
@@ -289,21 +283,17 @@ class ClaimNumbers:
         at: numbers at each place that has any; the whole item moderates their spreads.
         mean: averages over these places, of the seeds that have a number in all of them; over several places,
             they have a spread of their own.
-        empty: some place has no number.
-        losses: counts of lost runs and of places without a number, in words.
-        untested: the finding before any test: mean, interval, extreme places and losses.
+        empty: number of places without a number.
+        lost: counts of lost runs, and of places without a number, in words.
     """
 
     at: dict[str, Sample]
     mean: Sample
-    empty: bool
-    losses: list[str]
-    untested: Finding
+    empty: int
+    lost: list[str]
 
     @classmethod
-    def of(
-        cls, frame: pd.DataFrame, chosen: pd.Series, sheet: ItemJob, test: Quantity, runs: Runs
-    ) -> ClaimNumbers:
+    def of(cls, frame: pd.DataFrame, chosen: pd.Series, test: Quantity, runs: Runs) -> ClaimNumbers:
         """Arrange the chosen lines of an item; a place is called by the labels that vary.
 
         Places with the same dataset moderate each other, differences if they also have the same plug-ins,
@@ -311,46 +301,36 @@ class ClaimNumbers:
         """
         axes, lines, compared = places(frame), frame[chosen], bool(test.over or test.minus)
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
-        labels = [dict(group.iloc[0][axes].astype(str)) for group in groups]
-        plugins = [group["composition"].iloc[0][1:] if compared else () for group in groups]
-        families = zip((max(group["spread_family"], key=len) for group in groups), plugins, strict=True)
         shares = test.measure is not None and not compared and measure(test.measure).margin.relative
         own: list[Sample] = []
         for group in groups:
-            records = [runs(run) for several_runs in group["run"] for run in several_runs.split()]
+            records = (runs(run) for several_runs in group["run"] for run in several_runs.split())
             floor = 0.0 if test.relative else resolution(records, test.measure or test.curve or "")
-            diverged = bool((group["state"] == DIVERGED).any())
-            own.append(Sample(known(group["value"]), floor, diverged, shares))
-        bases = [tuple(one[axis] for axis in axes if axis not in test.over) for one in labels]
-        samples = moderated(own, families, bases if test.over else None)
+            own.append(Sample(known(group["value"]), floor, DIVERGED in {*group["state"]}, shares))
+        families = [
+            (max(group["spread_family"], key=len), group["composition"].iloc[0][1:] if compared else ())
+            for group in groups
+        ]
+        base = [axis for axis in axes if axis not in test.over]
+        bases = [tuple(group.iloc[0][base]) for group in groups] if test.over else None
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
-        at: dict[str, Sample] = {}
-        by_seed: dict[str, pd.Series] = {}
-        empty = 0
-        for group, one, sample in zip(groups, labels, samples, strict=True):
-            if not chosen[group.index[0]]:
-                continue
-            empty += not sample.values
-            if sample.values:
-                place = ", ".join(one[axis] for axis in varied) or "all"
-                at[place] = sample
-                by_seed[place] = group.set_index("seed")["value"]
-        means = pd.DataFrame(by_seed).sort_index().dropna().mean(axis=1)
+        named_places = {
+            ", ".join(group.iloc[0][varied].astype(str)) or "all": (sample, group.set_index("seed")["value"])
+            for group, sample in zip(groups, moderated(own, families, bases), strict=True)
+            if chosen[group.index[0]]
+        }
+        at = {place: sample for place, (sample, _) in named_places.items() if sample.values}
+        by_seed = pd.DataFrame({place: named_places[place][1] for place in at})
+        means = by_seed.sort_index().dropna().mean(axis=1).tolist()
         floor = max((sample.floor for sample in at.values()), default=0.0)
-        mean = Sample(means.tolist(), floor / math.sqrt(max(len(at), 1)))
+        mean = Sample(means, floor / math.sqrt(max(len(at), 1)))
         if len(at) == 1:
-            mean = replace(next(iter(at.values())), values=mean.values)
+            mean = replace(next(iter(at.values())), values=means)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
-        losses = [f"{number} {text}" for text, number in counts.items() if number]
-        losses += [f"{count(empty, 'place')} without a number"] if empty else []
-        number, subtraction = _mean_text(mean, sheet, test), _subtraction(sheet, test)
-        number += f" ({subtraction})" if number and subtraction else ""
-        words = ", ".join([*_in_words(at, mean, number, sheet, test), *losses])
-        estimate, found = average(mean.values) if mean.values else None, contrast(mean)
-        interval = found.interval if found else None
-        several = f"mean of {len(at)} places: " if number and len(at) > 1 else ""
-        untested = Finding("undecided", words, "", estimate, interval, number=several + number)
-        return cls(at, mean, empty > 0, losses, untested)
+        empty = len(named_places) - len(at)
+        lost = [f"{number} {text}" for text, number in counts.items() if number]
+        lost += [f"{count(empty, 'place')} without a number"] if empty else []
+        return cls(at, mean, empty, lost)
 
     def judged(self, judge: str) -> dict[str, Sample]:
         """Return the samples that a claim is judged by: at every place, of the average, or at an extreme."""
@@ -361,72 +341,52 @@ class ClaimNumbers:
         return {place: self.at[place]}
 
 
-def _unit(sheet: ItemJob, test: Quantity) -> str:
-    """Return the unit of a number after a space; curves have none, and multiples name their cell."""
-    shown = sheet.table.measures if sheet.table else ()
-    multiples = [one.relative_to for one in shown if one.measure == test.measure and one.relative_to]
-    if multiples and not test.relative:
-        return f" × {', '.join(multiples[0].values())}"
-    if test.relative or not test.measure:
-        return " %" if test.relative else ""
-    unit = measure(test.measure).unit
-    unit = "points" if unit == "%" and (test.minus or test.over) else unit
-    return f" {unit}" if unit else ""
+@dataclass(frozen=True)
+class Wording:
+    """Words for the number of a claim.
+
+    Attributes:
+        unit: its unit after a space; curves have none, and multiples name their cell.
+        form: its format: differences have a sign.
+        subtraction: the subtraction behind it, for example ``C = 0.1 minus C = 0``; empty without one.
+    """
+
+    unit: str
+    form: str
+    subtraction: str
+
+    @classmethod
+    def of(cls, sheet: ItemJob, test: Quantity) -> Wording:
+        """Return the words for the number of a test."""
+        last = test.minus or test.over
+        unit = " %" if test.relative else ""
+        if test.measure and not test.relative:
+            shown = sheet.table.measures if sheet.table else ()
+            over = next((one.relative_to for one in shown if one.measure == test.measure), {})
+            unit = f"× {', '.join(over.values())}" if over else measure(test.measure).unit
+            unit = f" {'points' if unit == '%' and last else unit}" if unit else ""
+        first: LabelChoice = {}
+        for axis, names in last.items():
+            others = {*test.at.get(axis, sheet.axes[axis])} - {*names}
+            if len(others) == 1:
+                first[axis] = (others.pop(),)
+        gain = f"gain over {_labels(test.over)}: " if test.over and test.minus else ""
+        parts = [f"{gain}{_labels(first) or 'others'} minus {_labels(last)}"] if last else []
+        if test.minus_rounds:
+            parts.append(
+                "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
+            )
+        form = "+" * bool(parts) + ("z.2f" if unit in (" %", " points") else ".4g")
+        return cls(unit, form, ", ".join(parts))
+
+    def number(self, value: float, interval: Interval | None, about: str) -> str:
+        """Return a number with its unit and interval, and notes on it."""
+        around = " [{}, {}]".format(*(f"{end:{self.form}}" for end in interval)) if interval else ""
+        return f"{value:{self.form}}{self.unit}{around}" + (f" ({about})" if about else "")
 
 
-def _form(sheet: ItemJob, test: Quantity) -> str:
-    return "+z.2f" if _unit(sheet, test) == " points" else "+.4g"
-
-
-def _mean_text(mean: Sample, sheet: ItemJob, test: Quantity) -> str:
-    """Return the mean with its unit and interval; empty without any seed."""
-    if not mean.values:
-        return ""
-    found, form = contrast(mean), _form(sheet, test)
-    around = " [{}, {}]".format(*(f"{end:{form}}" for end in found.interval)) if found else ""
-    return f"{average(mean.values):{form}}{_unit(sheet, test)}{around}"
-
-
-def _in_words(
-    at: Mapping[str, Sample], mean: Sample, number: str, sheet: ItemJob, test: Quantity
-) -> list[str]:
-    """Return the mean with its seeds, and the extreme places."""
-    parts, form = ["no seed has a number in all places"], _form(sheet, test)
-    if mean.values:
-        parts = [f"mean {number} over {count(len(mean.values), 'seed')}"]
-    means = {place: float(np.mean(sample.values)) for place, sample in at.items()}
-    if len(means) > 1:
-        low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-        parts.append(_signs([*means.values()]))
-        parts.append(f"from {means[low]:{form}} ({low}) to {means[high]:{form}} ({high})")
-    return parts
-
-
-def _signs(means: Sequence[float]) -> str:
-    """Return at how many places the mean is positive, or that it is negative at all."""
-    every = "both places" if len(means) == 2 else f"all {len(means)} places"
-    positive, negative = sum(mean > 0 for mean in means), sum(mean < 0 for mean in means)
-    if len(means) in (positive, negative):
-        return f"{'positive' if positive else 'negative'} at {every}"
-    return f"positive at {positive or 'none'} of {len(means)} places"
-
-
-def _subtraction(sheet: ItemJob, test: Quantity) -> str:
-    """Return the subtraction behind a number, for example ``C = 0.1 minus C = 0``; empty without one."""
-
-    def text(labels: LabelChoice) -> str:
-        return ", ".join(named(axis, label) for axis, names in labels.items() for label in several(names))
-
-    last = test.minus or test.over
-    first: LabelChoice = {}
-    for axis, names in last.items():
-        others = {*several(test.at.get(axis, sheet.axes[axis]))} - {*several(names)}
-        if len(others) == 1:
-            first[axis] = others.pop()
-    gain = f"gain over {text(test.over)}: " if test.over and test.minus else ""
-    labels = f"{gain}{text(first) or 'others'} minus {text(last)}" if last else ""
-    shares = ["{:.0%} to {:.0%}".format(*share) for share in (test.rounds, test.minus_rounds) if share]
-    return ", ".join(filter(None, (labels, f"rounds {' minus '.join(shares)}" if test.minus_rounds else "")))
+def _labels(chosen: LabelChoice) -> str:
+    return ", ".join(named(axis, label) for axis, names in chosen.items() for label in names)
 
 
 # ---------------------------------------------------------------- tests
@@ -437,15 +397,17 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: 
     around zero.
     """
     stated, margin = _stated(test, statement)
-    if numbers.empty and test.judge != "every":
-        return replace(numbers.untested, decision=INCOMPLETE)
-    samples = numbers.judged(test.judge)
     theirs = math.inf if stated is None else sheet.reported_seeds or 1
+    incomplete = numbers.empty and test.judge != "every"
+    samples = {THE_AVERAGE: numbers.mean} if incomplete else numbers.judged(test.judge)
     tries = len(numbers.at) if test.judge in ("largest", "smallest") else 1
 
     def tested(sample: Sample) -> Contrast | None:
         return contrast(sample, stated or 0.0, seeds=theirs, tries=tries)
 
+    shown = _described(numbers, samples, tested, Wording.of(sheet, test), test, stated)
+    if incomplete:
+        return replace(shown, decision=INCOMPLETE)
     low, high = test.region(margin)
     tried = {place: found for place, sample in samples.items() if (found := tested(sample))}
     opposites = dict(tried)
@@ -454,43 +416,58 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: 
     outside = [min(1.0, tries * min(one.p_above(high), one.p_below(low))) for one in opposites.values()]
     corrected = [p or 0.0 for p in holm(outside)]
     least = min(corrected, default=1.0)
-    inside = [min(1.0, tries * max(one.p_above(low), one.p_below(high))) for one in tried.values()]
-    shown, words = numbers.untested, ""
-    if stated is not None:
-        ((place, ours),) = samples.items()
-        shown = _beside_stated(numbers, sheet, test, place, ours, stated)
-        words = f"stated {stated:g}, margin {margin:.3g}"
     if least >= LEVEL and (not tried or len(tried) < len(samples)):
-        return replace(shown, decision="; ".join(filter(None, (words, UNTESTABLE))))
-    verdict: ClaimVerdict = "supported" if max(inside) < LEVEL and not numbers.empty else "undecided"
-    p = max(inside)
+        return replace(shown, decision=UNTESTABLE)
+    region = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
+    claimed = region.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
+    chosen = f" (Bonferroni over {tries} places)" if tries > 1 else ""
     if least < LEVEL:
-        verdict, p = "contradicted", least
-    if stated is not None:
-        (found,) = tried.values()
-        (from_, to), difference = found.interval, found.estimate
-        shown = replace(shown, interval=(stated + from_, stated + to))
-        words += f", ours minus stated {difference:+z.2f} {interval_text(found.interval, 2, '+')}"
-        words += f", Bonferroni over {tries} places" if tries > 1 else ""
-    elif verdict == "contradicted":
         at = f" at {[*opposites][corrected.index(least)]}" if len(samples) > 1 else ""
-        words = _one_sided_words(test, margin, at, p)
-        words += f" (Holm over {len(outside)})" if len(outside) > 1 else ""
-    else:
-        words = _one_sided_words(test, margin, None, p)
-        words += f", the largest of {len(tried)} places" if len(tried) > 1 else ""
-    return replace(shown, verdict=verdict, decision=words, p=p, p_contradicted=least)
+        chosen = f" (Holm over {len(outside)})" if len(outside) > 1 else chosen
+        words = f"not {claimed}{at}: one-sided {p_text(least)}{chosen}"
+        return replace(shown, verdict="contradicted", decision=words, p=least, p_contradicted=least)
+    p = max(min(1.0, tries * max(one.p_above(low), one.p_below(high))) for one in tried.values())
+    chosen = f", the largest of {len(tried)} places" if len(tried) > 1 else chosen
+    return replace(
+        shown,
+        verdict="supported" if p < LEVEL and not numbers.empty else "undecided",
+        decision=f"{claimed}: one-sided {p_text(p)}{chosen}",
+        p=p,
+        p_contradicted=least,
+    )
 
 
-def _one_sided_words(test: InRegion, margin: float, opposite_at: str | None, p: float) -> str:
-    """Return the test of a direction or a similarity in words; ``opposite_at`` names the place against it."""
-    if test.kind == "similar":
-        tests = "within {:g}: two one-sided tests," if opposite_at is None else "beyond {:g}: one-sided"
-        return f"{tests.format(margin)} {p_text(p)}"
-    bound = f"above {margin:g}" if test.kind == "positive" else f"below {-margin:g}"
-    if opposite_at is None:
-        return f"{bound}: one-sided {p_text(p)}" if margin else f"one-sided {p_text(p)}"
-    return f"opposite{opposite_at}: {f'not {bound}, ' if margin else ''}one-sided {p_text(p)}"
+def _described(
+    numbers: ClaimNumbers,
+    samples: Mapping[str, Sample],
+    tested: Callable[[Sample], Contrast | None],
+    wording: Wording,
+    test: InRegion,
+    stated: float | None,
+) -> Finding:
+    """Return the finding before any test: the mean, or the number beside a stated one, and lost runs."""
+    place, ours = (THE_AVERAGE, numbers.mean) if stated is None else next(iter(samples.items()))
+    if not ours.values:
+        return Finding("undecided", ", ".join(["no seed has a number in all places", *numbers.lost]))
+    mean, found, zero = average(ours.values), tested(ours), stated or 0.0
+    interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
+    about = [
+        "" if place == THE_AVERAGE else place,
+        wording.subtraction,
+        "" if stated is None else f"stated {stated:g}",
+    ]
+    means = {place: float(np.mean(sample.values)) for place, sample in numbers.at.items()}
+    several = f"mean of {len(means)} places: " if place == THE_AVERAGE and len(means) > 1 else ""
+    number = several + wording.number(mean, interval, "; ".join(filter(None, about)))
+    words = [f"{number} over {count(len(ours.values), 'seed')}"]
+    if several:
+        low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+        sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
+        agreeing = sum(sign * mean > 0 for mean in means.values())
+        words += [f"{test.kind} at {agreeing} of {len(means)}"] if sign else []
+        ends = (f"{means[end]:{wording.form}} ({end})" for end in (low, high))
+        words.append(f"from {' to '.join(ends)}")
+    return Finding("undecided", ", ".join([*words, *numbers.lost]), "", mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -503,18 +480,6 @@ def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
     if test.by is not None or test.measure is None:  # a curve has a margin
         return stated, test.by or 0.0
     return stated, gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
-
-
-def _beside_stated(
-    numbers: ClaimNumbers, sheet: ItemJob, test: Quantity, place: str, ours: Sample, stated: float
-) -> Finding:
-    """Return the finding before the test of a stated number."""
-    if not ours.values:
-        return numbers.untested
-    mean, where = average(ours.values), "" if place == THE_AVERAGE else f" ({place})"
-    value = f"{mean:z.2f}{_unit(sheet, test)}"
-    words = ", ".join([f"{value} over {count(len(ours.values), 'seed')}{where}", *numbers.losses])
-    return Finding("undecided", words, "", mean, number=f"{value} (stated {stated:g})")
 
 
 CELL_VERDICTS: dict[Position, ClaimVerdict] = {
@@ -532,7 +497,7 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
         FltrainError: if the table does not print such a gain.
     """
     axes = (sheet.table.rows, sheet.table.columns, sheet.table.panels) if sheet.table else ()
-    place = [test.at.get(axis or "", "") for axis in axes]
+    place = [", ".join(test.at.get(axis or "", ())) for axis in axes]
     for cell in cells:
         here = [cell.row, cell.column, cell.panel] == place and cell.measure == test.measure
         if here and cell.published_gain is not None:
@@ -543,48 +508,41 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
 def _printed(sheet: ItemJob, test: Printed, cells: Sequence[TableCell]) -> Finding:
     """Return the verdict of the table's cell on the gain that the claim states."""
     cell = printed_cell(sheet, test, cells)
-    stated, ends, n = cell.published_gain or 0.0, cell.gain_difference_interval, len(cell.gains)
-    value = f"{gain_text(cell)}{_unit(sheet, test)}"
-    words = f"stated {stated:.4g}, as the cell {cell.place} of “{sheet.title}”"
-    words += f", which is {cell.gain_verdict}" if cell.gain_verdict else ""
-    shown = Finding("undecided", f"{value} over {count(n, 'seed')}", words, cell.gain)
-    shown = replace(shown, number=f"{value} (stated {stated:.4g})")
-    if ends is None or cell.gain is None or cell.gain_margin is None:
-        return replace(shown, decision=f"{words}; {UNTESTABLE}")
-    words += f", margin {cell.gain_margin:.3g}, ours minus stated {cell.gain - stated:+z.2f}"
-    verdict, p = CELL_VERDICTS[against(ends, cell.gain_margin)], cell.gain_p
-    return replace(
-        shown,
-        verdict=verdict,
-        decision=f"{words} {interval_text(ends, 2, '+')}",
-        interval=(stated + ends[0], stated + ends[1]),
-        p=p if verdict == "contradicted" else None,
-        p_contradicted=p,
-    )
+    gain, stated, ends = cell.gain or 0.0, cell.published_gain or 0.0, cell.gain_difference_interval
+    interval = (stated + ends[0], stated + ends[1]) if ends else None
+    number = Wording.of(sheet, test).number(gain, interval, f"stated {stated:.4g}")
+    words = f"{number} over {count(len(cell.gains), 'seed')}"
+    shown = Finding("undecided", words, UNTESTABLE, cell.gain, interval, number=number)
+    if ends is None:
+        return shown
+    margin = cell.gain_margin or 0.0
+    verdict, p = CELL_VERDICTS[against(ends, margin)], cell.gain_p
+    decision = f"the cell {cell.place} of “{sheet.title}” is {cell.gain_verdict}, margin {margin:.3g}"
+    p = p if verdict == "contradicted" else None
+    return replace(shown, verdict=verdict, decision=decision, p=p, p_contradicted=cell.gain_p)
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
+    """Return if most runs of each place diverged or have a low number; a place without runs has no share."""
     diverged = lines["state"] == DIVERGED
     there = diverged | lines["value"].notna()
     failed = (diverged | (lines["value"] <= test.at_most)).where(there).astype(float)
-    # A place without any run has no share (NaN).
     by_place = [lines[axis] for axis in places(lines)] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
-    empty, most, lost = int(shares.isna().sum()), int((shares > 0.5).sum()), int((~there).sum())
+    most, empty = int((shares > 0.5).sum()), int(shares.isna().sum())
     verdict: ClaimVerdict = "undecided"
     if most == len(shares):
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
-    what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
-    parts = [
-        f"failed: {int(failed.sum())} of {count(int(there.sum()), 'run')}, by divergence "
-        f"({int(diverged.sum())}) or by {what} of at most {test.at_most:g}; "
-        f"more than half of them at {most} of {count(len(shares), 'place')}"
-    ]
+    number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
+    parts = [f"{number}, {int(diverged.sum())} diverged", f"most at {most} of {count(len(shares), 'place')}"]
+    lost = int((~there).sum())
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
-    return Finding(verdict, ", ".join(parts), number=f"{int(failed.sum())} of {int(there.sum())} failed")
+    what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
+    limit = f"failed: diverged, or {what} of at most {test.at_most:g}"
+    return Finding(verdict, ", ".join(parts), limit, number=number)
 
 
 # ---------------------------------------------------------------- output

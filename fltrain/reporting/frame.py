@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.claims import OneOrSeveral, Quantity
+from fltrain.experiments.claims import LabelChoice, Quantity
 from fltrain.experiments.layout import COLUMNS, Cell, ItemJob, Labels, Measured, Ranking, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
@@ -354,9 +354,9 @@ def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Publishe
                 )
             frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
         dimension = measure(test.measure).dimension
-        if dimension and test.parts:
-            named = frame[dimension].isin([*test.parts, UNKNOWN])
-            frame = combined(frame[named], [dimension], "sum", len(test.parts))
+        if dimension and test.part:
+            named = frame[dimension].isin([*test.part, UNKNOWN])
+            frame = combined(frame[named], [dimension], "sum", len(test.part))
     return frame
 
 
@@ -380,7 +380,7 @@ def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
         found = curve(record, test.curve)
     except FltrainError:  # a scale can leave a statistic out
         return None
-    parts = test.parts or ("",)
+    parts = test.part or ("",)
     if not set(parts) <= set(found):  # at a reduced scale, the network can be another one
         return None
     values = found[list(parts)].sum(axis=1, skipna=False)
@@ -394,7 +394,7 @@ def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
     return {"": mean(test.rounds) - (mean(test.minus_rounds) if test.minus_rounds else 0.0)}
 
 
-def differences(frame: pd.DataFrame, labels: Mapping[str, OneOrSeveral], relative: bool) -> pd.DataFrame:
+def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.DataFrame:
     """Return values minus the mean of those with the given labels, at the same place and seed.
 
     ``relative`` differences are in per cent of that mean. The state is the worse one.

@@ -121,7 +121,7 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         (MIXED, {**EVERY, **AT_A}, "supported", ""),
         ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "; above 1: one-sided p 0.0"),
         ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "undecided", ""),
-        ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "; opposite: not above 3, one-sided p 0.0"),
+        ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "; not above 3: one-sided p 0.0"),
         # At most one point worse, or better.
         ({"a": (-0.2, -0.3, -0.1)}, {**ABOVE, "by": -1.0}, "supported", ""),
         ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "undecided", ""),
@@ -131,7 +131,7 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
         (SINGLE, POSITIVE, "undecided", "it takes three seeds"),
-        (SINGLE, EVERY, "undecided", "positive at all 8 places"),
+        (SINGLE, EVERY, "undecided", "positive at 8 of 8"),
         # The average over all places is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
@@ -165,8 +165,8 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "mean +1.00 points [-0.69, +2.69] (x minus none) over 3 seeds, positive at 1 of 2 places, from +0.00 "
-        "(b) to +2.00 (a); one-sided p 0.113."
+        "mean of 2 places: +1.00 points [-0.69, +2.69] (x minus none) over 3 seeds, positive at 1 of 2, from "
+        "+0.00 (b) to +2.00 (a); above 0: one-sided p 0.113."
     )
 
 
@@ -176,7 +176,7 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     runs.pairs({f"method {number}": tuple(-1.0 + draw - draw.mean()) for number, draw in enumerate(draws)})
     found = runs.judged({**POSITIVE, "judge": "every"})
     assert found.verdict == "contradicted"
-    assert "opposite at the average" in found.evidence
+    assert "not above 0 at the average" in found.evidence
 
 
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
@@ -198,7 +198,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "over 3 seeds, positive at both places, from +3.50 (u) to +13.50 (v)" in found.evidence
+    assert "over 3 seeds, positive at 2 of 2, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -224,8 +224,8 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).evidence.startswith("mean +23.33 points [")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("mean +0.4538 × none [")
+    assert runs.judged(ABOVE).evidence.startswith("+23.33 points [")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.4538 × none [")
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
@@ -235,7 +235,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith("mean +25 % [+24.83, +25.17] (x minus none) over 3 seeds")
+    assert found.evidence.startswith("+25.00 % [+24.83, +25.17] (x minus none) over 3 seeds")
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -366,7 +366,8 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     stated = published - 51.5
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
-    assert found.number == f"+0.60 ± 0.00 points (stated {stated:.4g})"
+    interval = f"[{found.low:+.2f}, {found.high:+.2f}]"
+    assert found.number == f"+0.60 points {interval} (stated {stated:.4g})"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
@@ -613,7 +614,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = judgement.to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | mean +2.10 points [+1.93, +2.27] (x minus none) "
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | +2.10 points [+1.93, +2.27] (x minus none) "
         f"over 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
