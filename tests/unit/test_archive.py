@@ -1,7 +1,6 @@
 """Archives of records: exact round trips, equal archives of equal records, refusal of other archives."""
 
 import gzip
-import io
 import json
 import os
 import re
@@ -9,7 +8,6 @@ import shutil
 import tarfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -18,9 +16,9 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.methods.fedavg import FedAvg
 from fltrain.runs.archive import export_records, import_records
-from fltrain.runs.record import RECORD_FILES, Record, Results, sealed
+from fltrain.runs.record import RECORD_FILES, Results, sealed
 
-from .helpers import cli, error_line, tiny, trained, write_config
+from .helpers import cli, error_line, tiny, trained, write_config, write_tar
 
 Files = dict[str, bytes]
 
@@ -61,26 +59,6 @@ def files(results: Results) -> Files:
     return {str(path.relative_to(runs)): path.read_bytes() for path in runs.rglob("*") if path.is_file()}
 
 
-def member(name: str, content: bytes = b"{}", **changes: Any) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    for key, value in changes.items():
-        setattr(info, key, value)
-    return info, content
-
-
-def pack(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as packed:
-        for info, content in members:
-            packed.addfile(info, io.BytesIO(content))
-    return path
-
-
-def contents(record: Record) -> Files:
-    """The files of a record that an archive contains."""
-    return {name: (record.folder / name).read_bytes() for name in RECORD_FILES}
-
-
 def refused(path: Path, target: Results, *expected: str) -> None:
     """Check that the import fails with these words in one line, and leaves no files behind."""
     before = files(target)
@@ -89,12 +67,6 @@ def refused(path: Path, target: Results, *expected: str) -> None:
     assert all(words in message for words in expected), message
     assert files(target) == before
     assert not list((target.root / "runs").glob(".*"))
-
-
-def move_to_gpu(record: Record) -> None:
-    """Change the device in a record to a GPU."""
-    path = record.folder / "provenance.json"
-    write_json(path, sealed({**read_json(path), "device": "cuda:0"}))
 
 
 def test_imported_records_equal_the_exported_ones(source: Results, target: Results, packed: Path) -> None:
@@ -117,7 +89,8 @@ def test_equal_records_give_equal_archives(source: Results, packed: Path, tmp_pa
 def test_a_record_with_other_numbers_is_kept(source: Results, target: Results, packed: Path) -> None:
     import_records(packed, target)
     mine, other = target.records()
-    move_to_gpu(mine)
+    path = mine.folder / "provenance.json"
+    write_json(path, sealed({**read_json(path), "device": "cuda:0"}))
     assert import_records(packed, target) == Counter(unchanged=2), "trained elsewhere, with equal numbers"
     (mine.folder / "metrics.jsonl").write_bytes((other.folder / "metrics.jsonl").read_bytes())
     before = files(target)
@@ -152,10 +125,10 @@ TYPES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, ta
 def test_foreign_and_damaged_archives_are_refused(packed: Path, target: Results, tmp_path: Path) -> None:
     path, whole = tmp_path / "bad.tar.gz", packed.read_bytes()
     for name in (*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"):
-        refused(pack(path, member(name)), target, "not an archive of records", "it holds")
+        refused(write_tar(path, {name: b"{}"}), target, "not an archive of records", "it holds")
     for kind in TYPES:
-        bad = member("run/spec.json", b"", type=kind, linkname="/etc/passwd")
-        refused(pack(path, bad), target, "not an archive of records", "it holds 'run/spec.json'")
+        bad = write_tar(path, {"run/spec.json": (kind, "/etc/passwd")})
+        refused(bad, target, "not an archive of records", "it holds 'run/spec.json'")
     texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
     for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
         path.write_bytes(content)
@@ -192,14 +165,12 @@ def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_pa
     one, other = source.records()
     accuracy = {**other.summary["accuracy"], "final": 0.99}
     write_json(other.folder / "summary.json", sealed({**other.summary, "accuracy": accuracy}))
-    members = [
-        member(f"{record.run_id}/{name}", content)
-        for record in (one, other)
-        for name, content in contents(record).items()
-    ]
-    path = tmp_path / "bad.tar.gz"
-    refused(pack(path, *members), target, f"{other.run_id}: summary.json: 'accuracy' does not follow")
-    refused(pack(path, *members[1:]), target, f"{one.run_id}: ", "spec.json: No such file")
+    paths = [record.folder / name for record in (one, other) for name in RECORD_FILES]
+    members = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in paths}
+    bad = write_tar(tmp_path / "bad.tar.gz", members)
+    refused(bad, target, f"{other.run_id}: summary.json: 'accuracy' does not follow")
+    del members[f"{one.run_id}/spec.json"]
+    refused(write_tar(bad, members), target, f"{one.run_id}: ", "spec.json: No such file")
 
 
 def test_export_and_import_on_the_command_line(source: Results, target: Results, tmp_path: Path) -> None:

@@ -17,19 +17,13 @@ from fltrain.core.own import VARIABLE
 from fltrain.data.datasets import Dataset, load, registry
 from fltrain.data.fetch import OFFLINE, obtain, whereabouts
 from fltrain.data.prepared import prepare
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import Results
 from fltrain.runs.today import Stale
 
 from .conftest import Register
 from .helpers import pixels, tiny, trained, write_npz
 
 CONFIG = Path(__file__).parents[2] / "config" / "datasets.yaml"
-
-
-def one_round(name: str, root: Path, clients: int = 4, **changes: Any) -> Record:
-    """Train one round on a dataset of the registry."""
-    spec = {"dataset": name, "partition": {"name": "iid", "clients": clients}, "model": "mlp", "rounds": 1}
-    return trained(tiny(**{**spec, **changes}), root)
 
 
 def test_another_registry_is_added_to_the_checkouts_registry(
@@ -119,10 +113,6 @@ def write_photographs(root: Path, size: int = 12, side: int = 8) -> Path:
     return root
 
 
-def remote(name: str, content: bytes, *urls: str) -> dict[str, Any]:
-    return {"name": name, "urls": list(urls), "checksum": f"sha256:{hashlib.sha256(content).hexdigest()}"}
-
-
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that FLTRAIN_DATA names."""
@@ -173,11 +163,13 @@ def test_a_dataset_is_fetched_prepared_and_trained(
         thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
         host = f"127.0.0.1:{serving.server_port}"
-        file = remote(public.name, public.read_bytes(), f"http://{host}/{public.name}")
+        checksum = f"sha256:{hashlib.sha256(public.read_bytes()).hexdigest()}"
+        file = {"name": public.name, "urls": [f"http://{host}/{public.name}"], "checksum": checksum}
         facts = {"classes": 4, "channels": 1, "side": 12, "train_images": 60, "test_images": 30}
         register({"numbers": {"reader": "npz", "files": [file], **facts}})
         assert whereabouts("numbers", registry()["numbers"], results.downloads) == f"download from {host}"
-        record = one_round("numbers", results.root, model="lenet5")
+        scheme = {"name": "iid", "clients": 4}
+        record = trained(tiny(dataset="numbers", partition=scheme, model="lenet5", rounds=1), results.root)
         serving.shutdown()
         thread.join()
     assert [row["images"] for row in record.rows("evaluation")] == [30]

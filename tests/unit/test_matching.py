@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
-from fltrain.methods.ops.neuron_matching import Pool, align, grow
+from fltrain.methods.ops.neuron_matching import Pool, align
 from fltrain.models.base import Model, build
 from fltrain.models.chain import Chain, chained, widened
 from fltrain.models.flat import FlatModel
@@ -217,16 +217,3 @@ def test_popularity_is_limited_to_ten() -> None:
     assert pool.counts.tolist() == [11]
     data = energy(pool, [own[0]] * 12) - energy(pool, [own[0]] * 11)
     assert float(pool.gains(own)[0, 0]) - data == pytest.approx(np.log(10 / 2), abs=1e-9)
-
-
-def test_neurons_that_all_clients_have_are_found_and_shrunk() -> None:
-    """Copies in other orders, far apart: one global neuron each, (0.1 e + J v) / (J + 1) with variances 1."""
-    neurons = 4 * random(6, DIMENSIONS, seed=3).double()
-    orders = [torch.randperm(6, generator=torch.Generator().manual_seed(n)) for n in range(4)]
-    pool = Pool(4, 8, torch.tensor([0.0, 0.0, 0.0, 0.1]).double(), 1.0, 1.0, 7.0)
-    grow(pool, [neurons[order] for order in orders], 5, np.random.default_rng(0))
-    assert pool.counts.tolist() == [4] * 6
-    for client, order in enumerate(orders):
-        # The client's neuron at its place l is neurons[order[l]].
-        expected = (4 * neurons[order] + pool.prior) / 5
-        torch.testing.assert_close(pool.means[pool.members[client]], expected)

@@ -113,19 +113,6 @@ def test_more_clients_than_images_are_refused(scheme: Scheme) -> None:
         crowd.split(DIGITS, 10, 0, WRITERS)
 
 
-@pytest.mark.parametrize("scheme", [s for s in EVERY_SCHEME if s.name != "by_writer"], ids=str)
-def test_images_of_a_client_are_drawn_at_random(scheme: Scheme) -> None:
-    """Not in order, and not from the first or the second half of a class."""
-    surplus, images = 0, 0
-    for seed in range(20):
-        clients = scheme.split(DIGITS, 10, seed)
-        surplus += np.where(clients[0] % 100 < 50, 1, -1).sum()
-        images += len(clients[0])
-        largest = max(clients, key=len)
-        assert abs(np.corrcoef(np.arange(len(largest)), largest)[0, 1]) < 5 / math.sqrt(len(largest))
-    assert abs(surplus) < 4.5 * math.sqrt(images)
-
-
 @pytest.mark.parametrize("scheme", [one for one in EVERY_SCHEME if isinstance(one, LabelSkew)], ids=str)
 def test_planned_numbers_equal_the_assigned_ones(scheme: LabelSkew) -> None:
     assert counts(scheme, DIGITS, 4).tolist() == planned(scheme, 10, 100, 4).tolist()
@@ -345,16 +332,6 @@ def test_balanced_deals_never_get_stuck(clients: int, classes: int, each: int, s
     assert np.ptp(held.sum(axis=0)) <= 1
 
 
-def test_balanced_deals_favour_no_client_class_or_pair() -> None:
-    deals = 2000
-    held = np.mean([random_balanced(6, 2, 4, np.random.default_rng(seed)) for seed in range(deals)], axis=0)
-    assert held == pytest.approx(0.5, abs=4.5 * 0.5 / math.sqrt(deals))
-    # Two clients, two of four classes each, every class held once: the second gets the other classes.
-    pairs = [tuple(random_balanced(2, 2, 4, np.random.default_rng(seed))[0]) for seed in range(deals)]
-    assert len(set(pairs)) == 6
-    assert max(map(pairs.count, set(pairs))) < deals / 6 * 1.2
-
-
 @few
 @given(clients=st.integers(1, 40), classes=st.integers(1, 30), each=st.integers(1, 30))
 def test_contiguous_deals_equal_the_budget_loop(clients: int, classes: int, each: int) -> None:
@@ -394,15 +371,6 @@ def test_pathological_clients_have_the_promised_sizes(clients: int, each: int, a
             *others, rest = pieces if assignment == "contiguous" else np.sort(pieces)
             assert share / 10 <= min(others) and max(others) < share <= rest
             assert sum(others) + rest == 6000
-
-
-def test_pathological_sizes_are_uniform() -> None:
-    """All but one of 20 holders: whole numbers from 30 to 299, mean 164.5."""
-    scheme = Pathological(clients=20, classes_per_client=10, assignment="contiguous", min_size=0)
-    pieces = np.concatenate([planned(scheme, 10, 6000, seed)[:-1].ravel() for seed in range(20)])
-    assert pieces.min() == 30 and pieces.max() == 299
-    assert pieces.mean() == pytest.approx(164.5, abs=4.5 * 270 / math.sqrt(12 * len(pieces)))
-    assert pieces.var() == pytest.approx((270**2 - 1) / 12, rel=0.05)
 
 
 # ------------------------------------------------------------------------------------ n_by_c
@@ -509,24 +477,6 @@ def test_local_split_of_each_client(labels: list[int], fraction: float, stratify
         exact = np.bincount(truth, minlength=5) * len(test) / len(truth)
         held = np.bincount(everyone[test], minlength=5)
         assert (np.floor(exact) <= held).all() and (held <= np.ceil(exact)).all()
-
-
-@pytest.mark.parametrize("stratify", [True, False])
-def test_every_image_is_equally_likely_to_be_a_test_image(stratify: bool) -> None:
-    labels = np.repeat(np.arange(3), [1, 6, 10])
-    picked = np.zeros(17)
-    classes = []
-    for seed in range(2000):
-        strata = labels if stratify else None
-        _, (test,) = local_split([np.arange(17)], 0.3, stream(seed, Purpose.TEST_SPLIT), strata)
-        picked[test] += 1
-        classes.append(np.bincount(labels[test], minlength=3))
-    probability = 6 / 17
-    assert picked / 2000 == pytest.approx(probability, abs=4.5 * math.sqrt(probability / 2000))
-    if not stratify:
-        # Drawn without replacement: the variance of a hypergeometric number.
-        variance = 6 * (10 / 17) * (7 / 17) * (11 / 16)
-        assert np.var(classes, axis=0)[2] == pytest.approx(variance, rel=0.15)
 
 
 def test_a_client_of_one_image_cannot_be_split() -> None:

@@ -97,7 +97,15 @@ def test_costs_and_provenance_are_recorded(measured: Record) -> None:
     assert len(measured.costs["round_seconds"]) == 3
     assert measured.costs["samples_per_second"] == pytest.approx(measured.costs["samples"] / seconds["train"])
     assert measured.costs["peak_memory_bytes"] > 1e7
-    assert measured.provenance.keys() >= {"commit", "dirty", "packages", "processor", "gpu", "determinism"}
+    assert measured.provenance.keys() >= {
+        "commit",
+        "dirty",
+        "packages",
+        "processor",
+        "limits",
+        "gpu",
+        "determinism",
+    }
     assert measured.provenance["determinism"] == "bitwise"
     assert MEASURED.run_id in (measured.folder / "train.log").read_text()
 
