@@ -22,7 +22,7 @@ from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures import style
 from fltrain.reporting.figures.style import Spec
 
-from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, drifts, shipped, tiny
+from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, drifts, tiny
 
 Yaml = dict[str, Any]
 
@@ -70,34 +70,18 @@ def lab(colour: str) -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_numeric_labels_are_coloured_from_dark_to_light() -> None:
-    labels = ["0.001", "0.01", "0.1", "0.5", "1"]
-    found = style.looks(labels)
-    lightness = [lab(look.colour)[0] for look in found.values()]
-    assert np.all(np.diff(lightness) > 8)
-    assert len({look.marker for look in found.values()}) == len(labels)
-
-
-def test_looks_follow_the_legend_and_start_with_a_black_solid_line() -> None:
-    first, second = style.looks(["FedAvg", "+ FLFA"]).values()
-    assert first == (style.BLACK, style.SOLID, "circle")
-    assert all(one != other for one, other in zip(first, second, strict=True)), "not by colour alone"
-    colours = (style.BLACK, *style.COLOURS)
-    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in itertools.combinations(colours, 2)) > 17
-    many = [f"method {number}" for number in range(20)]
-    assert len({*style.looks(many).values()}) == len(many), "more lines than looks"
-
-
-def test_lines_of_the_papers_figures_differ() -> None:
-    """No two lines of a declared figure have the same style."""
-    drawn = 0
-    for item in shipped("paper").items:
-        series = getattr(item.item.figure, "series", None)
-        if series in item.axes:
-            found = style.looks(item.axes[series])
-            assert len({*found.values()}) == len(found), item.id
-            drawn += 1
-    assert drawn >= 5
+def test_lines_do_not_differ_by_colour_alone() -> None:
+    """The first one is black and solid; numbers, layers and many lines have shades of one palette."""
+    looks = [encoding["scale"]["range"] for encoding in style.by_series(["FedAvg", "+ FLFA"]).values()]
+    assert [one[0] for one in looks] == [style.BLACK, style.SOLID, "circle"]
+    assert all(one[0] != one[1] for one in looks)
+    assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in itertools.combinations(style.COLOURS, 2)) > 17
+    many = [f"method {number}" for number in range(len(style.COLOURS) + 1)]
+    for labels, ordered in ((["0.001", "1"], False), (["stem", "head"], True), (many, False)):
+        found = style.by_series(labels, ordered=ordered)
+        assert "viridis" in str(found["color"]["scale"]) and found["strokeDash"]["scale"]["range"] == [
+            style.SOLID
+        ]
 
 
 def test_missing_and_diverged_runs_are_named(runs: Runs) -> None:
@@ -214,7 +198,7 @@ def test_points_are_means_with_the_range_over_seeds(runs: Runs) -> None:
     ], "a diverged run counts as chance among ten classes, as in tables"
     assert "Diverged runs count as chance." in note(spec)
     scale = panels(spec)[""]["encoding"]["color"]["scale"]
-    assert scale == {"domain": ["fedgh", "fedfcd"], "range": [look.colour for look in style.LOOKS[:2]]}
+    assert scale == {"domain": ["fedgh", "fedfcd"], "range": style.COLOURS}
 
 
 def similarities(round: int, **layers: float | None) -> Row:

@@ -36,7 +36,7 @@ from fltrain.experiments.layout import (
 )
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import style
-from fltrain.reporting.figures.style import Look, Spec, panel, quantity, whole_numbers
+from fltrain.reporting.figures.style import Spec, panel, quantity, whole_numbers
 from fltrain.reporting.frame import (
     NothingToShow,
     Runs,
@@ -243,11 +243,9 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
         places = [[(one, row) for one in figure.panels] for row in rows]
     frames = [[curves(sheet, figure, one, runs, where) for one, where in line] for line in places]
     records = [record for _, record in finished(sheet, runs)]
-    if figure.series in sheet.axes:
-        looks = style.looks(sheet.axes[figure.series])
-    else:
-        labels = dict.fromkeys(str(name[0]) for line in frames for frame in line for name in frame.columns)
-        looks = dict(zip(labels, style.scale(len(labels)), strict=True))
+    parts = dict.fromkeys(str(name[0]) for line in frames for frame in line for name in frame.columns)
+    labels = [*sheet.axes.get(figure.series, parts)]
+    encoding = style.by_series(labels, figure.series, ordered=figure.series not in sheet.axes)
     names = ["panel", "series", "seed", figure.over, "value", *(["smoothed"] if figure.smoothing > 1 else [])]
     numbers = [pd.DataFrame(columns=names)]
     panels: list[list[Spec]] = []
@@ -264,8 +262,8 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
                 numbers.append(drawn.assign(panel=", ".join(heading))[names])
             # Differences are drawn times 100; rounds are no family, so that each has its own spread.
             floor = 100 * resolution(records, one.curve) if one.difference_from else None
-            data = lines(frame, looks, figure.smoothing, floor)
-            panels[-1].append(_panel_of_curves(figure, one, data, looks, heading, len(line), ends))
+            data = lines(frame, labels, figure.smoothing, floor)
+            panels[-1].append(_panel_of_curves(figure, one, data, encoding, heading, len(line), ends))
     return panels, pd.concat(numbers[1:] or numbers, ignore_index=True)
 
 
@@ -284,7 +282,7 @@ def _panel_of_curves(
     figure: Curves,
     shown: Panel,
     data: pd.DataFrame,
-    looks: Mapping[str, Look],
+    encoding: Mapping[str, Spec],
     heading: Iterable[str],
     columns: int,
     ends: list[float] | None,
@@ -297,8 +295,6 @@ def _panel_of_curves(
         axis = {"axis": {"labelExpr": "format(100 * datum.value, '.6~g') + ' %'"}}
     if ends:
         axis["scale"] = {"domain": ends, "nice": False}
-    encoding = style.by_look(looks, figure.series)
-    shape = encoding.pop("shape")
 
     def layer(field: str, mark: str, more: Mapping[str, Spec] = {}, **options: object) -> Spec:
         about = {"type": mark, "clip": True, **options}
@@ -308,14 +304,15 @@ def _panel_of_curves(
         layer("low", "area", {"y2": {"field": "high"}}, opacity=0.15),
         layer("mean", "line", strokeWidth=0.6),
         layer("whole", "line"),
-        layer("marked", "point", {"shape": shape}, filled=True, size=22, opacity=1),
+        layer("marked", "point", {"shape": encoding["shape"]}, filled=True, size=22, opacity=1),
     ]
     if figure.smoothing > 1:
         layers.insert(1, layer("raw", "line", strokeWidth=0.7, opacity=0.3))
     if compared:
         layers.insert(0, style.line(y=0))
     title = "communication round" if figure.over == "rounds" else "local epochs"
-    return panel(heading, columns, data, layers, {"x": whole_numbers("x", title), **encoding})
+    shared = {"x": whole_numbers("x", title)} | {key: encoding[key] for key in ("color", "strokeDash")}
+    return panel(heading, columns, data, layers, shared)
 
 
 # ---------------------------------------------------------------- points
@@ -331,7 +328,7 @@ def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
     """Draw the mean of each series along an axis, with the range over seeds."""
     numbers = values_along(sheet, figure, runs)
     labels = sheet.axes[figure.series] if figure.series else ("",)
-    encoding = style.by_look(style.looks(labels), figure.series)
+    encoding = style.by_series(labels, figure.series)
     shape, dash = encoding.pop("shape"), encoding.pop("strokeDash")
     data = numbers.groupby(["series", figure.along], sort=False)["value"].agg(["mean", "min", "max"])
     data = data.rename_axis(["series", "along"]).reset_index()

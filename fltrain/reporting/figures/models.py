@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from torch import Tensor
 
 from fltrain.analysis.class_preference import (
@@ -20,18 +22,13 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.data import ImageSet
 from fltrain.experiments.layout import Inversion, ItemJob, Preference, Variance
 from fltrain.reporting.figures import style
-from fltrain.reporting.figures.style import Look, Spec, panel, quantity, whole_numbers
+from fltrain.reporting.figures.style import Spec, panel, quantity, whole_numbers
 from fltrain.reporting.frame import NothingToShow, diverged, first_of_each
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 
-CLASSES = (*style.COLOURS, style.BLACK)
-"""Colours of up to ten classes."""
-LENGTHS = {
-    "vectors of length one": Look(style.INDIGO, style.SOLID, "circle"),
-    "raw, of its largest": Look(style.VERMILION, style.DASHED, "square"),
-}
-"""Looks of the variances."""
+LENGTHS = ("vectors of length one", "raw, of its largest")
+"""Names of the variances."""
 
 Drawn = tuple[list[list[Spec]], pd.DataFrame]
 
@@ -92,7 +89,8 @@ def draw_preferences(item: str, runs: dict[str, TrainedRun], figure: Preference)
                 f"{item}: figure.layers: {figure.layers}, but {label} has only {len(hidden)} "
                 "layers to show; use at most these"
             )
-        colours = [look.colour for look in style.scale(classes)] if classes > len(CLASSES) else CLASSES
+        shades = colormaps["viridis"](np.linspace(0, 0.84, classes))
+        colours = style.COLOURS if classes <= len(style.COLOURS) else list(map(to_hex, shades))
         names = dict(zip([f"class {one}" for one in range(classes)], colours, strict=False))
         for row, layer in zip(rows, hidden[-figure.layers :], strict=True):
             tops = torch.stack([top_classes(client[layer]) for client in clients.values()]).numpy()
@@ -109,7 +107,7 @@ def draw_preferences(item: str, runs: dict[str, TrainedRun], figure: Preference)
 
 def draw_variances(runs: dict[str, TrainedRun], figure: Variance) -> Drawn:
     """Draw the total variance of class preferences by layer of the global model, and the suggested depth."""
-    encoding = style.by_look(LENGTHS)
+    encoding = style.by_series(LENGTHS)
     shape, dash = encoding.pop("shape"), encoding.pop("strokeDash")
     panels: list[Spec] = []
     parts: list[pd.DataFrame] = []

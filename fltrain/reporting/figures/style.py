@@ -1,27 +1,25 @@
-"""Style of figures: a look for each line, and the parts of Vega-Lite that all charts share.
+"""Style of figures: looks of lines, and the parts of Vega-Lite that all charts share.
 
 The rule for colours. A line has the look of its place in the legend: a colour, a dash and a marker, so that
 no two differ by colour alone. The first one is black and solid. Numbers (noise, learning rates) get an
-ordered palette, and so do more lines than there are looks.
+ordered palette, and so do more lines than there are colours.
 
-The nine colours are from Okabe and Ito's and Paul Tol's palettes. To readers with any of the three kinds of
-colour blindness all of them, and black, are at least 17 apart in CIELAB.
+Black and nine colours from Okabe and Ito's and Paul Tol's palettes: to readers with any of the three kinds of
+colour blindness all of them are at least 17 apart in CIELAB.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import itertools
 import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from fltrain.experiments.layout import named
@@ -36,55 +34,15 @@ AXIS = 70
 GREY, MISSING = "#5b6675", "#d5dae1"
 
 
-class Look(NamedTuple):
-    """Colour, dash (lengths in pixels) and marker of a line."""
-
-    colour: str
-    dash: tuple[int, ...]
-    marker: str
-
-
 BLACK = "#000000"
 INDIGO, VERMILION, SKY, GREEN, ORANGE = "#332288", "#d55e00", "#56b4e9", "#117733", "#e69f00"
 VIOLET, WINE, PINK, ROSE = "#7b4fa3", "#882255", "#cc79a7", "#cc6677"
-COLOURS = (INDIGO, VERMILION, SKY, GREEN, ORANGE, VIOLET, WINE, PINK, ROSE)
+COLOURS = (BLACK, INDIGO, VERMILION, SKY, GREEN, ORANGE, VIOLET, WINE, PINK, ROSE)
 UP, DOWN, LEFT, RIGHT = "triangle-up", "triangle-down", "triangle-left", "triangle-right"
 MARKERS = ("circle", "square", UP, "diamond", DOWN, "cross", LEFT, RIGHT)
 SOLID, DASHED, DOTTED, DASH_DOTTED = (1, 0), (6, 3), (2, 2), (7, 2, 2, 2)
-LOOKS = [
-    Look(*one)
-    for one in zip(
-        (BLACK, *COLOURS),
-        itertools.cycle((SOLID, DASHED, DOTTED, DASH_DOTTED)),
-        itertools.cycle(MARKERS),
-        strict=False,
-    )
-]
-"""Looks of lines by their place in the legend."""
-
-
-def looks(labels: Sequence[str]) -> dict[str, Look]:
-    """Return the look of each label; see the rule above."""
-    ordered = len(labels) > len(LOOKS) or (len(labels) > 1 and all(map(_number, labels)))
-    return dict(zip(labels, scale(len(labels)) if ordered else LOOKS, strict=False))
-
-
-def _number(label: str) -> bool:
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True
-
-
-def scale(count: int) -> list[Look]:
-    """Return ``count`` looks in order, from dark to light: for points of a scale, layers, blocks."""
-    shades = matplotlib.colormaps["viridis"]
-    # The last sixth of the palette is too light on white.
-    return [
-        Look(to_hex(shades(0.84 * index / max(count - 1, 1))), SOLID, MARKERS[index % len(MARKERS)])
-        for index in range(count)
-    ]
+SHADES: Spec = {"scheme": {"name": "viridis", "extent": [0, 0.84]}}
+"""A palette from dark to light; the last sixth of it would be too light on white."""
 
 
 # ---------------------------------------------------------------- parts of charts
@@ -112,20 +70,39 @@ def whole_numbers(field: str, title: str | None, **scale: Any) -> Spec:
     return quantity(field, title, axis=axis, scale={"zero": False, "nice": False, **scale})
 
 
-def by_look(looks: Mapping[str, Look], series: str | None = None) -> dict[str, Spec]:
-    """Return the encodings that give the column ``series`` its looks, with one legend."""
-    names = [named(series, label) for label in looks]
+def by_series(labels: Sequence[str], series: str | None = None, ordered: bool = False) -> dict[str, Spec]:
+    """Return the encodings that give each line its colour, dash and marker, with one legend.
+
+    Args:
+        labels: labels of the lines, in the order of the legend.
+        series: their axis.
+        ordered: the lines have an order, as layers have; numbers have one anyway.
+    """
+    names = [named(series, label) for label in labels]
+    ordered = ordered or len(labels) > len(COLOURS) or (len(labels) > 1 and all(map(_number, labels)))
+    ranges: dict[str, Spec] = {
+        "color": SHADES if ordered else {"range": COLOURS},
+        "strokeDash": {"range": [SOLID] if ordered else [SOLID, DASHED, DOTTED, DASH_DOTTED]},
+        "shape": {"range": MARKERS},
+    }
     # As many in a line as fit: about 50 pixels for the symbol and 7 for each character.
     columns = max(1, PAGE // (50 + 7 * max(map(len, names), default=0)))
-    channels = {"color": "colour", "strokeDash": "dash", "shape": "marker"}
     return {
         channel: {
             **{"field": "series", "type": "nominal", "sort": None, "title": None},
-            "scale": {"domain": names, "range": [getattr(look, part) for look in looks.values()]},
+            "scale": {"domain": names, **looks},
             "legend": {"columns": columns, "symbolOpacity": 1} if len(names) > 1 else None,
         }
-        for channel, part in channels.items()
+        for channel, looks in ranges.items()
     }
+
+
+def _number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def line(color: str = GREY, **ends: Any) -> Spec:
