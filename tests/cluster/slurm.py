@@ -118,12 +118,14 @@ class Slurm:
         try:
             self._start_munge()
             self._start("slurmctld", "slurmctld", "-D", "-c")
-            self.start_node()
+            self._start("slurmd", "slurmd", "-D")
             wait_until(lambda: "idle" in self.node_state(), 30)
             yield self
         finally:
             for name in reversed(list(self.daemons)):
-                self.kill(name, signal.SIGTERM)
+                daemon = self.daemons.pop(name)
+                daemon.terminate()
+                daemon.wait(60)
             kill_jobs()
             for name, text in before.items():
                 self._replaced(name, text)
@@ -160,15 +162,6 @@ class Slurm:
         self._start("munged", "munged", "--foreground", "--force", f"--socket={self.folder}/munge", *options)
         wait_until((self.folder / "munge").exists, 20)
 
-    def start_node(self) -> None:
-        self._start("slurmd", "slurmd", "-D")
-
-    def kill(self, name: str, number: signal.Signals) -> None:
-        """End a daemon."""
-        daemon = self.daemons.pop(name)
-        daemon.send_signal(number)
-        daemon.wait(60)
-
     def node_state(self) -> str:
         done = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True)
         return done.stdout.strip()
@@ -187,8 +180,3 @@ class Slurm:
     def started_at(self, job: str) -> float:
         """Start time of a job, in seconds since the epoch."""
         return time.mktime(time.strptime(self.jobs()[job]["StartTime"], "%Y-%m-%dT%H:%M:%S"))
-
-    def kill_node(self) -> None:
-        """End the node as a power failure would: its daemon and all processes in jobs."""
-        self.kill("slurmd", signal.SIGKILL)
-        kill_jobs()

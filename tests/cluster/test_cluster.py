@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -168,15 +168,14 @@ def is_requeued(job: Mapping[str, str]) -> bool:
     return (job["Restarts"], job["JobState"]) == ("1", "PENDING")
 
 
-def start_again(slurm: Slurm, jobs: Iterable[str]) -> None:
-    """Wait until jobs are back in the queue, and start them soon; SLURM would wait two minutes.
+def start_again(slurm: Slurm, job: str) -> None:
+    """Wait until a job is back in the queue, and start it soon; SLURM would wait two minutes.
 
     SLURM polls nodes once a minute to notice lost jobs. A node refuses to start a job in the second in which
     it learned that the first attempt has ended, and SLURM then gives the job up.
     """
-    wait_until(lambda: all(is_requeued(slurm.jobs()[job]) for job in jobs), 240)
-    for job in jobs:
-        command("scontrol", "update", f"JobId={job}", "StartTime=now+3")
+    wait_until(lambda: is_requeued(slurm.jobs()[job]), 240)
+    command("scontrol", "update", f"JobId={job}", "StartTime=now+3")
 
 
 @dataclass(frozen=True)
@@ -337,14 +336,6 @@ def test_a_batch_is_one_job_that_trains_its_runs_in_turn(everything: Everything,
     assert records(batch.checkout) == records(local)
 
 
-def test_runs_wait_for_the_only_gpu(everything: Everything, local: Checkout) -> None:
-    outcome = everything.local.result()
-    order = re.findall(r"^Job \d+: training (.+)$", outcome.output, re.MULTILINE)
-    assert sorted(order) == sorted(runs_of(local)) and not outcome.jobs
-    started = [(local.results.run(run) / "spec.json").stat().st_mtime for run in order]
-    assert started == sorted(started), "one at a time"
-
-
 def test_a_job_saves_a_checkpoint_before_its_time_limit_and_is_requeued(
     everything: Everything, local: Checkout
 ) -> None:
@@ -371,7 +362,7 @@ def test_a_preempted_job_resumes_when_the_node_is_free(
         (job,) = slurm.jobs_of(checkout.root)
         paused_after_a_checkpoint(checkout, run, job)
         command("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap=sleep 2")
-        start_again(slurm, [job])
+        start_again(slurm, job)
         preempted = running.result()
     assert len(preempted.jobs) == 1, "SLURM starts it again, Snakemake waits"
     assert resumed(checkout, run)
@@ -409,38 +400,3 @@ def test_a_job_without_memory_gets_more_and_resumes_at_a_site_with_gres_only(
     for one in (killed, again):
         assert one["TresPerNode"] == "gres:gpu:1" and "TresPerJob" not in one
     assert resumed(checkout, run)
-
-
-def test_jobs_of_a_dead_node_resume_and_a_cancelled_job_fails(
-    slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
-) -> None:
-    for one in (everything.clustered, everything.batch, everything.limited):
-        one.result()  # a node dies with everything on it
-    checkout = prepared.copy(tmp_path / "checkout")
-    first, second = runs = runs_of(checkout)
-    wanted = records_of(runs)
-
-    def jobs() -> dict[str, str]:
-        """Ids of the jobs, by run."""
-        outcome = Outcome(checkout, "", list(slurm.jobs_of(checkout.root).values()))
-        return {run: job["JobId"] for run, job in zip(outcome.names, outcome.jobs, strict=True)}
-
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(snakemake, checkout, *on("slurm", "--preemptible-retries", "0"), *wanted)
-        wait_until(lambda: running.done() or jobs().keys() == {first, second}, 120)
-        for run in (first, second):
-            paused_after_a_checkpoint(checkout, run, jobs()[run])
-        slurm.kill_node()
-        slurm.start_node()
-        start_again(slurm, slurm.jobs_of(checkout.root))
-        wait_until(lambda: any(one.job == jobs()[second] for one in trainings()), 240, pause=0.02)
-        command("scancel", jobs()[second])
-        code, output = running.result()
-    assert code != 0, output
-    assert checkout.results.record(first).complete and not checkout.results.record(second).complete
-
-    again = ran(slurm, checkout, *on("slurm"), *wanted)
-    assert again.names == [second]
-    for run in (first, second):
-        assert resumed(checkout, run)
-        assert record(checkout, run) == record(local, run)

@@ -16,7 +16,6 @@ import pytest
 
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.selection import Selection
 from fltrain.runs.record import Results
 
 ROOT = Path(__file__).parents[2]
@@ -455,42 +454,3 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     )
     assert "error: config/reported/anomalies.csv: there is no column 'match'; did you mean 'mtach'?" in line
     assert line.partition("error: ")[2] in output
-
-
-@pytest.mark.slow
-def test_the_fair_table_is_made_in_three_steps(fresh: Checkout, tmp_path: Path) -> None:
-    """Trials, selection, final runs and tables of two methods of the scale ``fair_digits``."""
-    checkout, select = fresh.copy(tmp_path / "checkout"), ("select", "fair/trials", "--scale", "fair_digits")
-    checkout.edit("config/scales/fair_digits.yaml", "    FedProx: {set: {method: fedprox}}\n", "")
-    trials = ("items=fair/trials,fair/robustness",)
-    code, output = checkout.snakemake("fair_trials", "fair_robustness", scale="fair_digits", settings=trials)
-    assert code == 0, output
-    done = checkout.python("fltrain", *select)
-    assert done.returncode == 0, done.stdout
-    targets = ("fair_accuracy", "fair_ranking", "fair_costs")
-    code, output = checkout.snakemake(*targets, scale="fair_digits", settings=("seeds=1",))
-    assert code == 0, output
-
-    planned = plan(checkout.root / "config", "fair_digits").restricted(Selection(seeds=1))
-    trials, robustness, accuracy, costs, _ = planned.items
-    seeds = [{entry.seed for entry in item.entries} for item in (trials, accuracy, costs)]
-    assert seeds == [{0}, {1}, {1}], "final runs have other seeds than the trials"
-    values = {
-        (entry.labels["method"], entry.labels["settings"]): 100
-        * checkout.results.record(entry.spec.run_id).summary["accuracy"]["final"]
-        for entry in accuracy.entries
-    }
-    folder, baseline = checkout.results.root / "fair_digits" / "fair", ("FedAvg", "tuned")
-    for row in rows_of(folder / "accuracy.csv"):
-        place = row["row"], row["column"]
-        assert float(row["values"]) == pytest.approx(values[place])
-        if place != baseline:
-            assert float(row["gains"]) == pytest.approx(values[place] - values[baseline], abs=1e-6)
-    shown = {(row["row"], row["label"]): float(row["mean"]) for row in rows_of(folder / "robustness.csv")}
-    for method in robustness.axes["method"]:
-        tried = [entry.spec.run_id for entry in trials.entries if entry.labels["method"] == method]
-        tries = sorted(100 * checkout.results.record(run).summary["validation"]["final"] for run in tried)
-        assert shown[method, "best trial, %"] == pytest.approx(tries[-1])
-        assert shown[method, "median trial, %"] == pytest.approx(tries[1])
-    assert (folder / "ranking.png").stat().st_size > 10_000
-    assert len(rows_of(folder / "costs.csv")) > 0
