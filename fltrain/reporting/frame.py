@@ -176,10 +176,10 @@ def measured_values(sheet: ItemJob, runs: Runs, measured: Measured, published: P
     if sheet.table and sheet.table.best_of:
         frame = at_best(frame, sheet.table.best_of, what.margin.relative, measured.place)
     if measured.relative_to:
-        frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)
+        frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)["value"]
     frame["gain"] = math.nan
     if measured.gain_over:
-        frame["gain"] = frame["value"] - at_labels(frame, measured.gain_over)
+        frame["gain"] = frame["value"] - at_labels(frame, measured.gain_over)["value"]
     return frame
 
 
@@ -257,15 +257,11 @@ def combined(
     return frame.groupby(where, sort=False).agg(summaries).reset_index()
 
 
-def at_labels(frame: pd.DataFrame, labels: Labels, column: str = "value") -> pd.Series:
-    """Return for every line the value (or other column) at its place and seed but with the given labels.
-
-    It is NaN if there is no such line.
-    """
+def at_labels(frame: pd.DataFrame, labels: Labels) -> pd.DataFrame:
+    """Return for every line the one at its place and seed but with the given labels; NaN if there is none."""
     where = [*places(frame), "seed"]
-    wanted = frame[where].assign(**labels)
-    found = frame.set_index(where)[column].reindex(pd.MultiIndex.from_frame(wanted))
-    return pd.Series(found.to_numpy(), index=frame.index)
+    wanted = pd.MultiIndex.from_frame(frame[where].assign(**labels))
+    return frame.set_index(where).reindex(wanted).set_axis(frame.index)
 
 
 def _targets(sheet: ItemJob, runs: Runs, measured: Measured, published: Published) -> dict[CellKey, float]:

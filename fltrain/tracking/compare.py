@@ -88,7 +88,7 @@ class Comparison:
         if any(cell.diverged for cell in self.cells):
             counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
             notes.append(f"diverged runs {counted}")
-        if any(cell.gain_interval for cell in self.cells):
+        if any(cell.interval("gain_") for cell in self.cells):
             notes.append("in brackets: 90 % intervals of differences")
         return notes
 

@@ -325,10 +325,10 @@ def test_claims_have_the_intervals_of_the_table(runs: Runs) -> None:
             claim = {"kind": "positive", "item": "toy", "measure": measure, "at": {"method": cell.row}}
             found = runs.judged(claim, sheet=sheet)
             if cell.row == "e":
-                assert cell.interval is None and pd.isna(found.low) and found.verdict == "undecided"
+                assert cell.interval() is None and pd.isna(found.low) and found.verdict == "undecided"
             else:
                 assert cell.spread_cells == 4
-                assert (found.low, found.high) == pytest.approx(cell.interval)
+                assert (found.low, found.high) == pytest.approx(cell.interval())
 
 
 def test_a_supported_value_has_the_p_of_its_support(runs: Runs) -> None:

@@ -209,7 +209,12 @@ def test_one_seed_decides_nothing_whatever_the_spread_of_other_cells() -> None:
     for cell in (own, printed):
         assert (cell.full_verdict, cell.gain_verdict) == ("inconclusive (one seed)", "inconclusive")
         assert (
-            cell.interval is cell.difference_interval is cell.gain_interval is cell.spread is cell.p is None
+            cell.interval()
+            is cell.interval("difference_")
+            is cell.interval("gain_")
+            is cell.spread
+            is cell.p
+            is None
         )
 
 
@@ -228,12 +233,12 @@ def test_gains_over_one_base_do_not_moderate_each_other() -> None:
         found = compare([numbers((60, 61, 62), gains=one, base=base) for one in gains])
         for cell, values in zip(found, gains, strict=True):
             alone = stats.ttest_1samp(values, 0).confidence_interval(0.9)
-            assert (cell.gain_interval == pytest.approx(tuple(alone))) == own
+            assert (cell.interval("gain_") == pytest.approx(tuple(alone))) == own
 
 
 def test_without_a_published_value_there_is_no_verdict() -> None:
     found = judged((1.0, 2.0, 3.0), None)
-    assert (found.verdict, found.difference_interval) == (None, None)
+    assert (found.verdict, found.interval("difference_")) == (None, None)
     low, high = stats.t.interval(0.9, 2, 2.0, 1 / math.sqrt(3))
     assert found.interval == pytest.approx((low, high))
 
@@ -243,7 +248,7 @@ def test_the_interval_is_a_prediction_interval() -> None:
     half = stats.t.isf(0.05, 2)
     for changes, variance in (({}, 1 / 3), ({"published_std": 4.0}, 16 / 3), ({"published_seeds": None}, 1)):
         found, error = judged((61.0, 62.0, 63.0), **changes), math.sqrt(1 / 3 + variance)
-        assert found.difference_interval == pytest.approx((2 - half * error, 2 + half * error))
+        assert found.interval("difference_") == pytest.approx((2 - half * error, 2 + half * error))
         assert found.p == pytest.approx(stats.t.sf((2 - 1) / error, 2))
 
 
@@ -280,8 +285,8 @@ def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: st
     values = [60 + gain for gain in gains]
     found = judged(values, gains=gains, published_gain=published, published_gain_stds=(0.1, 0.1))
     assert found.gain_verdict == verdict
-    if found.gain_difference_interval:  # the p value belongs to the interval against the margin
-        low, high = found.gain_difference_interval
+    if found.interval("gain_difference_"):  # the p value belongs to the interval against the margin
+        low, high = found.interval("gain_difference_")
         beyond = low > found.gain_margin or high < -found.gain_margin
         assert (found.gain_p < 0.05) == beyond
     else:
@@ -303,8 +308,8 @@ def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verd
     values = [60 + gain for gain in gains]
     found = judged(values, None, gains=gains, gain_margin=0.5)
     assert (found.gain_verdict, found.gain_margin) == (verdict, 0.5)
-    if found.gain_interval:  # alone, the verdict follows from the 90 % interval
-        low, high = found.gain_interval
+    if found.interval("gain_"):  # alone, the verdict follows from the 90 % interval
+        low, high = found.interval("gain_")
         beyond, inside = low > 0.5 or high < -0.5, low > -0.5 and high < 0.5
         assert (beyond, inside) == (verdict in ("better", "worse"), verdict == "equivalent")
 
@@ -329,7 +334,7 @@ def test_the_size_of_a_gain_allows_for_both_published_means() -> None:
     gains = {"gains": (1.0, 2.0, 3.0), "published_gain": 2.5, "published_gain_stds": (0.3, None)}
     found = judged((61, 62, 63), **gains)
     half = stats.t.isf(0.05, 2)
-    assert found.gain_interval == pytest.approx((2 - half / math.sqrt(3), 2 + half / math.sqrt(3)))
+    assert found.interval("gain_") == pytest.approx((2 - half / math.sqrt(3), 2 + half / math.sqrt(3)))
     error = math.sqrt(1 / 3 + (0.09 + 1) / 3)
     differences = found.gain_difference_low, found.gain_difference_high
     assert differences == pytest.approx((-0.5 - half * error, -0.5 + half * error))
@@ -475,7 +480,7 @@ def test_the_sensitivity_table_of_the_fair_table_is_that_of_its_cells() -> None:
     changed = []
     for row, panel, column, gain, p, verdict in rows:
         (cell,) = (one for one in published if (one.row, one.panel, one.column) == (row, panel, column))
-        assert gain == number_text(cell.gain, 2, "+", None, cell.gain_interval)
+        assert gain == number_text(cell.gain, 2, "+", None, cell.interval("gain_"))
         gains = np.sign(cell.gain) * np.array(cell.gains)
         assert p == f"{stats.ttest_1samp(gains, 0.5, alternative='greater').pvalue:.3f}"
         assert verdict == cell.gain_verdict

@@ -357,7 +357,7 @@ def ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> pd.DataFrame:
     measured = Measured(measure=figure.measure, gain_over={figure.rows: figure.difference_from})
     table = Table(rows=figure.rows, columns=figure.series, measures=(measured,))
     rows = [
-        (cell.row, cell.column, cell.gain, *(cell.gain_interval or (np.nan, np.nan)), len(cell.gains))
+        (cell.row, cell.column, cell.gain, *(cell.interval("gain_") or (np.nan, np.nan)), len(cell.gains))
         for cell in cells(sheet.model_copy(update={"table": table}), runs, Published())
         if cell.gains
     ]

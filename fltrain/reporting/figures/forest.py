@@ -49,7 +49,7 @@ def forest(
     rows: list[dict[str, Any]] = []
     most = LIMIT if of == "difference" else POINTS
     for cell in cells:
-        interval, middle = getattr(cell, f"{of}_interval"), getattr(cell, of)
+        interval, middle = cell.interval("gain_" if of == "gain" else "difference_"), getattr(cell, of)
         unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
         if interval and unit and middle is not None and all(map(math.isfinite, interval)):
             verdict = cell.full_verdict if of == "difference" else cell.gain_verdict

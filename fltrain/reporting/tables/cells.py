@@ -95,13 +95,7 @@ def _cells(
     if values.empty:
         return []
     table, over = layout_of(sheet), measured.gain_over
-    values = values.assign(
-        base=math.nan if average else at_labels(values, over),
-        base_diverged=False if average else at_labels(values, over, "state") == DIVERGED,
-        base_names=at_labels(values, over, "names"),
-        base_run=at_labels(values, over, "run"),
-        base_composition=at_labels(values, over, "composition"),
-    )
+    values = values.join(at_labels(values, over).add_prefix("base_"))
     baseline = _is_baseline(values, measured)
     shown = [axis for axis in (table.rows, table.columns, table.panels) if axis]
     return [
@@ -160,7 +154,7 @@ def _cell(
         missing=states[MISSING],
         value_seeds=tuple(valued["seed"]),
         values=values,
-        base_values=tuple(lines["base"].dropna()) if has_base else (),
+        base_values=tuple(lines["base_value"].dropna()) if has_base and not average else (),
         plugin="" if average else added,
         gain_seeds=tuple(gained["seed"]),
         gains=gains,
@@ -182,7 +176,7 @@ def _cell(
         gain_family=(*family, first["composition"][1:]),
         base=tuple(lines["base_run"].dropna()) or None,
         floor=resolution(map(runs, cell.runs), measured.measure),
-        base_diverged=int(lines["base_diverged"].sum()),
+        base_diverged=0 if average else int((lines["base_state"] == DIVERGED).sum()),
         published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
         averaged=int(first["averaged"]) if average else 1,
         points=points,

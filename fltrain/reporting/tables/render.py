@@ -55,7 +55,7 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
         return lost or next((name for name, count in absent.items() if count), "—")
     if cell.diverged and cell.diverged == cell.complete:
         return lost
-    text = number_text(cell.mean, cell.decimals, "", cell.std, cell.interval if as_interval else None)
+    text = number_text(cell.mean, cell.decimals, "", cell.std, cell.interval() if as_interval else None)
     if cell.mean == math.inf and cell.n > 1:  # a seed misses the target
         text = f"{sum(map(math.isfinite, cell.values))} of {cell.n} seeds reach it"
     text += f" at {cell.best}" if cell.best else ""
@@ -66,7 +66,7 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
 def gain_text(cell: TableCell, as_interval: bool = False) -> str:
     """Return our gain with its spread or interval."""
     return number_text(
-        cell.gain, cell.decimals, "+", cell.gain_std, cell.gain_interval if as_interval else None
+        cell.gain, cell.decimals, "+", cell.gain_std, cell.interval("gain_") if as_interval else None
     )
 
 
@@ -133,7 +133,7 @@ class GridEntry:
 
         Of costs, less is better. A verdict has its own colour, which the margin decides.
         """
-        cell, interval = self.cell, self.cell.gain_interval
+        cell, interval = self.cell, self.cell.interval("gain_")
         if self.kind != "gain" or cell.gain_verdict or not interval or interval[0] <= 0 <= interval[1]:
             return ""
         what = measure(cell.measure)
@@ -159,7 +159,7 @@ def entries_of(
 
     noted = tuple(marks[note] for note in _notes_on(cell) if note in marks)
     verdict = judged(cell.full_verdict + ("" if cell.listed else DROPPED))
-    difference = signed(cell.difference, cell.difference_interval)
+    difference = signed(cell.difference, cell.interval("difference_"))
     return {
         cell.label: GridEntry(value_text(cell, as_interval), "own", cell, cell.mean),
         "gain": GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain),

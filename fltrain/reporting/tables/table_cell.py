@@ -138,25 +138,10 @@ class TableCell(BaseModel):
         """The cell's labels: panel, row, column."""
         return " / ".join(filter(None, (self.panel, self.row, self.column)))
 
-    @property
-    def interval(self) -> Interval | None:
-        """Interval of our mean."""
-        return _interval(self.low, self.high)
-
-    @property
-    def gain_interval(self) -> Interval | None:
-        """Interval of our gain."""
-        return _interval(self.gain_low, self.gain_high)
-
-    @property
-    def difference_interval(self) -> Interval | None:
-        """Interval of our value minus the published one."""
-        return _interval(self.difference_low, self.difference_high)
-
-    @property
-    def gain_difference_interval(self) -> Interval | None:
-        """Interval of our gain minus the published one."""
-        return _interval(self.gain_difference_low, self.gain_difference_high)
+    def interval(self, of: Literal["", "gain_", "difference_", "gain_difference_"] = "") -> Interval | None:
+        """Return the interval of our mean or gain, or of its difference to the published one."""
+        low, high = getattr(self, f"{of}low"), getattr(self, f"{of}high")
+        return None if low is None or high is None else (low, high)
 
     @property
     def complete(self) -> int:
@@ -188,10 +173,6 @@ class TableCell(BaseModel):
     def replace(self, **columns: Any) -> Self:
         """Return the cell with other numbers in these columns."""
         return self.model_copy(update=columns)
-
-
-def _interval(low: Number, high: Number) -> Interval | None:
-    return None if low is None or high is None else (low, high)
 
 
 # ---------------------------------------------------------------- files
