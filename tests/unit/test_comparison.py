@@ -208,14 +208,7 @@ def test_one_seed_decides_nothing_whatever_the_spread_of_other_cells() -> None:
     assert all(cell.spread_cells == 4 for cell in others) and others == compare(three)
     for cell in (own, printed):
         assert (cell.full_verdict, cell.gain_verdict) == ("inconclusive (one seed)", "inconclusive")
-        assert (
-            cell.interval()
-            is cell.interval("difference_")
-            is cell.interval("gain_")
-            is cell.spread
-            is cell.p
-            is None
-        )
+        assert not any(map(cell.interval, ("", "difference_", "gain_"))) and cell.spread is cell.p is None
 
 
 def test_the_spread_of_rounds_is_moderated_as_a_share_of_the_mean() -> None:
@@ -240,7 +233,7 @@ def test_without_a_published_value_there_is_no_verdict() -> None:
     found = judged((1.0, 2.0, 3.0), None)
     assert (found.verdict, found.interval("difference_")) == (None, None)
     low, high = stats.t.interval(0.9, 2, 2.0, 1 / math.sqrt(3))
-    assert found.interval == pytest.approx((low, high))
+    assert found.interval() == pytest.approx((low, high))
 
 
 def test_the_interval_is_a_prediction_interval() -> None:
