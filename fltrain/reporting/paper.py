@@ -49,7 +49,7 @@ def page(
         if sheet.table:
             shown = [cell for cell in cells[sheet.id] if cell.runs]
             notes = Notes.of(sheet, shown)
-            grid = Grid.of(sheet, shown, notes.marks, "badges")
+            grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
             items[name] |= {"grid": grid, "notes": notes, "anchors": anchors(shown)}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)

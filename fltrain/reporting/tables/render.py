@@ -6,10 +6,9 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Literal
 
 from fltrain.experiments.layout import ItemJob, Measured, named
 from fltrain.reporting.pages import TEMPLATES
@@ -41,7 +40,7 @@ SIGNS = {
 }
 """Verdicts in LaTeX tables."""
 LONG_FORM = ("difference", "verdict", "published-gain")
-"""Kinds of columns that LaTeX tables leave out."""
+"""Kinds of columns that LaTeX tables leave out. Pages have verdicts below values, for narrow screens."""
 
 
 # ---------------------------------------------------------------- texts of a cell
@@ -95,7 +94,6 @@ class GridEntry:
         kind: ``own``, ``gain``, ``published`` and so on; class of the HTML element.
         value: sorts the column.
         marks: numbers of the notes below.
-        badge: the verdict, if it stands below the value instead of in a column of its own.
     """
 
     text: str = ""
@@ -103,7 +101,6 @@ class GridEntry:
     cell: TableCell = NO_CELL
     value: float | None = None
     marks: tuple[str, ...] = ()
-    badge: str = ""
 
     @property
     def marked(self) -> str:
@@ -112,9 +109,15 @@ class GridEntry:
 
     @property
     def verdict(self) -> str:
-        """Verdict on our value or gain."""
-        verdicts = {"own": self.cell.verdict, "gain": self.cell.gain_verdict}
-        return (self.text and verdicts.get(self.kind)) or ""
+        """Verdict on our value or gain; empty for other kinds."""
+        return {"own": self.cell.verdict, "gain": self.cell.gain_verdict}.get(self.kind) or ""
+
+    @property
+    def badge(self) -> str:
+        """The verdict with its side or reason and its marks."""
+        cell = self.cell
+        text = cell.full_verdict + DROPPED * (not cell.listed) if self.kind == "own" else self.verdict
+        return f"{text}, exploratory" if self.verdict and cell.exploratory and text != "not run" else text
 
     @property
     def legend(self) -> str:
@@ -154,22 +157,20 @@ def entries_of(
         finite = value is not None and math.isfinite(value)
         return number_text(value, cell.decimals, "+", None, interval) if finite else ""
 
-    def judged(text: str) -> str:
-        return f"{text}, exploratory" if text and cell.exploratory and text != "not run" else text
-
     noted = tuple(marks[note] for note in _notes_on(cell) if note in marks)
-    verdict = judged(cell.full_verdict + ("" if cell.listed else DROPPED))
     difference = signed(cell.difference, cell.interval("difference_"))
+    own = GridEntry(value_text(cell, as_interval), "own", cell, cell.mean)
+    gain = GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain)
     return {
-        cell.label: GridEntry(value_text(cell, as_interval), "own", cell, cell.mean),
-        "gain": GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain),
+        cell.label: own,
+        "gain": gain,
         "published" + (" (full scale)" if reduced else ""): GridEntry(
             published_text(cell), "published", cell, cell.published, noted
         ),
         "published gain": GridEntry(signed(cell.published_gain), "published-gain", cell, cell.published_gain),
         "difference": GridEntry(difference, "difference", cell, cell.difference),
-        "verdict": GridEntry(verdict, "verdict", cell),
-        "verdict on the gain": GridEntry(judged(cell.gain_verdict or ""), "verdict", cell),
+        "verdict": GridEntry(own.badge, "verdict", cell),
+        "verdict on the gain": GridEntry(gain.badge, "verdict", cell),
     }
 
 
@@ -188,12 +189,11 @@ class Grid:
         sheet: ItemJob,
         shown: Sequence[TableCell],
         marks: Mapping[str, str],
-        form: Literal["wide", "short", "badges"] = "wide",
+        without: Container[str] = (),
     ) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ.
 
-        The form ``short`` has our values, gains and the published values only. The form ``badges`` has
-        verdicts below the values, so that a phone shows them, instead of in columns of their own.
+        It leaves out empty columns, and those of the kinds ``without``.
         """
         layout = layout_of(sheet)
         intervals = {(one.measure, one.label or measure(one.measure).label): one for one in layout.measures}
@@ -202,11 +202,8 @@ class Grid:
             place = (cell.label, named(layout.panels, cell.panel), named(layout.columns, cell.column))
             as_interval = intervals[cell.measure, cell.label].interval
             entries = entries_of(cell, as_interval, sheet.reduced, marks)
-            if form == "badges":
-                for value, verdict in ((cell.label, "verdict"), ("gain", "verdict on the gain")):
-                    entries[value] = replace(entries[value], badge=entries.pop(verdict).text)
             for heading, entry in entries.items():
-                if not (form == "short" and entry.kind in LONG_FORM):
+                if entry.kind not in without:
                     columns.setdefault((*place, heading), {})[cell.row] = entry
         columns = {
             place: column

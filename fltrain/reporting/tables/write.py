@@ -14,7 +14,7 @@ from fltrain.reporting.frame import Runs, targets_text
 from fltrain.reporting.pages import LATEX, TEMPLATES
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.html import anchors, facts, sections
-from fltrain.reporting.tables.render import Grid, Notes
+from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes
 from fltrain.reporting.tables.table_cell import to_csv
 from fltrain.reporting.text import markdown_table, without_tags
 from fltrain.runs.today import notes_on
@@ -56,7 +56,7 @@ def texts(
     shown = cells(sheet, runs, printed)
     records = [runs(cell.run) for cell in sheet.cells]
     notes = Notes.of(sheet, shown, notes_on(records), targets_text(sheet, runs, printed))
-    grid, short = Grid.of(sheet, shown, notes.marks), Grid.of(sheet, shown, notes.marks, "short")
+    grid, short = Grid.of(sheet, shown, notes.marks), Grid.of(sheet, shown, notes.marks, LONG_FORM)
     common = {"sheet": sheet, "heading": f"{sheet.title}. {sheet.scale_note}"}
 
     def markdown() -> str:
@@ -73,7 +73,7 @@ def texts(
         return template.render(**common, label=label, grid=short, blocks=blocks, notes=notes)
 
     def html() -> str:
-        grid = Grid.of(sheet, shown, notes.marks, "badges")
+        grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
         return TEMPLATES.get_template("table.html").render(
             **common,
             name=Path(sheet.id).name,
