@@ -14,12 +14,10 @@ from torch.nn.utils import clip_grad_norm_, vector_to_parameters
 
 from fltrain.engine.local import LocalStep
 from fltrain.engine.simulation import Simulation
-from fltrain.methods.base import Method
 from fltrain.methods.types import Update
-from fltrain.models.base import Model
 from fltrain.models.network import Network
 
-from .helpers import local_of, trained
+from .helpers import local_of
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -119,11 +117,6 @@ def check_steps(
     assert float(update.loss) == pytest.approx(sum(losses) / len(losses), rel=rtol)
 
 
-def federation_of(*methods: Method, model: Model | None = None) -> Simulation:
-    """A federation after one round, so that running statistics differ from a new network's."""
-    return trained(*methods, model=model, rounds=1)
-
-
 def step_of(
     federation: Simulation,
     *,
@@ -170,6 +163,28 @@ def averages(descriptions: list[Description], averaging: str) -> dict[int, Tenso
         if averaging == "fedproto":
             found[label] = found[label] / len(held)
     return found
+
+
+def check_tests(
+    federation: Simulation,
+    rounds: int,
+    model_of: Callable[[int, Update | None], tuple[Tensor, Tensor]],
+    view: str = "personal",
+) -> dict[int, Update]:
+    """Run rounds, and check each test against every client's model; return the last updates.
+
+    A model is given by weights and buffers; a client's last update is None if it has never trained.
+    """
+    last: dict[int, Update] = {}
+    for number in range(rounds):
+        *_, row = federation.round(number)
+        last.update({update.client: update for update in federation.trainer.updates})
+
+        def logits(client: int, images: Tensor) -> Tensor:
+            return replica(federation, *model_of(client, last.get(client))).eval()(images)
+
+        check_client_tests(federation, row, logits, view)
+    return last
 
 
 def check_client_tests(

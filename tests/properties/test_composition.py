@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fltrain.methods.base import Method, Needs
-from fltrain.methods.composition import EXCLUSIVE_HOOKS, EXCLUSIVE_NEEDS, Composition, LocalHooks
+from fltrain.methods.composition import EXCLUSIVE_HOOKS, EXCLUSIVE_NEEDS, Composition
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
@@ -65,51 +65,42 @@ class Adding(Changing):
     summand: float = 1.0
 
 
-def hooks_of(*methods: Method, start: Tensor) -> LocalHooks:
+@pytest.mark.parametrize(
+    ("plugins", "last", "first"),
+    [
+        ((), [1.0, 5.0], [10.0, 50.0]),
+        ((Doubling(), Adding()), [3.0, 11.0], [21.0, 101.0]),
+        ((Adding(), Doubling()), [4.0, 12.0], [22.0, 102.0]),
+    ],
+    ids=str,
+)
+def test_the_base_finishes_last_and_is_first_in_all_other_hooks(
+    plugins: tuple[Method, ...], last: list[float], first: list[float]
+) -> None:
+    """Plug-ins run in their order; the base, which returns the upload, receives the trained weights, too."""
+    value, methods = torch.tensor([1.0, 5.0]), (Base(factor=10.0), *plugins)
     nothing = {method.name: {} for method in methods}
-    return Composition(methods).client_init(local_of(start), nothing, nothing)
+    hooks = Composition(methods).client_init(local_of(torch.zeros(2)), nothing, nothing)
+    update, states = hooks.client_final(update_of(torch.zeros(2), value))
+    assert update.statistics["base"]["weights"].tolist() == last
+    assert update.weights.tolist() == [10 * one for one in last]
+    assert torch.equal(update.trained, value)
+    assert [int(update.statistics[p.name]["others"]) for p in plugins] == list(range(len(plugins)))
+    assert states.keys() == nothing.keys()
 
-
-def test_plugins_finish_in_order_and_the_base_last() -> None:
-    """The base receives the upload in addition to the trained weights, and returns the final upload."""
-    weights = torch.tensor([1.0, 5.0])
-    for plugins, expected in (
-        ((), [1.0, 5.0]),
-        ((Doubling(), Adding()), [3.0, 11.0]),
-        ((Adding(), Doubling()), [4.0, 12.0]),
-    ):
-        bound = hooks_of(Base(factor=10.0), *plugins, start=torch.zeros(2))
-        update, states = bound.client_final(update_of(torch.zeros(2), weights))
-        assert update.statistics["base"]["weights"].tolist() == expected
-        assert update.weights.tolist() == [10 * value for value in expected]
-        assert torch.equal(update.trained, weights)
-        assert [int(update.statistics[p.name]["others"]) for p in plugins] == list(range(len(plugins)))
-        assert states.keys() == {"base", *(plugin.name for plugin in plugins)}
-
-
-def test_all_other_hooks_run_base_first_then_plugins_in_order() -> None:
-    value = torch.tensor([1.0, 5.0])
-    base = Base(factor=10.0)
-    for plugins, expected in (
-        ((), [10.0, 50.0]),
-        ((Doubling(), Adding()), [21.0, 101.0]),
-        ((Adding(), Doubling()), [22.0, 102.0]),
-    ):
-        hooks = hooks_of(base, *plugins, start=torch.zeros(2))
-        assert hooks.correct(value, value).tolist() == expected
-        moved = value.clone()
-        hooks.post_step(moved)
-        assert moved.tolist() == expected
-        states = {method.name: {} for method in (base, *plugins)}
-        empty = torch.zeros(0)
-        server = Server(value, empty, empty.long(), states)
-        started = hooks.composition.start_weights(local_of(value), server, states, states)
-        assert started.start.tolist() == expected
-        logits, step = torch.tensor([[0.1, 0.3]]), SimpleNamespace(labels=torch.tensor([1]))
-        loss = functional.cross_entropy(logits, step.labels)
-        for method in (base, *plugins):
-            loss = method.factor * loss + method.summand
-        torch.testing.assert_close(hooks.loss(Outputs(logits, logits), step), loss)
+    assert hooks.correct(value, value).tolist() == first
+    moved = value.clone()
+    hooks.post_step(moved)
+    assert moved.tolist() == first
+    empty = torch.zeros(0)
+    server = Server(value, empty, empty.long(), nothing)
+    started = hooks.composition.start_weights(local_of(value), server, nothing, nothing)
+    assert started.start.tolist() == first
+    logits, step = torch.tensor([[0.1, 0.3]]), SimpleNamespace(labels=torch.tensor([1]))
+    loss = functional.cross_entropy(logits, step.labels)
+    for method in methods:
+        loss = method.factor * loss + method.summand
+    torch.testing.assert_close(hooks.loss(Outputs(logits, logits), step), loss)
 
 
 def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:

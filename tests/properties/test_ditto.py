@@ -10,9 +10,10 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.ditto import Ditto
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.local import LocalOnly
+from fltrain.methods.types import Update
 
 from .helpers import Tracing, assert_same_model, digits, simulation, skewed, trained, with_tests
-from .ordinary import check_client_tests, replica
+from .ordinary import check_tests
 from .quadratics import FOUR_CLIENTS
 
 
@@ -68,13 +69,11 @@ def test_without_pull_personal_models_are_trained_locally_bit_for_bit() -> None:
 def test_clients_are_tested_with_their_personal_model(point: str) -> None:
     """A client that has never trained has the global model."""
     federation = simulation(Ditto(), trainer=Tracing, fraction=0.34, point=point)
-    for number in range(3):
-        rows = federation.round(number)
 
-        def logits(client: int, images: Tensor) -> Tensor:
-            server, kept = federation.server, federation.clients.get(client, {})
-            own = kept.get(SECOND, {"weights": server.weights, "buffers": server.buffers})
-            return replica(federation, own["weights"], own["buffers"]).eval()(images)
+    def model_of(client: int, update: Update | None) -> tuple[Tensor, Tensor]:
+        if update is None:
+            return federation.server.weights, federation.server.buffers
+        own = federation.clients[client][SECOND]
+        return own["weights"], own["buffers"]
 
-        check_client_tests(federation, rows[-1], logits)
-    assert 2 < len(federation.clients) < 6
+    assert 2 < len(check_tests(federation, 3, model_of)) < 6

@@ -11,10 +11,11 @@ from torch.nn import functional
 from fltrain.engine.clients import OWN
 from fltrain.methods.fedamp import FedAmp
 from fltrain.methods.local import LocalOnly
+from fltrain.methods.types import Update
 from fltrain.models.network import Network
 
 from .helpers import Tracing, assert_same_steps, drawn, simulation, trained
-from .ordinary import check_client_tests, check_steps, cross_entropy, replica
+from .ordinary import check_steps, check_tests, cross_entropy, replica
 
 METHODS = [
     FedAmp(scale=300.0, alpha=0.5, alpha_decay=0.5, decay_every=1),
@@ -112,16 +113,12 @@ def test_a_single_client_continues_from_its_own_weights() -> None:
 def test_clients_are_tested_with_their_own_weights(method: FedAmp) -> None:
     """With their last trained weights, or with the initial weights."""
     federation = simulation(method, trainer=Tracing, fraction=0.34, epochs=3)
-    own = [federation.server.weights] * 6
-    for number in range(2):
-        *_, row = federation.round(number)
-        for update in federation.trainer.updates:
-            own[update.client] = update.trained
+    initial = federation.server.weights
 
-        def logits(client: int, images: Tensor) -> Tensor:
-            return replica(federation, own[client], federation.server.buffers).eval()(images)
+    def model_of(client: int, update: Update | None) -> tuple[Tensor, Tensor]:
+        return update.trained if update else initial, federation.server.buffers
 
-        check_client_tests(federation, row, logits)
+    check_tests(federation, 2, model_of)
 
 
 def test_the_pfllib_variant_equals_local_training_bit_for_bit() -> None:

@@ -11,8 +11,8 @@ from fltrain.methods.base import Method
 from fltrain.methods.local import LocalOnly
 from fltrain.models.network import Network
 
-from .helpers import Tracing, rows_of, simulation
-from .ordinary import check_client_tests, check_steps, cross_entropy, replica
+from .helpers import Tracing, simulation
+from .ordinary import check_steps, cross_entropy, replica
 
 Models = dict[int, tuple[Tensor, Tensor]]
 """Weights and running statistics by client."""
@@ -48,11 +48,6 @@ def check_own_round(
         network = replica(federation, *models[update.client])
         check_steps(federation, number, update, network, partial(loss, update.client))
         models[update.client] = update.trained, update.buffers
-
-
-def check_tests(federation: Simulation, logits: Callable[[int, Tensor], Tensor]) -> None:
-    """Check all values of the last test against the logits of each client for its test images."""
-    check_client_tests(federation, rows_of(federation, "evaluation")[-1], logits)
 
 
 def test_every_client_trains_alone_as_in_an_ordinary_loop() -> None:

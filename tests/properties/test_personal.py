@@ -17,6 +17,7 @@ from fltrain.methods.base import Method, Needs
 from fltrain.methods.composition import Composition
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedbn import FedBN
+from fltrain.methods.types import Update
 from fltrain.models.base import Private
 from fltrain.models.networks.mlp import Mlp
 from fltrain.runs.spec import RunSpec
@@ -32,7 +33,7 @@ from .helpers import (
     skewed,
     with_tests,
 )
-from .ordinary import check_client_tests, replica, running
+from .ordinary import check_client_tests, check_tests, replica, running
 
 PARTS = ("head", "body", "all", "batchnorm")
 CLIENTS = 6
@@ -153,19 +154,15 @@ def test_local_statistics_stay_with_their_client() -> None:
 def test_clients_are_tested_at_the_configured_point(point: str) -> None:
     """The newest global model, or the client's last trained model (the global model if it never trained)."""
     federation = simulation(FedAvg(), trainer=Tracing, point=point, partition=own_tests(), **FEW)
-    last: dict[int, tuple[Tensor, Tensor]] = {}
-    for number in range(4):
-        rows = federation.round(number)
-        for update in federation.trainer.updates if point == "after_local" else ():
-            last[update.client] = update.trained.clone(), update.buffers.clone()
+    after = point == "after_local"
 
-        def model_of(client: int) -> tuple[Tensor, Tensor]:
-            return last.get(client, (federation.server.weights, federation.server.buffers))
+    def model_of(client: int, update: Update | None) -> tuple[Tensor, Tensor]:
+        if after and update:
+            return update.trained, update.buffers
+        return federation.server.weights, federation.server.buffers
 
-        view = "personal" if point == "after_local" else "global"
-        check_client_tests(federation, rows[-1], logits_of(federation, model_of), view)
-        if number == 0:
-            assert len(last) < CLIENTS
+    last = check_tests(federation, 3, model_of, "personal" if after else "global")
+    assert 2 < len(last) < CLIENTS
 
 
 def test_fedbn_needs_batchnorm() -> None:

@@ -132,23 +132,15 @@ def test_dropout_in_the_gradients_is_reproducible() -> None:
 
 
 def test_separability_by_hand() -> None:
-    # Class 0: 0 and 2 on the first axis, mean 1. Class 2: 0, 6 and 3 on the second axis, mean 3.
-    features = torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 3.0]])
-    measured = separability(features, torch.tensor([0, 2, 0, 2, 2]), classes=3)
-    assert measured["intra"] == pytest.approx((1 + 2) / 2)
-    assert measured["intra_micro"] == pytest.approx((1 + 1 + 3 + 3 + 0) / 5)
-    assert measured["inter"] == pytest.approx(math.hypot(1, 3))
-    assert measured["ratio"] == pytest.approx(math.hypot(1, 3) / 1.5)
-
-
-def test_inter_class_distance_is_the_mean_over_pairs() -> None:
-    # Class means at 0, 1, 3 and 7: 2 / (C (C - 1)) times the sum over pairs.
-    means = [0.0, 1.0, 3.0, 7.0]
-    features = torch.tensor([[mean + shift] for mean in means for shift in (-0.5, 0.5)])
-    measured = separability(features, torch.arange(4).repeat_interleave(2), classes=4)
-    pairs = [abs(a - b) for i, a in enumerate(means) for b in means[:i]]
-    assert measured["inter"] == pytest.approx(2 / (4 * 3) * sum(pairs))
-    assert measured["intra"] == pytest.approx(0.5)
+    # Class 0: 0 and 2 on the first axis, mean (1, 0). Class 2: 0, 6 and 3 on the second axis, mean (0, 3).
+    # Class 3: mean (2, 3).
+    points = [[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 3.0], [1.0, 3.0], [3.0, 3.0]]
+    measured = separability(torch.tensor(points), torch.tensor([0, 2, 0, 2, 2, 3, 3]), classes=4)
+    between = (2 * math.hypot(1, 3) + 2) / 3
+    assert measured["intra"] == pytest.approx((1 + 2 + 1) / 3)
+    assert measured["intra_micro"] == pytest.approx((1 + 1 + 3 + 3 + 0 + 1 + 1) / 7)
+    assert measured["inter"] == pytest.approx(between)
+    assert measured["ratio"] == pytest.approx(between / (4 / 3))
 
 
 def test_drift_ignores_a_common_displacement_and_the_order() -> None:
@@ -198,12 +190,7 @@ def test_layers_without_a_direction_have_no_similarity() -> None:
         assert math.isnan(similarity(case)), name
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_skewness_is_the_population_skewness(seed: int) -> None:
-    values = np.random.default_rng(seed).gamma(2.0, size=9).tolist()
-    assert skewness(values) == pytest.approx(skew(values, bias=True), rel=1e-10)
-
-
-def test_skewness_ignores_nan() -> None:
-    assert skewness([0.0, math.nan, 0.0, 0.0, 4.0]) == skewness([0.0, 0.0, 0.0, 4.0])
+def test_skewness_is_the_population_skewness_without_nan() -> None:
+    values = np.random.default_rng(0).gamma(2.0, size=9).tolist()
+    assert skewness([*values, math.nan]) == pytest.approx(skew(values, bias=True), rel=1e-10)
     assert skewness([math.nan]) == skewness([]) == 0

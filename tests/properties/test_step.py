@@ -11,8 +11,8 @@ from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import FORWARD_ORDER, changed_parameters
-from .ordinary import elsewhere, features, federation_of, replica, step_of
+from .helpers import FORWARD_ORDER, changed_parameters, trained
+from .ordinary import elsewhere, features, replica, step_of
 
 FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("global", "random", "direct")]
 
@@ -20,7 +20,7 @@ FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("gl
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
     """Without ``route``, errors are propagated as in a network without plug-ins."""
-    federation, plain = (federation_of(*plugins, model=MobileNetTiny()) for plugins in ((flfa,), ()))
+    federation, plain = (trained(*plugins, rounds=1, model=MobileNetTiny()) for plugins in ((flfa,), ()))
     plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
     here, _ = elsewhere(federation)
     ordinary = step_of(plain, weights=here).differentiate()[0]
@@ -35,7 +35,7 @@ def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
 @pytest.mark.parametrize("flfa", FEEDBACK, ids=lambda method: method.feedback)
 def test_plugins_do_not_change_frozen_models(flfa: Flfa) -> None:
     """A frozen pass within a pass with rerouted errors is an ordinary one, and changes nothing."""
-    federation = federation_of(Moon(first="initial"), flfa)
+    federation = trained(Moon(first="initial"), flfa, rounds=1)
     here, _ = elsewhere(federation, seed=7)
     step = step_of(federation, weights=here)
     start, buffers = federation.server.weights, federation.server.buffers

@@ -1,7 +1,6 @@
 """Recordings of local steps: contents of a row, and memory."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -9,41 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fltrain.engine.trajectory import Trajectory
 from fltrain.methods.base import Method, Needs
 from fltrain.methods.types import Local, Recording, State, Update
 from fltrain.models.networks.lenet5 import LeNet5
 
-from .helpers import Tracing, drawn, trained
+from .helpers import Tracing, trained
 
-STEPS, SIZE = 7, 40
 LENET = {"model": LeNet5(), "epochs": 2, "batch_size": 4, "weight_decay": 0.01}
 """Several steps of each client on a network without BatchNorm."""
-
-
-def recorded(what: str, device: torch.device, storage: str = "float32") -> Tensor:
-    """A recording of gradients and weights."""
-    gradients, weights = drawn(STEPS, SIZE).to(device), drawn(STEPS + 1, SIZE).cumsum(0).to(device)
-    live, gradient = weights[0].clone(), torch.empty(SIZE, device=device)
-    local = SimpleNamespace(steps=STEPS, start=live, buffers=live[:0])
-    trajectory = Trajectory(Recording(what, storage), local)
-    for step in range(STEPS):
-        # As in training, the same two vectors in every step.
-        gradient.copy_(gradients[step])
-        live.copy_(weights[step + 1])
-        trajectory.add(gradient, live, live[:0])
-    live.zero_()
-    gradient.zero_()
-    return trajectory.rows
-
-
-@pytest.mark.parametrize("what", ["displacement", "gradient"])
-def test_half_precision_is_the_rounded_row(what: str, device: torch.device) -> None:
-    """A row is computed in single precision and rounded once."""
-    half, full = recorded(what, device, "bfloat16"), recorded(what, device)
-    assert half.dtype == torch.bfloat16 and half.device == full.device == device
-    assert torch.equal(half, full.to(torch.bfloat16))
-    assert not torch.equal(half.float(), full)
 
 
 class Keeping(Method):
@@ -66,6 +38,19 @@ class Keeping(Method):
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         assert update.trajectory is not None
         return replace(update, statistics={self.name: {"rows": update.trajectory}}), {}
+
+
+@pytest.mark.parametrize("what", ["displacement", "gradient"])
+def test_half_precision_is_the_rounded_row(what: str, device: torch.device) -> None:
+    """A row is computed in single precision and rounded once."""
+    half, full = (
+        trained(Keeping(what=what, storage=storage), rounds=1, trainer=Tracing, device=device, **LENET)
+        for storage in ("bfloat16", "float32")
+    )
+    for one, other in zip(half.trainer.updates, full.trainer.updates, strict=True):
+        rounded, rows = (update.statistics["keeping"]["rows"] for update in (one, other))
+        assert rounded.dtype == torch.bfloat16 and rounded.device.type == device.type
+        assert torch.equal(rounded, rows.to(torch.bfloat16)) and not torch.equal(rounded.float(), rows)
 
 
 def test_gradients_are_those_of_the_optimiser() -> None:
