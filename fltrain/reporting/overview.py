@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fltrain.core.errors import count
 from fltrain.core.files import read_json, write_text
 from fltrain.experiments.layout import CURVES_FORM
 from fltrain.reporting.pages import TEMPLATES
@@ -19,7 +18,7 @@ from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
 OPEN = ("not judged", "reduced scale", "not run")
-"""Verdicts that say nothing about results; the front page counts claims with them at its end."""
+"""Verdicts that say nothing about results; only the pages of papers count them."""
 
 VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""
@@ -56,11 +55,9 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         "seconds": sum(record.costs["seconds"]["total"] for record in done),
     }
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
-    cards = [_card(paper, folder) for paper in listing["papers"]]
     front = TEMPLATES.get_template("index.html").render(
         **common,
-        cards=cards,
-        open_claims={verdict: sum(card["open"].get(verdict, 0) for card in cards) for verdict in OPEN},
+        cards=[_card(paper, folder) for paper in listing["papers"]],
         runs=runs.name,
         verdict_file=VERDICT_FILE,
     )
@@ -77,11 +74,7 @@ def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
     summary: dict[str, Any] = {"kind": "", "finding": "", "forest": "", "picture": "", "counts": {}}
     summary |= read_json(path) if path.exists() else {}
-    counts = {heading: verdicts for heading, (verdicts, _) in summary["counts"].items()}
     files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")]
-    kinds = {"table": 0, "figure": 0}
-    for item in paper["contents"]:
-        kinds["table" if item["table"] else "figure"] += 1
     return {
         **summary,
         "name": paper["name"],
@@ -90,9 +83,7 @@ def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "picture": next((file for file in files if (folder / file).exists()), ""),
         "counts": {
             heading: judged
-            for heading, verdicts in counts.items()
+            for heading, (verdicts, _) in summary["counts"].items()
             if (judged := {verdict: number for verdict, number in verdicts.items() if verdict not in OPEN})
         },
-        "open": counts.get("claims", {}),
-        "contents": ", ".join(count(number, what) for what, number in kinds.items() if number),
     }

@@ -12,15 +12,7 @@ from fltrain.experiments.layout import Bubbles, ItemJob
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import (
-    EXPECTED,
-    EXPECTED_GAINS,
-    GAIN_VERDICTS,
-    INTENDED,
-    VERDICTS,
-    count_verdicts,
-    expected_counts,
-)
+from fltrain.reporting.verdict import EXPECTED, EXPECTED_GAINS, expected_counts
 
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
@@ -70,25 +62,16 @@ def paper_summary(
 
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
     """Return the counts that are not empty. The truth of controls is known: they have no expected numbers."""
-    gains: dict[bool, list[str]] = {True: [], False: []}
+    values = Counter(cell.full_verdict if cell.intended else cell.verdict for cell in cells if cell.verdict)
+    gains: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for cell in cells:
-        if cell.gain_verdict:
-            gains[cell.published_gain is not None].append(cell.gain_verdict)
-    values = count_verdicts(
-        (cell.full_verdict if cell.intended else cell.verdict for cell in cells if cell.verdict),
-        [*VERDICTS, *INTENDED],
-    )
+        gains[cell.published_gain is not None].update([cell.gain_verdict] if cell.gain_verdict else [])
+    of_claims = (claim["verdict"] + ", exploratory" * bool(claim["exploratory"]) for claim in claims)
     found: Counts = {
         "published values": (values, expected_counts(cells, EXPECTED)),
-        "published gains": (
-            count_verdicts(gains[True], GAIN_VERDICTS),
-            expected_counts(cells, EXPECTED_GAINS),
-        ),
-        "differences among our own runs": (count_verdicts(gains[False], GAIN_VERDICTS), {}),
-        "claims": (
-            Counter(claim["verdict"] + ", exploratory" * bool(claim["exploratory"]) for claim in claims),
-            {},
-        ),
+        "published gains": (gains[True], expected_counts(cells, EXPECTED_GAINS)),
+        "differences among our own runs": (gains[False], {}),
+        "claims": (Counter(of_claims), {}),
     }
     return {
         heading: (verdicts, {} if kind == "control" else expected)

@@ -9,7 +9,6 @@ their own.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -160,12 +159,6 @@ def _summarised(cell: TableCell) -> TableCell:
     mean, std = over_seeds(cell.values, cell.over_seeds)
     gain, gain_std = over_seeds(cell.gains)
     return cell.replace(n=len(cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
-
-
-def count_verdicts(verdicts: Iterable[str], order: Iterable[str] = VERDICTS) -> dict[str, int]:
-    """Return how often each verdict was given, in order, without those that were not."""
-    counts = Counter(verdicts)
-    return {verdict: counts[verdict] for verdict in order if counts[verdict]}
 
 
 def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]) -> dict[str, float]:

@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,7 +16,7 @@ from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
-from fltrain.reporting.verdict import EXPECTED, count_verdicts, expected_counts
+from fltrain.reporting.verdict import EXPECTED, expected_counts
 from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import measure
 
@@ -283,7 +284,7 @@ class Notes:
             judged=judged,
             margins=_ranges(judged, "margin"),
             detectable=_ranges(judged, "detectable"),
-            counts=count_verdicts(cell.verdict for cell in tested if cell.verdict),
+            counts=Counter(cell.verdict for cell in tested),
             expected={} if sheet.control else expected_counts(tested, EXPECTED),
             rule_date=RULE_DATE,
             dropped=DROPPED_CELLS,
