@@ -95,7 +95,6 @@ every = pytest.mark.parametrize(
 )
 
 
-# ---------------------------------------------------------------- sizes
 @pytest.mark.parametrize("name", NETWORKS)
 def test_parameters_and_layers(name: str) -> None:
     (model, options, *image), parameters, depth = NETWORKS[name]
@@ -105,7 +104,6 @@ def test_parameters_and_layers(name: str) -> None:
     assert sum(isinstance(module, nn.Conv2d | nn.Linear) for module in network.modules()) == depth
 
 
-# ---------------------------------------------------------------- function
 def test_images_that_are_too_small_are_refused() -> None:
     with pytest.raises(
         FltrainError, match=r"'vgg16' needs images of at least 32 pixels.*dataset\.image_size"
@@ -199,7 +197,6 @@ def test_unknown_cuts_are_refused() -> None:
         built(*NETWORKS["mlp"][0]).lower(images(1, 8), 1)
 
 
-# ---------------------------------------------------------------- wiring and views
 @every
 def test_inputs_of_layers_and_flat_views(case: Case) -> None:
     _, _, channels, side, _ = case
@@ -248,7 +245,6 @@ def test_inputs_of_shortcuts() -> None:
         assert producers[following] == {shortcut, end}
 
 
-# ---------------------------------------------------------------- norms and initialisation
 def test_groups_of_groupnorm() -> None:
     def groups(case: Case) -> list[int]:
         return [module.num_groups for module in built(*case).modules() if isinstance(module, nn.GroupNorm)]
@@ -298,7 +294,6 @@ def test_initialisations_of_the_fedavg_paper(name: str) -> None:
                 assert (module.bias == (0.0 if how == "glorot" else 0.1)).all()
 
 
-# ---------------------------------------------------------------- torchvision
 @pytest.mark.parametrize(
     ("name", "options", "theirs"),
     [

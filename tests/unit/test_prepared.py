@@ -49,7 +49,6 @@ def mine(tmp_path: Path, register: Register, **entry: Any) -> PreparedData:
     return prepare(Dataset(name="mine"), tmp_path / "mine.safetensors", tmp_path)
 
 
-# ------------------------------------------------------------------------------------ contents
 def test_prepared_data_are_read_back(digits: PreparedData) -> None:
     entry = registry()["digits"]
     raw = entry.reader.read(Path("nowhere"), entry)
@@ -97,7 +96,6 @@ def test_the_file_has_metadata(digits: PreparedData, tmp_path: Path, register: R
     assert data.classes == 5
 
 
-# ------------------------------------------------------------------------------------ mapped files
 def base(array: NDArray[Any]) -> Any:
     """The object at the end of a chain of views."""
     while isinstance(array.base, np.ndarray):
@@ -117,7 +115,6 @@ def test_arrays_are_mapped_and_the_file_is_never_changed(prepared: Path) -> None
     assert np.array_equal(again.train_images, data.train_images[::-1])
 
 
-# ------------------------------------------------------------------------------------ contact sheet
 @pytest.mark.parametrize(("image_size", "tile", "scale"), [(None, 10, 4), (32, 34, 1)])
 def test_a_contact_sheet_is_written_next_to_the_file(
     tmp_path: Path, image_size: int | None, tile: int, scale: int
@@ -137,7 +134,6 @@ def test_a_contact_sheet_is_written_next_to_the_file(
     assert (shown[tile - 2 : tile] == 255).all() and (shown[:, tile - 2 : tile] == 255).all()
 
 
-# ------------------------------------------------------------------------------------ normalisation
 def test_a_normalisation_needs_no_separate_file(tmp_path: Path) -> None:
     results = Results(tmp_path)
     plain, half = (
@@ -168,7 +164,6 @@ def test_without_a_registered_mean_the_training_images_are_used(tmp_path: Path, 
     assert (unit.mean, unit.std) == ((0.0,) * 3, (1.0,) * 3)
 
 
-# ------------------------------------------------------------------------------------ damaged files
 def drop_an_array(path: Path) -> None:
     with files.safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
@@ -252,7 +247,6 @@ def test_images_that_have_changed_need_another_revision(tmp_path: Path, register
     load_prepared(dataset, prepared)
 
 
-# ------------------------------------------------------------------------------------ partitions
 SCHEME = Dirichlet(clients=10)
 
 
@@ -282,7 +276,6 @@ def test_a_stored_partition_is_checked(digits: PreparedData, tmp_path: Path) -> 
     refuses(lambda: stored_partition(own_tests, digits, path), path, AGAIN)
 
 
-# ------------------------------------------------------------------------------------ writers
 @pytest.fixture
 def written(tmp_path: Path, register: Register) -> PreparedData:
     """Images of six writers; the second has twice as many as the others."""
