@@ -492,7 +492,6 @@ def test_weights_of_the_losses(
     expected: dict[int, tuple[float, float]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Factors of the losses on images and on samples, by round."""
     method = FedImpro(initial="uniform", **settings)
     federation = simulation(method, **LENET, rounds=rounds, epochs=epochs, batch_size=16)
     task, start = federation.task, federation.server.weights

@@ -90,7 +90,6 @@ def test_trajectory(settings: dict[str, object], momentum: float, monkeypatch: p
 
 @pytest.mark.parametrize("buffers", ["averaged", "normalised"])
 def test_buffers_are_averaged_with_the_configured_weights(buffers: str) -> None:
-    """The plain mean by size, or the mean with the implicit weights."""
     method = FedNova(buffers=buffers)
     samples, steps = (60, 30, 5, 5), (94, 47, 2, 2)
     random = torch.Generator().manual_seed(0)

@@ -51,7 +51,6 @@ def check_own_round(
 
 
 def test_every_client_trains_alone_as_in_an_ordinary_loop() -> None:
-    """Ordinary training of six models; each continues from the client's last state."""
     federation = taking_part(LocalOnly(), epochs=2, batch_size=6)
     models = initial_models(federation)
     for number in range(len(ROUNDS)):

@@ -59,7 +59,6 @@ def naive_loss(method: FedLC, logits: Tensor, labels: Tensor, counts: list[int])
 
 @choices
 def test_local_training_minimises_the_naive_loss(chosen: dict[str, str]) -> None:
-    """A round against an ordinary loop, with counts of the client's training labels."""
     method = FedLC(tau=2.0, **chosen)
     federation = simulation(method, trainer=Tracing, fraction=1.0)
     labels = federation.data.train.labels

@@ -148,7 +148,6 @@ def test_clients_are_tested_after_adaptation(method: PerFedAvg) -> None:
 
 
 def test_adaptation_changes_no_model_state_or_random_number() -> None:
-    """The global model and client states are unchanged, and so are all other random numbers."""
     often, never = (
         trained(PerFedAvg(inner_lr=0.5, eval_steps=2), rounds=3, evaluate_every=every) for every in (1, 100)
     )

@@ -115,7 +115,6 @@ def test_private_parameters_stay_with_their_client(part: Private) -> None:
 
 
 def test_local_statistics_stay_with_their_client() -> None:
-    """Weights are averaged; running statistics and counters continue from the client's last values."""
     settings = {"batchnorm": "local", "partition": own_tests(), "fraction": 0.34}
     federation = simulation(FedAvg(), trainer=Tracing, **settings)
     initial, data = federation.server, federation.data.train

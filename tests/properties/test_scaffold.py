@@ -83,7 +83,6 @@ def changed_settings(method: Scaffold) -> str:
 def test_variants_agree_with_an_independent_implementation(
     method: Scaffold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real loop and the reference agree round by round."""
     settings = {"steps": 4, "momentum": 0.9, "lr": 0.2}
     federation = TWO_CLIENTS.federation(method, monkeypatch, copies=COPIES, **settings)
     for rounds in range(1, 6):

@@ -301,7 +301,6 @@ def test_npz_files_are_read(tmp_path: Path, form: tuple[int, ...], channels: int
     ],
 )
 def test_bad_npz_files_are_refused(tmp_path: Path, wrong: dict[str, Any] | Facts, message: str) -> None:
-    """The arrays are invalid, or contradict the registry."""
     changes, facts = ({}, wrong) if isinstance(wrong, Facts) else (wrong, UNKNOWN)
     refused("npz", write_npz(tmp_path, arrays(8, 8, **changes)), message, facts)
 

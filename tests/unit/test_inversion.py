@@ -166,7 +166,6 @@ def recovered(run: TrainedRun) -> Recovered:
 
 
 def test_raw_features_reveal_images_and_means_do_not(recovered: Recovered) -> None:
-    """Attacks on raw features recover images, attacks on means do not."""
     raw, mean, noisy, all_classes = recovered.recoveries
     assert (raw.before / raw.loss).min() > 100
     assert (raw.recovered.psnr > recovered.class_means.psnr + 10).all()

@@ -304,7 +304,6 @@ def test_initialisations_of_the_fedavg_paper(name: str) -> None:
     ids=["resnet18", "resnet50", "mobilenetv2"],
 )
 def test_outputs_equal_torchvisions(name: str, options: dict[str, Any], theirs: Any) -> None:
-    """With torchvision's weights, our chain of blocks gives the outputs of torchvision's network."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         original = theirs(num_classes=10)
