@@ -21,7 +21,7 @@ Axes = Mapping[str, Sequence[str]]
 
 COLUMNS = (
     *("seed", "run", "state", "value", "gain", "names", "spread_family", "composition"),
-    *("averaged", "best", "best_at_end"),
+    *("floor", "averaged", "best", "best_at_end"),
 )
 """Columns of a frame of numbers in addition to the axes (``fltrain.reporting.frame``)."""
 

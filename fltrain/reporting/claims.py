@@ -51,7 +51,6 @@ from fltrain.reporting.frame import (
     Runs,
     claimed_values,
     places,
-    resolution,
 )
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED, EXPLORATORY
@@ -236,7 +235,7 @@ def _of_item(
         case Printed():
             found = _printed(sheet, test, cells)
         case InRegion():
-            found = _compared(ClaimNumbers.of(frame, chosen, test, runs), sheet, test, statement)
+            found = _compared(ClaimNumbers.of(frame, chosen, test), sheet, test, statement)
     complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
     missed = [str(one) for one in sheet.restricted if one.axis not in complete]
     named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
@@ -293,7 +292,7 @@ class ClaimNumbers:
     lost: list[str]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, chosen: pd.Series, test: Quantity, runs: Runs) -> ClaimNumbers:
+    def of(cls, frame: pd.DataFrame, chosen: pd.Series, test: Quantity) -> ClaimNumbers:
         """Arrange the chosen lines of an item; a place is called by the labels that vary.
 
         Places with the same dataset moderate each other, differences if they also have the same plug-ins,
@@ -302,11 +301,10 @@ class ClaimNumbers:
         axes, lines, compared = places(frame), frame[chosen], bool(test.over or test.minus)
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
         shares = test.measure is not None and not compared and measure(test.measure).margin.relative
-        own: list[Sample] = []
-        for group in groups:
-            records = (runs(run) for several_runs in group["run"] for run in several_runs.split())
-            floor = 0.0 if test.relative else resolution(records, test.measure or test.curve or "")
-            own.append(Sample(known(group["value"]), floor, DIVERGED in {*group["state"]}, shares))
+        own = [
+            Sample(known(group["value"]), float(group["floor"].max()), DIVERGED in {*group["state"]}, shares)
+            for group in groups
+        ]
         families = [
             (max(group["spread_family"], key=len), group["composition"].iloc[0][1:] if compared else ())
             for group in groups

@@ -2,8 +2,9 @@
 
 It has one line for each run and place of a sheet. Its columns are the sheet's axes (and the dimension of the
 measure), ``seed``, ``run``, ``state`` (done, diverged, damaged or missing), ``value`` and ``gain``,
-``names`` (of the cell in the published table), ``composition`` (names of method and plug-ins), and
-``spread_family``, which is equal for cells that moderate each other's spreads over seeds.
+``names`` (of the cell in the published table), ``composition`` (names of method and plug-ins),
+``spread_family``, which is equal for cells that moderate each other's spreads over seeds, and ``floor``, the
+smallest believable spread.
 """
 
 from __future__ import annotations
@@ -102,6 +103,7 @@ def values_of(
     sheet: ItemJob,
     runs: Runs,
     read: Callable[[Record, Cell], NumbersByLabel | None],
+    name: str,
     dimension: str | None = None,
     diverged_as: Callable[[Record], float] = lambda _: math.nan,
 ) -> pd.DataFrame:
@@ -111,6 +113,7 @@ def values_of(
         sheet: the cells.
         runs: returns the record of a run id; runs without a record have no number (NaN).
         read: returns the numbers of a complete record; None or nothing if it has none.
+        name: name of the measure or curve.
         dimension: name of the axis whose labels the numbers have.
         diverged_as: returns the number that stands for a run that diverged.
     """
@@ -143,6 +146,7 @@ def values_of(
                 "names": names,
                 "spread_family": (*dataset, label, *cell.family),
                 "composition": cell.methods,
+                "floor": resolution([record], name) if record.usable else math.nan,
                 "value": diverged_as(record) if state == DIVERGED else value,
             }
             lines.append(line)
@@ -172,7 +176,7 @@ def measured_values(sheet: ItemJob, runs: Runs, measured: Measured, published: P
         target = targets.get(tuple({**cell.labels, **measured.target_of}.items()))
         return None if target is None else what.of(record, target)
 
-    frame = values_of(sheet, runs, read, what.dimension, what.of_diverged)
+    frame = values_of(sheet, runs, read, measured.measure, what.dimension, what.of_diverged)
     if sheet.table and sheet.table.best_of:
         frame = at_best(frame, sheet.table.best_of, what.margin.relative, measured.place)
     if measured.relative_to:
@@ -236,18 +240,13 @@ def combined(
         first, *others = names
         return {key: text for key, text in first.items() if all(one.get(key) == text for one in others)}
 
-    def worst(states: Iterable[str]) -> str:
-        return max(states, key=STATES.index)
-
-    def longest(families: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-        return max(families, key=len)
-
     summaries: dict[str, Any] = {
         "run": " ".join,
-        "state": worst,
+        "state": lambda states: max(states, key=STATES.index),
         "names": shared,
-        "spread_family": longest,
+        "spread_family": lambda families: max(families, key=len),
         "composition": "first",
+        "floor": "max",
         "averaged": "size",
         "value": number,
         "gain": number,
@@ -338,7 +337,7 @@ def claimed_values(
 def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
     """Return the measure or curve of all runs of the item, or of some parts of their networks."""
     if test.measure is None:
-        frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test))
+        frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test), test.curve or "")
     else:
         frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
         never = np.isinf(frame["value"])
@@ -402,6 +401,7 @@ def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.
     value = both["value"] - base
     if relative:
         value = 100 * value / base.abs().where(base != 0)
+        frame = frame.assign(floor=0.0)
     states = zip(both["state"], both["state of other"].fillna(MISSING), strict=True)
     state = [max(pair, key=STATES.index) for pair in states]
     return frame.assign(value=value.to_numpy(), state=state)

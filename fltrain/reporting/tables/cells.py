@@ -19,7 +19,6 @@ from fltrain.reporting.frame import (
     combined,
     has_labels,
     measured_values,
-    resolution,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.verdict import Judgeable, RuleInputs, compare, gain_margin
@@ -42,10 +41,10 @@ def cells(sheet: ItemJob, runs: Runs, published: Published) -> list[TableCell]:
     for measured in table.measures:
         values = measured_values(sheet, runs, measured, published)
         values = combined(values, table.mean_over) if table.mean_over else values
-        made += _cells(sheet, measured, runs, published, values)
+        made += _cells(sheet, measured, published, values)
         if average := measured.average:
             averages = _averages(table, measured, average, values)
-            made += _cells(sheet, measured, runs, published, averages, average)
+            made += _cells(sheet, measured, published, averages, average)
     early = sheet.seen is not None and sheet.seen <= FIRST_RULE
     judged = [
         cell.replace(
@@ -86,7 +85,6 @@ def _is_baseline(values: pd.DataFrame, measured: Measured) -> pd.Series:
 def _cells(
     sheet: ItemJob,
     measured: Measured,
-    runs: Runs,
     published: Published,
     values: pd.DataFrame,
     average: Average | None = None,
@@ -99,7 +97,7 @@ def _cells(
     baseline = _is_baseline(values, measured)
     shown = [axis for axis in (table.rows, table.columns, table.panels) if axis]
     return [
-        _cell(sheet, measured, runs, published, group, average, bool(over) and not baseline[group.index[0]])
+        _cell(sheet, measured, published, group, average, bool(over) and not baseline[group.index[0]])
         for _, group in values.groupby(shown, sort=False)
     ]
 
@@ -107,7 +105,6 @@ def _cells(
 def _cell(
     sheet: ItemJob,
     measured: Measured,
-    runs: Runs,
     published: Published,
     lines: pd.DataFrame,
     average: Average | None,
@@ -175,7 +172,7 @@ def _cell(
         family=family,
         gain_family=(*family, first["composition"][1:]),
         base=tuple(lines["base_run"].dropna()) or None,
-        floor=resolution(map(runs, cell.runs), measured.measure),
+        floor=float(lines["floor"].max()),
         base_diverged=0 if average else int((lines["base_state"] == DIVERGED).sum()),
         published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
         averaged=int(first["averaged"]) if average else 1,
