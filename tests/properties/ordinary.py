@@ -121,19 +121,17 @@ def step_of(
     federation: Simulation,
     *,
     kind: type[LocalStep] = LocalStep,
-    client: int = 0,
-    weights: Tensor | None = None,
+    weights: Tensor,
 ) -> LocalStep:
-    """A step of a client that received the global model and is now at ``weights``."""
+    """A step of the first client, which received the global model and is now at ``weights``."""
     composition, server, data = federation.composition, federation.server, federation.data
-    local = local_of(server.weights, task=federation.task, counts=data.class_counts[client])
+    local = local_of(server.weights, task=federation.task, counts=data.class_counts[0])
     hooks = composition.client_init(
         replace(local, round=1, buffers=server.buffers), composition.payload(server.states), {}
     )
-    here = server.weights if weights is None else weights
-    federation.model.load(here, server.buffers, server.counters)
+    federation.model.load(weights, server.buffers, server.counters)
     federation.network.train()
-    batch = data.train.batch(data.clients[client])
+    batch = data.train.batch(data.clients[0])
     return kind(*batch, "all", federation.model, hooks)
 
 

@@ -78,15 +78,6 @@ def test_on_the_first_layer_only_it_is_the_base_bit_for_bit(model: Model) -> Non
 
 
 @stepping_bases
-def test_one_local_step_is_the_base_bit_for_bit(base: type[Method]) -> None:
-    settings = {"rounds": 2, "batch_size": FULL_BATCH, "fraction": 0.3}
-    plain = reference(base(), **settings)
-    for layers in (("last.0",), ()):
-        for target in ("own", "next"):
-            assert_same_model(trained(base(), pinned(*layers, target=target), **settings), plain)
-
-
-@stepping_bases
 def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method]) -> None:
     """B := W before each step, in all layers, over whole rounds."""
     fed = trained(base(), pinned(feedback="local"), rounds=2, epochs=2)

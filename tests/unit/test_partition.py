@@ -196,21 +196,6 @@ def test_feature_skew_changes_all_images_of_clients_but_not_the_common_ones() ->
         )
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
-def test_plain_dirichlet_has_the_theoretical_moments(alpha: float) -> None:
-    clients, seeds = 5, 400
-    scheme = Dirichlet(clients=clients, alpha=alpha, capped=False, min_size=0)
-    shares = np.stack([planned(scheme, 10, 100, seed) for seed in range(seeds)]) / 100
-    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
-    error = np.sqrt(variance / (seeds * 10))
-    assert shares.mean(axis=(0, 2)) == pytest.approx(1 / clients, abs=4 * error + 0.005)
-    # Shares are cut to whole images, of which a class has 100.
-    assert shares.var() == pytest.approx(variance, rel=0.05)
-    # Classes are divided independently of one another.
-    off_diagonal = np.corrcoef(shares[:, 0].T)[np.triu_indices(10, k=1)]
-    assert abs(off_diagonal.mean()) < 0.03 and abs(off_diagonal).max() < 4.5 / np.sqrt(seeds)
-
-
 @given(alpha=st.floats(0.05, 5.0), clients=st.integers(2, 20), seed=SEEDS)
 def test_a_capped_client_gets_no_further_images(alpha: float, clients: int, seed: int) -> None:
     held = counts(Dirichlet(clients=clients, alpha=alpha, min_size=0), DIGITS, seed)
