@@ -6,11 +6,11 @@ The plan has the runs of the papers, with enough seeds each.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 from pathlib import Path
 
-import yaml
 from common import ROOT, Costs
 
 from fltrain.core.strict_yaml import read_plain
@@ -37,7 +37,7 @@ def configure(folder: Path, wanted: int) -> Plan:
             declared = read_plain(path)
             for part in (declared, *declared.get("items", {}).values()):
                 part["seeds"] = seeds
-            path.write_text(yaml.safe_dump(declared, sort_keys=False))
+            path.write_text(json.dumps(declared))
         planned = plan(folder / "config", SCALE)
         if len(planned.runs) >= wanted:
             return planned

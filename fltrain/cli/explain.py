@@ -11,8 +11,9 @@ import typer
 from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError, count
+from fltrain.core.located import place_of
 from fltrain.experiments.items import Entry
-from fltrain.experiments.layers import leaves, merged, origins, place_in
+from fltrain.experiments.layers import leaves, merged
 from fltrain.experiments.plan import plan
 
 
@@ -41,14 +42,17 @@ def explain(
             f"axis, with one of its labels: {axes}"
         )
     (entry,) = entries
-    rows, found = [], origins(entry.layers)
-    for path, value in leaves(merged(entry.layers)):
-        file, line = place_in(config, planned.paper, planned.scale, entry.layers, path)
-        rows.append((".".join(path), _text(value), found[path].name, f"{file}:{line}"))
+    settings, origins = merged(entry.layers), dict[tuple[str, ...], str]()
+    for layer in entry.layers:
+        origins |= {path: layer.name for path, _ in leaves(layer.patch)}
+    rows = [
+        (".".join(path), _text(value), origins[path], "{}:{}".format(*place_of(settings, path) or ("", 0)))
+        for path, value in leaves(settings)
+    ]
     defaults = [
         (".".join(path), _text(value), "default", "")
         for path, value in leaves(entry.spec.all_settings())
-        if path not in found and path != ("seed",)
+        if path not in dict(leaves(settings)) and path != ("seed",)
     ]
     typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
     print_table(("setting", "value", "layer", "place"), [*rows, (), *sorted(defaults)])

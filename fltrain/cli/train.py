@@ -12,7 +12,7 @@ import typer
 
 from fltrain.cli.options import ResultsOption
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import compose_text, construct, read_plain, read_settings
+from fltrain.core.strict_yaml import read_plain, read_text
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import changed_code
@@ -35,12 +35,14 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
             without the changes.
         changes: ``training.lr=0.05``, or alternatives with commas between them.
     """
+    settings, where = read_plain(path), str(path or "standard input")
+    if isinstance(settings, dict):
+        settings.pop("revisions", None)  # of a record's spec
     if not changes:
-        yield read_settings(path, RunSpec, ignored=("revisions",))
+        yield RunSpec.parse(settings, where)
         return
     from fltrain.experiments.layers import merge  # not for jobs of a workflow, which change nothing
 
-    settings, where = read_plain(path), path or "standard input"
     if not isinstance(settings, Mapping):
         raise FltrainError(f"{where}: not a run; write a mapping from settings to values")
     choices: list[list[tuple[str, dict[str, Any]]]] = []
@@ -52,12 +54,12 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
     for combination in itertools.product(*choices):
         names, patches = zip(*combination, strict=True)
         changed = functools.reduce(merge, patches, settings)
-        yield RunSpec.recorded(changed, f"{where} with {' '.join(names)}")
+        yield RunSpec.parse(changed, f"{where} with {' '.join(names)}")
 
 
 def _patch(key: str, text: str) -> dict[str, Any]:
     """Return a change of a setting by its dotted name; its value is written as in a file."""
-    patch: Any = construct(compose_text(text, f"--set {key}"))
+    patch: Any = read_text(text, f"--set {key}")
     for name in reversed(key.split(".")):
         patch = {name: patch}
     return dict(patch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -16,9 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from fltrain.core.errors import FltrainError, problems
-
-FileLine = tuple[str, int]
-"""A file and a line in it."""
+from fltrain.core.located import place_of
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _LIST = "input should be a list ([a, b], or [a] for a single one)"
@@ -29,6 +27,7 @@ _WANTED = {
     "model_type": "input should be a mapping",
     "model_attributes_type": "input should be a mapping",
     "dict_type": "input should be a mapping",
+    "is_instance_of": "input should be a mapping",
 }
 """Message by type of fault, for faults whose message by pydantic names types of Python."""
 _SYNONYMS = {
@@ -118,32 +117,28 @@ class Settings(BaseModel):
         return {name: plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
-    def parse(
-        cls,
-        data: Any,
-        where: str,
-        place_of: Callable[[Sequence[str]], FileLine] | None = None,
-        context: Any = None,
-    ) -> Self:
+    def parse(cls, data: Any, where: str, context: Any = None) -> Self:
         """Validate plain data (as read from YAML or JSON).
 
-        Numbers, texts and truth values are never converted into one another. ``place_of`` returns the file
-        and line of a path of keys; validators read ``context``.
+        Numbers, texts and truth values are never converted into one another. Validators read ``context``.
 
         Raises:
-            FltrainError: with all faults; each has its path of keys and the allowed values.
+            FltrainError: with all faults; each has its path of keys and the allowed values, and file and line
+                if the data carry them.
         """
+        if data is None:
+            required = [name for name, field in cls.model_fields.items() if field.is_required()]
+            needed = ", ".join(required) or f"some of {', '.join(cls.model_fields)}"
+            raise FltrainError(f"{where}: is empty; it needs {needed}")
         try:
             return cls.model_validate(data, context=context)
         except ValidationError as error:
             found = faults(error, cls)
-        lines = [
-            (*(place_of(keys) if place_of else (where, 0)), _line(keys, what)) for keys, what in found.items()
-        ]
+        lines = [(*(place_of(data, keys) or (where, 0)), _line(keys, what)) for keys, what in found.items()]
         raise problems(
             where,
             [
-                f"{'' if file == where else f'{file}: '}{f'line {number}: ' if number else ''}{line}"
+                f"{'' if where.startswith(file) else f'{file}: '}{f'line {number}: ' if number else ''}{line}"
                 for file, number, line in sorted(lines, key=lambda line: line[:2])
             ],
         )

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,17 +13,26 @@ from typing import Any, TypeVar
 import yaml
 from yaml.constructor import ConstructorError
 
-from fltrain.core.config import FileLine, Settings, suggest
+from fltrain.core.config import Settings, suggest
 from fltrain.core.errors import FltrainError, as_mistake
+from fltrain.core.located import FileLine, LocatedList, LocatedMapping
 
 _TAG = "tag:yaml.org,2002:"
+_CIRCLE = "it contains itself, by an alias (*name) or a block (use)"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
+    """Makes mappings and lists that carry the lines of their values; ``use: name`` merges a block."""
+
     yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def __init__(self, stream: Any, blocks: Mapping[str, yaml.Node] | None = None) -> None:
+        super().__init__(stream)
+        self._blocks = blocks
+        self._merged: dict[yaml.Node, bool] = {}  # False: in the course of it
 
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return an integer or a float."""
@@ -32,6 +40,42 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
         if node.tag == f"{_TAG}int":
             return int(text, 0 if text[:2] in ("0x", "0o") else 10)
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+    def mapping(self, node: yaml.MappingNode) -> LocatedMapping:
+        """Return a mapping."""
+        values = self.construct_mapping(node, deep=True)
+        return LocatedMapping(values, _place(node), {key.value: _place(value) for key, value in node.value})
+
+    def sequence(self, node: yaml.SequenceNode) -> LocatedList:
+        """Return a list."""
+        places = {str(place): _place(item) for place, item in enumerate(node.value)}
+        return LocatedList(self.construct_sequence(node, deep=True), _place(node), places)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise _fault(node, _CIRCLE)
+        return super().construct_object(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check the keys of a mapping and merge other mappings into it."""
+        if node in self._merged:
+            if not self._merged[node]:
+                raise _fault(node, _CIRCLE)
+            return
+        self._merged[node], names = False, set[str]()
+        for place, (key, value) in enumerate(node.value):
+            if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+                raise _fault(key, f"the key {key.value!r} is no text; write it in quotes")
+            if key.value in names:
+                raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
+            names.add(key.value)
+            if key.value == "use" and self._blocks is not None:
+                named = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                blocks = [_block(name, self._blocks) for name in named]
+                merged = yaml.SequenceNode(f"{_TAG}seq", blocks, value.start_mark)
+                node.value[place] = yaml.ScalarNode(f"{_TAG}merge", "<<", key.start_mark), merged
+        super().flatten_mapping(node)
+        self._merged[node] = True
 
 
 _CORE = {
@@ -46,128 +90,69 @@ _CORE = {
 }
 for _kind, (_pattern, _first) in _CORE.items():
     _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"({_pattern})\\Z"), _first)
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"{_TAG}{_kind}", _Loader.number)
+for _kind, _maker in (("int", "number"), ("float", "number"), ("map", "mapping"), ("seq", "sequence")):
+    _Loader.add_constructor(f"{_TAG}{_kind}", getattr(_Loader, _maker))
 
 
 def read_plain(path: Path | None) -> Any:
     """Return the data of a YAML file, or of standard input if there is no path; None if it is empty."""
-    return construct(compose(path))
+    return _data([_tree(path)])[0]
 
 
-def read_settings(path: Path | None, kind: type[AnySettings], ignored: Sequence[str] = ()) -> AnySettings:
-    """Return the settings in a YAML file (standard input if there is no path), without ``ignored`` keys."""
-    return validated(compose(path), kind, ignored=ignored)
+def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
+    """Return the settings in a YAML file."""
+    return kind.parse(read_plain(path), str(path))
 
 
-def validated(
-    tree: yaml.Node, kind: type[AnySettings], context: Any = None, ignored: Sequence[str] = ()
-) -> AnySettings:
-    """Return the settings in a tree, without ``ignored`` keys; validators read ``context``."""
-    data = construct(tree)
-    if data is None:
-        required = [name for name, field in kind.model_fields.items() if field.is_required()]
-        needed = ", ".join(required) or f"some of {', '.join(kind.model_fields)}"
-        raise FltrainError(f"{tree.start_mark.name}: the file is empty; it needs {needed}")
-    if isinstance(data, dict):
-        data = {key: value for key, value in data.items() if key not in ignored}
-    return kind.parse(data, tree.start_mark.name, partial(place_of, tree), context)
+def read_linked(paths: Sequence[Path]) -> list[Any]:
+    """Return the data of YAML files.
+
+    ``use: name`` in a mapping merges a block, like a merge key: an entry of the first file's ``blocks``, or
+    another file. If it lists several, the first one wins.
+    """
+    first, *others = trees = list(map(_tree, paths))
+    blocks = {Path(tree.start_mark.name).stem: tree for tree in others if isinstance(tree, yaml.MappingNode)}
+    for key, value in first.value if isinstance(first, yaml.MappingNode) else ():
+        if key.value == "blocks" and isinstance(value, yaml.MappingNode):
+            blocks |= {name.value: block for name, block in value.value}
+    return _data(trees, blocks)
 
 
-def compose(path: Path | None) -> yaml.Node:
-    """Return the tree of a YAML file, or of standard input if there is no path."""
+def read_text(text: str, where: str) -> Any:
+    """Return the data of a YAML text; messages name its origin, ``where``."""
+    return _data([_tree_of(text, where)])[0]
+
+
+def _tree(path: Path | None) -> yaml.Node:
     where = "standard input" if path is None else str(path)
     with _refusing(where):
         text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
-    return compose_text(text, where)
+    return _tree_of(text, where)
 
 
-def compose_text(text: str, where: str) -> yaml.Node:
-    """Return the tree of a YAML text; messages name its origin, ``where``."""
+def _tree_of(text: str, where: str) -> yaml.Node:
+    stream: Any = StringIO(text)
+    stream.name = where  # of the marks
     with _refusing(where):
-        stream: Any = StringIO(text)
-        stream.name = where  # of the marks
         tree: yaml.Node | None = _Loader(stream).get_single_node()
-        if tree is None:
-            return yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
-        _check(tree, {})
-        return tree
+    return tree or yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
 
 
-def construct(tree: yaml.Node) -> Any:
-    """Return the data of a tree; None if it is empty. Merge keys in the tree are resolved."""
-    with _refusing(tree.start_mark.name):
-        return _Loader("").construct_document(tree)
+def _data(trees: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> list[Any]:
+    with _refusing(trees[0].start_mark.name):
+        loader = _Loader("", blocks)
+        return [loader.construct_object(tree, deep=True) for tree in trees]
 
 
-def link(tree: yaml.Node, blocks: Mapping[str, yaml.Node]) -> None:
-    """Let ``use: name`` in a tree and in the blocks merge a block, like a merge key; the first name wins."""
-    done: dict[yaml.Node, bool] = {}
-    with _refusing(tree.start_mark.name):
-        for node in (tree, *blocks.values()):
-            _check(node, done, blocks)
+def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:
+    if str(name.value) not in blocks:
+        near, known = suggest(str(name.value), blocks), ", ".join(blocks) or "none"
+        raise _fault(name, f"use: unknown block {name.value!r}{near} (blocks: {known})")
+    return blocks[name.value]
 
 
-def place_of(tree: yaml.Node, keys: Sequence[str]) -> FileLine:
-    """Return file and line of the value at a path of keys, as far as the path exists.
-
-    A list is entered by position, or by the key of a mapping in it.
-    """
-    node = tree
-    for key in keys:
-        inside: dict[str, yaml.Node] = {}
-        if isinstance(node, yaml.MappingNode):
-            inside = {name.value: value for name, value in node.value}
-        elif isinstance(node, yaml.SequenceNode):
-            pairs = [pair for item in node.value if isinstance(item, yaml.MappingNode) for pair in item.value]
-            inside = {name.value: value for name, value in pairs}
-            inside |= {str(place): value for place, value in enumerate(node.value)}
-        if key not in inside:
-            break
-        node = inside[key]
+def _place(node: yaml.Node) -> FileLine:
     return node.start_mark.name, node.start_mark.line + 1
-
-
-def _check(
-    node: yaml.Node, done: dict[yaml.Node, bool], blocks: Mapping[str, yaml.Node] | None = None
-) -> None:
-    """Refuse wrong keys and values that contain themselves; with blocks, turn ``use`` into a merge key.
-
-    Args:
-        node: a part of a tree.
-        done: nodes that were visited; False for those that contain this one.
-        blocks: mappings that ``use`` can name.
-    """
-    if node in done:
-        if not done[node]:
-            raise _fault(node, "it contains itself, by an alias (*name) or a block (use)")
-        return
-    done[node], names = False, set[str]()
-    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
-        _check(item, done, blocks)
-    for place, (key, value) in enumerate(node.value if isinstance(node, yaml.MappingNode) else ()):
-        if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-            raise _fault(key, f"the key {key.value!r} is no text; write it in quotes")
-        if key.value in names:
-            raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
-        names.add(key.value)
-        if blocks is not None and key.value == "use":
-            key, value = node.value[place] = _merging(key, value, blocks)
-        _check(value, done, blocks)
-    done[node] = True
-
-
-def _merging(
-    key: yaml.Node, value: yaml.Node, blocks: Mapping[str, yaml.Node]
-) -> tuple[yaml.Node, yaml.Node]:
-    """Return a merge key and the blocks that ``use`` names."""
-    named = value.value if isinstance(value, yaml.SequenceNode) else [value]
-    for name in named:
-        if name.value not in blocks:
-            near, known = suggest(str(name.value), blocks), ", ".join(blocks) or "none"
-            raise _fault(name, f"use: unknown block {name.value!r}{near} (blocks: {known})")
-    merged = yaml.SequenceNode(f"{_TAG}seq", [blocks[name.value] for name in named], value.start_mark)
-    return yaml.ScalarNode(f"{_TAG}merge", "<<", key.start_mark), merged
 
 
 def _fault(node: yaml.Node, what: str) -> ConstructorError:

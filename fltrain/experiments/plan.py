@@ -13,19 +13,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from fltrain.core.config import FileLine, check_known
+from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, Problems, count
-from fltrain.core.strict_yaml import place_of, validated
+from fltrain.core.located import LocatedMapping, located, place_of
+from fltrain.core.own import place_of_file
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
-from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merged, place_in
+from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merge
 from fltrain.experiments.layout import Bubbles, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
 from fltrain.experiments.schema import (
     Axis,
     DisplayLabels,
     Paper,
-    Patch,
     Point,
     Reduction,
     Register,
@@ -33,7 +33,7 @@ from fltrain.experiments.schema import (
     Special,
     place_having,
     read_added,
-    tree_of,
+    read_declaration,
     written,
 )
 from fltrain.experiments.selection import Selection
@@ -192,11 +192,10 @@ def plan(config: Path, scale: str) -> Plan:
 def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:
     """Return a paper or scale; its name must equal its file's name, because it names the results."""
     what = kind.__name__.lower()
-    tree = tree_of(config, what, name)
-    declaration = validated(tree, kind, labels)
+    file, data = read_declaration(config, what, name)
+    declaration = kind.parse(data, str(file), labels)
     if (own := getattr(declaration, what)) != name:
-        where = place_of(tree, ())[0]
-        raise FltrainError(f"{where}: {what}: must be called {name!r} like the file, not {own!r}")
+        raise FltrainError(f"{file}: {what}: must be called {name!r} like the file, not {own!r}")
     return declaration
 
 
@@ -231,17 +230,18 @@ def _expand(
     caption = f"At full scale: {item.caption}" if item.caption and scale.reduces(paper) else item.caption
     texts = {"title": own.heading or item.title, "caption": own.caption or caption}
     item = item.model_copy(update=texts)
-    layers = SettingsLayers(paper, name, scale, own)
+    layers = SettingsLayers(paper, item, scale, own)
     seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]
     if isinstance(item.figure, Bubbles):
         seeds = seeds[:1]  # it shows the partitions of the first
+    spaces = str(place_of_file(config, "search.yaml") / "search.yaml")
     entries: list[Entry] = []
     applied: list[Special] = []
     faulty: dict[str, FltrainError] = {}
     for combination in itertools.product(*layers.axes.values()):
         labels = dict(zip(layers.axes, combination, strict=True))
-        of_cell = layers.cell(labels)
+        of_cell, settings = layers.cell(labels)
         sources = [layer.source for layer in of_cell if layer.source]
         matching = [source for source in sources if isinstance(source, Special)]
         applied += [special for special in matching if special not in applied]
@@ -250,13 +250,13 @@ def _expand(
         reported = {key: value for source in sources for key, value in source.reported.items()}
         where = f"{item_id} ({', '.join(labels.values())})"
         try:
-            place = partial(place_in, config, paper, scale, of_cell)
-            runs, drawn = _checked(specs, of_cell, where, place), Patch()
+            runs, drawn = _checked(specs, settings, where), LocatedMapping()
             for source in sources:
-                drawn |= tuning.patch(source, runs[-1], labels) if isinstance(source, Point) else {}
-            of_cell.append(SettingsLayer("trial", tuning.file, (), drawn))
+                if isinstance(source, Point):
+                    drawn = merge(drawn, located(tuning.patch(source, runs[-1], labels), (spaces, 1)))
+            of_cell.append(SettingsLayer("trial", drawn))
             if drawn:
-                runs = _checked(specs, of_cell, where)
+                runs = _checked(specs, merge(settings, drawn), where)
         except FltrainError as error:
             faulty.setdefault(str(error).removeprefix(where), error)
             continue
@@ -303,24 +303,18 @@ def _check_layout(config: Path, paper: Paper, name: str, axes: Mapping[str, Coll
         item.layout.check({axis: list(labels) for axis, labels in axes.items()})
     except FltrainError as error:
         keys = ("items", name, "table" if item.table else "figure")
-        file, line = place_of(tree_of(config, "paper", paper.paper), keys)
+        file, line = place_of(read_declaration(config, "paper", paper.paper)[1], keys) or (config, 1)
         raise FltrainError(f"{paper.paper}/{name}: {file}: line {line}: {error}") from None
 
 
-def _checked(
-    specs: Specs,
-    layers: Iterable[SettingsLayer],
-    where: str,
-    place: Callable[[Sequence[str]], FileLine] | None = None,
-) -> dict[int, RunSpec]:
+def _checked(specs: Specs, settings: LocatedMapping, where: str) -> dict[int, RunSpec]:
     """Return the runs of a cell by seed, as far as they are known.
 
     Items share many cells, and a check takes a millisecond. Nothing that is checked depends on the seed, so
     one check is enough for all; nor has anything that depends on it been computed of the run -1.
     """
-    settings = merged(layers)
     if (key := repr(settings)) not in specs:
-        specs[key] = {-1: RunSpec.parse({**settings, "seed": 0}, where, place)}
+        specs[key] = {-1: RunSpec.parse(merge(settings, {"seed": 0}), where)}
     return specs[key]
 
 

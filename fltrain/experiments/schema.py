@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    InstanceOf,
     Strict,
     ValidationInfo,
     model_validator,
@@ -27,14 +27,16 @@ from pydantic import (
 from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import natural
+from fltrain.core.located import LocatedMapping, located, place_of
 from fltrain.core.own import place_of_file, places
-from fltrain.core.strict_yaml import AnySettings, compose, link, read_settings
+from fltrain.core.strict_yaml import AnySettings, read_linked, read_plain, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import Condition, text_of, texts_of
 
-Patch = dict[str, Any]
+Patch = InstanceOf[dict[str, Any]]
+"""Settings to merge into others. The mapping itself is kept, not a copy: it has the lines of its values."""
 
 
 def _none_of(*names: str, by: str = "in the results folder") -> AfterValidator:
@@ -77,22 +79,24 @@ def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None
     def name(value: Any) -> str:
         return str(value.get("name", value) if isinstance(value, Mapping) else value)
 
-    def point(value: Any) -> Any:
+    def point(value: Any, key: str) -> Any:
         if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
             return value
         if axis == TRIAL:
             return {"trial": value}
-        return {"set": {axis: value}, "reported": {axis: name(value)}}
+        return {"set": located({axis: value}, place_of(written, [key])), "reported": {axis: name(value)}}
 
-    if isinstance(written, Sequence) and not isinstance(written, str):
-        listed = [(labels or {}).get(name(value), name(value)) for value in written]
-        for label in listed:
-            if listed.count(label) > 1:
-                raise ValueError(f"axis {axis!r}: two values have the label {label!r}; write 'label: value'")
-        written = dict(zip(listed, written, strict=True))
-    if not isinstance(written, Mapping):
+    if isinstance(written, Mapping):
+        return {str(label): point(value, label) for label, value in written.items()}
+    if not isinstance(written, Sequence) or isinstance(written, str):
         raise ValueError(f"axis {axis!r} must be a list of values or a mapping from labels to values")
-    return {str(label): point(value) for label, value in written.items()}
+    points: dict[str, Any] = {}
+    for place, value in enumerate(written):
+        label = (labels or {}).get(name(value), name(value))
+        if label in points:
+            raise ValueError(f"axis {axis!r}: two values have the label {label!r}; write 'label: value'")
+        points[label] = point(value, str(place))
+    return points
 
 
 def _spelled_out(axes: Any, info: ValidationInfo) -> Any:
@@ -446,8 +450,8 @@ def read_added(config: Path, name: str, kind: type[AnySettings]) -> AnySettings:
     return kind(**merged)
 
 
-def tree_of(config: Path, what: str, name: str) -> yaml.Node:
-    """Return the tree of a declaration, for ``validated`` and ``place_of``.
+def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
+    """Return the file of a declaration, and its data with the lines of values.
 
     A paper is a file, ``papers/<name>.yaml``, or a folder: ``paper.yaml``, a file for each item, and
     ``claims.yaml``. ``use: name`` merges one of the paper's ``blocks``, or another item's file.
@@ -470,30 +474,24 @@ def tree_of(config: Path, what: str, name: str) -> yaml.Node:
     if not found:
         known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
         check_known(f"unknown {what}", [name], known, f"known in {' and '.join(map(str, folders))}")
-    tree, folder = compose(found[0]), found[0].parent
-    parts = (
-        sorted(folder.glob("*.yaml"), key=lambda path: natural(path.stem)) if found[0].name != single else []
-    )
-    if what == "paper" and isinstance(tree, yaml.MappingNode):
-        trees = {part.stem: compose(part) for part in parts if part.stem != "paper"}
-        claims = trees.pop("claims", None)
-        items = [_pair(stem, item) for stem, item in trees.items()]
-        if items:
-            tree.value.append(_pair("items", yaml.MappingNode(tree.tag, items, items[0][1].start_mark)))
-        if claims:
-            tree.value.append(_pair("claims", claims))
-        pairs = {key.value: value for key, value in tree.value}
-        tree.value = [pair for pair in tree.value if pair[0].value != "blocks"]
-        declared = pairs.get("blocks")
-        blocks = declared.value if isinstance(declared, yaml.MappingNode) else []
-        link(tree, {**trees, **{key.value: value for key, value in blocks}})
-    return tree
+    file = found[0]
+    if what == "scale":
+        return file, read_plain(file)
+    others = [] if file.name == single else [path for path in file.parent.glob("*.yaml") if path != file]
+    others.sort(key=lambda path: natural(path.stem))
+    paper, *parts = read_linked([file, *others])
+    if isinstance(paper, LocatedMapping):
+        paper.pop("blocks", None)
+        for path, part in zip(others, parts, strict=True):
+            place = place_of(part) or (str(path), 1)
+            whole = paper if path.stem == "claims" else paper.setdefault("items", LocatedMapping())
+            if not isinstance(whole, LocatedMapping) or path.stem in whole:
+                raise FltrainError(f"{path}: {file} has {path.stem!r}, too, or no mapping of items")
+            paper.places.setdefault("items", place)
+            whole[path.stem], whole.places[path.stem] = part, place
+    return file, paper
 
 
 def place_having(config: Path, what: str, name: str) -> Path:
     """Return the folder of configuration that has a paper or scale: ``config``, or the user's own."""
     return place_of_file(config, f"{what}s/{name}.yaml", f"{what}s/{name}/paper.yaml")
-
-
-def _pair(key: str, value: yaml.Node) -> tuple[yaml.Node, yaml.Node]:
-    return yaml.ScalarNode("tag:yaml.org,2002:str", key, value.start_mark), value

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import AfterValidator, Field, Strict, model_validator
@@ -94,8 +94,6 @@ class Search(Settings):
         spaces: ranges by method or plug-in (or ``training``) and setting.
     """
 
-    file: ClassVar[str] = "search"
-
     spaces: Annotated[Mapping[str, Mapping[str, Range]], AfterValidator(_checked)] = {}
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
@@ -165,11 +163,6 @@ class Selected(Settings):
     item: str
     measure: str
     cells: Annotated[tuple[Choice, ...], Strict(False)]
-
-    @property
-    def file(self) -> str:
-        """Place of the file in the configuration, without its ending."""
-        return f"selected/{self.scale}/{self.item.replace('/', '_')}"
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
         """Return the settings that are selected for a cell, if the point wants them."""

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
-from fltrain.core.strict_yaml import construct, read_plain
+from fltrain.core.strict_yaml import read_plain
 from fltrain.data.datasets import load
 from fltrain.data.partition import SCHEMES
 from fltrain.experiments.plan import plan
-from fltrain.experiments.schema import tree_of
+from fltrain.experiments.schema import read_declaration
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
@@ -188,7 +188,7 @@ def demonstration() -> dict[str, Any]:
     scale = files["scales/demo"]
     scale["items"] = [entry for entry in scale["items"] if name_of(entry) in names]
     for name, items in wanted.items():
-        paper = files[f"papers/{name}"] = construct(tree_of(CONFIG, "paper", name))
+        paper = files[f"papers/{name}"] = read_declaration(CONFIG, "paper", name)[1]
         paper["items"] = {item: paper["items"][item] for item in items}
         paper["claims"] = []
     return files

@@ -113,7 +113,7 @@ UNREACHABLE = {**DIRICHLET, "alpha": 0.01, "min_size": 140, "max_draws": 5}
     ("text", "words"),
     [
         (spec(roundz=3), ["'roundz'", "'rounds'"]),
-        ("# nothing\n", ["spec.yaml: the file is empty; it needs dataset, partition, model, method"]),
+        ("# nothing\n", ["spec.yaml: is empty; it needs dataset, partition, model, method"]),
         (spec().replace("rounds: 3", "rounds: 1e3"), ["rounds: ", "got 1000.0; write 1000"]),
         (spec(partition=UNREACHABLE), ["min_size", "140", "alpha"]),
         ("a: [b", ["spec.yaml", "YAML"]),

@@ -376,7 +376,10 @@ def test_explain_finds_a_cell_whose_label_is_also_a_part_of_others() -> None:
     lines = explained(CONFIG, "fair_mnist", "fair/accuracy", "fedavg", "tuned", "dirichlet 0.1")
     assert "(Dirichlet 0.1, FedAvg, tuned)" in lines[0]
     rate = next(line for line in lines if " training.lr " in line)
-    assert " trial " in rate and "config/selected/fair_mnist/fair_trials.yaml:1" in rate
+    place = re.search(r"config/selected/fair_mnist/fair_trials\.yaml:(\d+) ", rate)
+    assert " trial " in rate and place
+    written = (CONFIG / "selected/fair_mnist/fair_trials.yaml").read_text().splitlines()
+    assert written[int(place[1]) - 1].strip() == "lr: 0.00828"
 
 
 def test_labels_with_their_axes_select_each_cell_alone(folder: Path) -> None:
