@@ -300,23 +300,12 @@ def test_tf32_is_used_in_layers_only(device: torch.device) -> None:
     run = simulation(Noting(), model=LeNet5(), device=device, **SETTINGS)
     run.network.tf32 = True
 
-    class Layer(torch.autograd.Function):
-        @staticmethod
-        def forward(images: Tensor) -> Tensor:
-            NOTED["forward"].append(torch.backends.cuda.matmul.allow_tf32)
-            return images.clone()
-
-        @staticmethod
-        def setup_context(ctx: object, inputs: object, output: object) -> None:
-            """Store nothing."""
-
-        @staticmethod
-        def backward(ctx: object, gradient: Tensor) -> Tensor:
-            NOTED["backward"].append(torch.backends.cuda.matmul.allow_tf32)
-            return gradient
+    def noting(where: str) -> Callable[..., None]:
+        return lambda *_: NOTED[where].append(torch.backends.cuda.matmul.allow_tf32)
 
     layer = next(module for module in run.network.modules() if isinstance(module, nn.Linear))
-    layer.register_forward_pre_hook(lambda _module, images: (Layer.apply(images[0]),))
+    layer.register_forward_pre_hook(noting("forward"))
+    layer.register_full_backward_hook(noting("backward"))
     run.round(0)
     assert {name: set(flags) for name, flags in NOTED.items()} == {
         "forward": {True},

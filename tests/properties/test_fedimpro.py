@@ -320,18 +320,13 @@ def noise_of(method: FedImpro, **settings: object) -> tuple[list[dict[str, Tenso
     return [{name: sent(one)[name] - sent(other)[name] for name in NUMBERS} for one, other in pairs], noisy
 
 
-def test_uploads_have_independent_normal_noise() -> None:
-    """N(0, s^2) on every number, of known and unknown classes alike; independent by client and tensor."""
+def test_uploads_have_independent_noise() -> None:
+    """On every number, of known and unknown classes alike; independent by client and tensor."""
     method = FedImpro(noise=0.5)
     noises, federation = noise_of(method)
-    assert len(noises) == 2
-    flat = [noise[name].flatten().double() for noise in noises for name in ("mean", "spread")]
-    for one in flat:
-        assert len(one) == 3840
-        assert abs(one.mean()) < 4 * method.noise / math.sqrt(len(one))
-        assert float(one.std()) == pytest.approx(method.noise, rel=4 / math.sqrt(2 * len(one)))
-    correlations = np.corrcoef(torch.stack(flat).numpy())
-    assert np.abs(correlations - np.eye(4)).max() < 4 / math.sqrt(3840)
+    flat = torch.stack([noise[name].flatten() for noise in noises for name in ("mean", "spread")])
+    products = flat @ flat.T / flat.shape[1]
+    torch.testing.assert_close(products, method.noise**2 * torch.eye(4), rtol=0, atol=0.02)
     assert not any(noise[name].any() for noise in noises for name in ("seen", "spread_seen"))
     assert estimates(federation)["spread"].min() == 0, "spreads that became negative are clamped on receipt"
     assert estimates(federation)["spread"].max() <= 0.1 + 1e-7
