@@ -47,5 +47,6 @@ def track(
     if every:
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
-    export = Export(folder, scale, whole.memberships, list(runs), planned.items, models)
+    chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
+    export = Export(folder, scale, whole.memberships, list(runs), chosen, models)
     typer.echo(f"{store}: {in_words(export.to(store))}")

@@ -69,7 +69,7 @@ class Export:
             if only some of them are exported. A run belongs to the experiment of its first item's paper, or
             to ``unassigned``.
         runs: IDs; runs without a complete record are skipped.
-        items: tables and figures; those without files are left out.
+        items: tables and figures with all of their runs; those without files are left out.
         models: also export the final weights of runs that keep them.
     """
 
@@ -97,7 +97,7 @@ class Export:
         """
         papers = {_paper(item): "" for items in self.memberships.values() for item in items}
         papers |= {one.paper.paper: f"**{one.paper.title}**\n\n{one.paper.citation}" for one in self.items}
-        counts, names = Counter[str](), dict[str, Mapping[str, str]]()
+        counts = Counter[str]()
         with writing(uri, self.results.root) as store:
             # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
             for paper, note in papers.items():
@@ -109,13 +109,12 @@ class Export:
 
             def export_run(record: Record) -> Counter[str]:
                 run = RecordedRun.of(record, {self.scale: self.memberships})
-                names[run.run_id] = run.fields
                 before = present.get(run.run_id, ())
                 return Counter({store.put(self._of_run(store, run, before), before): 1})
 
             records = (record for record in map(self.results.record, self.runs) if record.complete)
             parts: list[Callable[[], Counter[str]]] = [partial(export_run, one) for one in records]
-            parts += [partial(self._export_item, store, item, names) for item in self.items]
+            parts += [partial(self._export_item, store, item) for item in self.items]
             console = Console(stderr=True)
             for part in track(
                 parts, "export", console=console, transient=True, disable=not console.is_terminal
@@ -176,9 +175,7 @@ class Export:
         )
 
     # ------------------------------------------------------------------------------------ tables and figures
-    def _export_item(
-        self, store: Store, item: PlannedItem, names: dict[str, Mapping[str, str]]
-    ) -> Counter[str]:
+    def _export_item(self, store: Store, item: PlannedItem) -> Counter[str]:
         """Export a table or figure with its files, and the cells of a table; delete those that have gone."""
         place = self.results.root / self.scale / item.id
         files = [file for form in FORMS if (file := place.with_name(place.name + form)).is_file()]
@@ -186,7 +183,7 @@ class Export:
         if not files:
             return counts
         present = store.present(f"{equals('item', item.id)} and {equals('scale', self.scale)}")
-        for entry in self._entries(store, item, files, names):
+        for entry in self._entries(store, item, files):
             done = store.put(entry, present.pop(entry.key, ()))
             what = "tables and figures" if entry.experiment == TABLES else "cells"
             counts[f"{what} written"] += done != UNCHANGED
@@ -194,9 +191,7 @@ class Export:
             store.delete(obsolete)
         return counts
 
-    def _entries(
-        self, store: Store, item: PlannedItem, files: Sequence[Path], names: dict[str, Mapping[str, str]]
-    ) -> Iterator[TrackedRun]:
+    def _entries(self, store: Store, item: PlannedItem, files: Sequence[Path]) -> Iterator[TrackedRun]:
         """Yield the entry of a table or figure, and of its cells."""
         ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
         times = ended - 1, ended
@@ -216,6 +211,7 @@ class Export:
             params={"title": item.item.title},
             files=files,
         )
+        names = {entry.spec.run_id: short_names(entry.spec) for entry in item.entries}
         forms = {file.suffix: file for file in files}
         for cell in read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else ():
             name = _name(cell)
@@ -223,7 +219,7 @@ class Export:
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{item.id}: {name} ({self.scale})",
-                tags={**same, "kind": "cell", "cell": name, **self._cell_tags(cell, names), NOTE: note},
+                tags={**same, "kind": "cell", "cell": name, **_cell_tags(cell, names), NOTE: note},
                 times=times,
                 metrics=[(key, 0, value) for key, value in _numbers(cell).items()],
             )
@@ -239,24 +235,18 @@ class Export:
         paper, _, name = item.partition("/")
         return f"{folder}/{paper}/index.html#{name}"
 
-    def _cell_tags(self, cell: TableCell, names: dict[str, Mapping[str, str]]) -> dict[str, str]:
-        """Return the tags of a cell; dataset, method and so on if all of its runs have the same.
 
-        ``names`` holds the short names of known runs; this adds the others from their records.
-        """
-        for run in set(cell.runs) - names.keys():
-            record = self.results.record(run)
-            spec = record.run_spec if record.usable else None
-            names[run] = short_names(spec) if spec else {}
-        every = [names[run] for run in cell.runs if names[run]]
-        common = {name: {one[name] for one in every} for name in _RUN_NAMES}
-        return {
-            **{key: value for key in _CELL_TAGS if (value := getattr(cell, key))},
-            **{key: min(values) for key, values in common.items() if len(values) == 1},
-            **({"diverged": f"{cell.diverged} of {cell.seeds} runs"} if cell.diverged else {}),
-            "verdict": cell.verdict or NONE,
-            "runs": " ".join(cell.runs) or NONE,
-        }
+def _cell_tags(cell: TableCell, names: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the tags of a cell; dataset, method and so on (``names`` by run) if all runs have the same."""
+    every = [names[run] for run in cell.runs if run in names]
+    common = {name: {one[name] for one in every} for name in _RUN_NAMES}
+    return {
+        **{key: value for key in _CELL_TAGS if (value := getattr(cell, key))},
+        **{key: min(values) for key, values in common.items() if len(values) == 1},
+        **({"diverged": f"{cell.diverged} of {cell.seeds} runs"} if cell.diverged else {}),
+        "verdict": cell.verdict or NONE,
+        "runs": " ".join(cell.runs) or NONE,
+    }
 
 
 def _digests(files: Iterable[Path]) -> list[str]:

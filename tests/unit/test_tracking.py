@@ -37,7 +37,10 @@ MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHIN
 DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
 ECGR = SimpleNamespace(paper="ecgr", title="ECGR", citation="Authors, 2025")
 TABLE = SimpleNamespace(
-    id="ecgr/table1", paper=ECGR, item=SimpleNamespace(title="Accuracy", caption="The caption.")
+    id="ecgr/table1",
+    paper=ECGR,
+    item=SimpleNamespace(title="Accuracy", caption="The caption."),
+    entries=[SimpleNamespace(spec=spec) for spec in (PLAIN, MEASURED)],
 )
 NOT_MADE = SimpleNamespace(id="ecgr/table2", paper=ECGR, item=TABLE.item)
 
