@@ -46,10 +46,6 @@ def first_of_each(sheet: ItemJob, axis: str, runs: Runs) -> Iterator[tuple[str, 
             yield label, records[0]
 
 
-class NothingToShow(Exception):
-    """All runs of a figure diverged before they had any of its numbers."""
-
-
 def diverged(record: Record) -> bool:
     """Return True if a run ended early because its loss was not finite."""
     return bool(record.summary["status"] == "diverged")

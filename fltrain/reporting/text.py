@@ -10,12 +10,6 @@ from collections.abc import Sequence
 from fltrain.core.statistics import LEVEL, Interval
 
 
-def interval_text(interval: Interval, decimals: int, sign: str = "") -> str:
-    """Format an interval, for example ``[66.05, 68.63]``."""
-    low, high = interval
-    return f"[{low:{sign}z.{decimals}f}, {high:{sign}z.{decimals}f}]"
-
-
 def number_text(
     value: float | None,
     decimals: int,
@@ -31,7 +25,8 @@ def number_text(
         return ""
     text = "never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}"
     if interval:
-        return f"{text} {interval_text(interval, decimals, sign)}"
+        low, high = (f"{end:{sign}z.{decimals}f}" for end in interval)
+        return f"{text} [{low}, {high}]"
     return text if std is None else f"{text} ± {std:.{decimals}f}"
 
 
@@ -47,12 +42,8 @@ def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
     """Return a Markdown table; the first line is its heading, columns after the first are ``numbers``."""
     first, *rest = ([" ".join(text.split("\n")) for text in line] for line in lines)
     rule = ["---", *(["---:" if numbers else "---"] * (len(first) - 1))]
-    return without_tags(
-        "\n".join(
-            "| " + " | ".join(text.replace("|", r"\|") for text in line) + " |"
-            for line in (first, rule, *rest)
-        )
-    )
+    texts = (" | ".join(text.replace("|", r"\|") for text in line) for line in (first, rule, *rest))
+    return "\n".join(f"| {line} |" for line in texts)
 
 
 def without_tags(text: str) -> str:

@@ -36,9 +36,8 @@ from fltrain.experiments.layout import (
 )
 from fltrain.experiments.published import Published
 from fltrain.reporting.figures import style
-from fltrain.reporting.figures.style import Spec, panel, quantity, whole_numbers
+from fltrain.reporting.figures.style import Drawn, Spec, panel, quantity, whole_numbers
 from fltrain.reporting.frame import (
-    NothingToShow,
     Runs,
     curve,
     diverged,
@@ -60,9 +59,6 @@ MOST_CLIENTS = 12
 STEPS = {"other local steps": "#dfe3ea", "selected local steps": style.INDIGO}
 VEGA_LITE = "6.1"
 
-Drawn = tuple[list[list[Spec]], pd.DataFrame]
-"""Rows of panels, and the numbers that they show."""
-
 
 def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
     """Return the Vega-Lite specification of a figure, and the numbers that it shows.
@@ -72,10 +68,7 @@ def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
     """
     assert sheet.figure is not None
     notes = _notes(sheet, sheet.figure, results)
-    try:
-        rows, numbers = _drawn(sheet, sheet.figure, results)
-    except NothingToShow:
-        rows, numbers = [[panel([], 1, pd.DataFrame())]], pd.DataFrame()
+    rows, numbers = _drawn(sheet, sheet.figure, results)
     return style.footnote(style.figure(rows), notes), numbers
 
 
@@ -509,7 +502,7 @@ def draw_selected_steps(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Dr
         records = list(first_of_each(sheet, figure.columns, runs))
     found = {label: steps for label, record in records if len(steps := selections(record))}
     if not found:
-        raise NothingToShow
+        return style.NOTHING
     numbers = pd.concat([steps.assign(panel=label) for label, steps in found.items()], ignore_index=True)
     clients = sorted(map(int, numbers["client"].unique()))
     if len(clients) > MOST_CLIENTS:

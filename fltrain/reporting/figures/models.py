@@ -22,28 +22,25 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.data import ImageSet
 from fltrain.experiments.layout import Inversion, ItemJob, Preference, Variance
 from fltrain.reporting.figures import style
-from fltrain.reporting.figures.style import Spec, panel, quantity, whole_numbers
-from fltrain.reporting.frame import NothingToShow, diverged, first_of_each
+from fltrain.reporting.figures.style import Drawn, Spec, panel, quantity, whole_numbers
+from fltrain.reporting.frame import diverged, first_of_each
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 
 LENGTHS = ("vectors of length one", "raw, of its largest")
 """Names of the variances."""
 
-Drawn = tuple[list[list[Spec]], pd.DataFrame]
-
 
 def draw(sheet: ItemJob, figure: Preference | Variance | Inversion, results: Results) -> Drawn:
-    """Return the panels and the numbers of a figure.
+    """Return the panels and the numbers of a figure; nothing if all runs diverged.
 
     Raises:
-        NothingToShow: if all runs diverged.
         FltrainError: if a record keeps no model, or the figure does not fit the run.
     """
     if isinstance(figure, Inversion):
         record = results.record(min(sheet.cells, key=lambda cell: cell.seed).run)
         if diverged(record):
-            raise NothingToShow
+            return style.NOTHING
         return draw_inversion(recover(TrainedRun(record, results, pick_device("auto")), figure))
     runs = {
         label: TrainedRun(record, results, torch.device("cpu"))
@@ -51,7 +48,7 @@ def draw(sheet: ItemJob, figure: Preference | Variance | Inversion, results: Res
         if not diverged(record)
     }
     if not runs:
-        raise NothingToShow
+        return style.NOTHING
     if isinstance(figure, Variance):
         return draw_variances(runs, figure)
     return draw_preferences(sheet.id, runs, figure)

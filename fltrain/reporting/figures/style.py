@@ -27,6 +27,9 @@ from fltrain.experiments.layout import named
 Spec = dict[str, Any]
 """A part of a Vega-Lite specification."""
 
+Drawn = tuple[list[list[Spec]], pd.DataFrame]
+"""Rows of panels, and the numbers that they show."""
+
 PAGE, PANEL, SINGLE = 680, 283, 435
 """Widths of a figure, of one of several panels, and of a single one, in pixels: 180, 75 and 115 mm."""
 AXIS = 70
@@ -144,6 +147,10 @@ def panel(
 def panel_width(columns: int) -> int:
     """Return the width in pixels of one of ``columns`` panels side by side, with its labels."""
     return SINGLE if columns == 1 else min(PANEL, PAGE // columns)
+
+
+NOTHING: Drawn = [[panel([], 1, pd.DataFrame())]], pd.DataFrame()
+"""A figure of runs that diverged before they had any of its numbers."""
 
 
 def figure(rows: Sequence[Sequence[Spec]]) -> Spec:
