@@ -81,6 +81,17 @@ def combine(steps: np.ndarray, picked: list[int], beta: float) -> np.ndarray:
     return np.linalg.norm(rows.sum(0)) / np.linalg.norm(combined) * combined
 
 
+def test_known_values_of_four_steps() -> None:
+    """Four steps in the plane, kappa 0.5, beta 0.2: c = (1.6, 1.4), alpha = 2.351802."""
+    uploaded, selected = finished_update(
+        Ecgr(), torch.tensor([[3.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
+    )
+    assert selected == [1, 2]
+    np.testing.assert_allclose(uploaded, [3.762883, 3.292523], atol=2e-6)
+    np.testing.assert_allclose(uploaded / torch.tensor([1.6, 1.4]), 2.351802, atol=2e-6)
+    assert uploaded.norm().item() == pytest.approx(5, abs=1e-5)
+
+
 @pytest.mark.parametrize("rule", ["herd", "closest", "aligned", "smallest"])
 @pytest.mark.parametrize("centred", [False, True])
 def test_the_first_of_equal_steps_are_selected(rule: str, centred: bool) -> None:

@@ -15,6 +15,7 @@ from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
 from fltrain.experiments.work import network_work
 from fltrain.methods.fed2 import Fed2
+from fltrain.methods.fedma import FedMA
 from fltrain.methods.types import Outputs, Update
 from fltrain.models.base import Model, build
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, PerGroup, decouple
@@ -74,6 +75,17 @@ def test_share_of_the_multiply_adds_of_the_plain_network(model: Model, share: fl
     images = torch.zeros(2, 3, 32, 32, device="meta")
     fed2, plain = (network_work(network, images, 10) for network in networks)
     assert round((fed2.features + fed2.head) / (plain.features + plain.head), 2) == share
+
+
+def test_fewer_numbers_are_sent_than_by_fedavg_and_fedma() -> None:
+    def numbers(network: Network) -> int:
+        return sum(parameter.numel() for parameter in network.parameters())
+
+    for model in (Vgg9(), MobileNetV1()):
+        plain = adapted(model, 32, channels=3, meta=True, decoupled=0, norm="keep")
+        assert numbers(adapted(model, 32, channels=3, meta=True)) < numbers(plain)
+        if isinstance(model, Vgg9):  # FedMA takes no norm layers
+            assert numbers(plain) <= numbers(FedMA(mode="bbp_map").adapt(plain, 10))
 
 
 def test_shared_layers_have_the_original_initial_weights() -> None:

@@ -14,11 +14,13 @@ from torch.nn import functional
 
 from fltrain.data.prepared import Partition
 from fltrain.engine.simulation import Simulation
+from fltrain.methods.base import Method
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedimpro import FedImpro
 from fltrain.methods.fedrs import FedRS
 from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.types import Server, Update
+from fltrain.metrics.updates import gradient_variance
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
@@ -542,6 +544,39 @@ def test_batchnorm_above_the_cut_sees_images_and_samples_together() -> None:
     federation.round(0)
     assert seen == {name: images + 33 * (not name.startswith("stage1")) for name in seen}
     assert len(set(seen.values())) == 2
+
+
+def dissimilarity_above(method: Method) -> float:
+    """Dissimilarity of the gradients above the cut, of four clients with 30 images each.
+
+    Estimates without spread, and equally many samples of every class, give all clients the same samples.
+    """
+    settings = {"partition": evenly(4), "fraction": 1.0, "batch_size": FULL_BATCH, "lr": 1.0}
+    settings |= {"momentum": 0.0, "weight_decay": 0.0}
+    federation = simulation(method, trainer=Tracing, **settings, **LENET)
+    if isinstance(method, FedImpro):
+        shape = estimates(federation)["mean"].shape
+        give_estimates(federation, mean=drawn(*shape).abs(), spread=torch.zeros(shape))
+    federation.round(0)
+    gradients = -torch.stack([update.displacement for update in federation.trainer.updates])
+    slots = [slot for slot in federation.model.layout.parameters if not slot.name.startswith("conv1.")]
+    return gradient_variance(gradients, slots)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [
+        ({"weight": "mean_concat"}, 1 / 4),
+        ({"weight": "mean_concat", "n_hat": 90}, 1 / 16),
+        ({"weight": "constant"}, 1),
+    ],
+    ids=str,
+)
+def test_shared_samples_reduce_the_dissimilarity(settings: dict[str, object], factor: float) -> None:
+    """By N^2 / (N + n)^2 with the weights of theorem 4.2's proof (equation 23), not of equation 5."""
+    plain = dissimilarity_above(FedAvg())
+    assert plain > 1e-3
+    assert dissimilarity_above(FedImpro(**settings)) == pytest.approx(factor * plain, rel=1e-4)
 
 
 def test_samples_are_the_same_in_all_passes_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
