@@ -173,7 +173,6 @@ def judge(
         return found
 
     rows: list[dict[str, Any]] = []
-    contradicting: list[float | None] = []
     for claim in claims:
         statement = stated[claim.where, claim.claim]
         try:
@@ -184,22 +183,17 @@ def judge(
         seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
         late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
         row = {
-            **{"where": claim.where, "claim": claim.claim, "verdict": found.verdict, "reduced": reduced},
-            **{"exploratory": late and found.verdict in JUDGED, "item": ", ".join(names)},
-            **{"test": claim.test.kind, "stated": statement.text, "estimate": found.estimate, "p": found.p},
+            **{**vars(found), "evidence": found.evidence, "reduced": reduced, "item": ", ".join(names)},
+            **{"where": claim.where, "claim": claim.claim, "test": claim.test.kind, "stated": statement.text},
             **dict(zip(("low", "high"), found.interval or (None, None), strict=True)),
-            **{"number": found.number, "evidence": found.evidence},
+            "exploratory": late and found.verdict in JUDGED,
         }
         rows.append(row)
-        contradicting.append(found.p_contradicted)
-    judged = pd.DataFrame(rows, columns=list(COLUMNS))
-    judged["listed"] = [
-        verdict != "contradicted" or p is None or discovered
-        for verdict, p, discovered in zip(
-            judged["verdict"], contradicting, discoveries(contradicting), strict=True
-        )
-    ]
-    return judged
+    shown = discoveries([row["p_contradicted"] for row in rows])
+    for row, discovered in zip(rows, shown, strict=True):
+        undecided = row["verdict"] != "contradicted" or row["p_contradicted"] is None
+        row["listed"] = undecided or discovered
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _of_item(
