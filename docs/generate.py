@@ -15,7 +15,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ from typer.main import get_command
 from fltrain.cli import app
 from fltrain.core.config import Settings, nested
 from fltrain.core.errors import FltrainError, count
-from fltrain.core.files import json_text
+from fltrain.core.files import json_text, natural
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import plan
-from fltrain.experiments.published import read_anomalies
+from fltrain.experiments.published import Published
 from fltrain.experiments.schema import DisplayLabels, Item, Paper, Register, Scale
 from fltrain.experiments.tuning import Search
 from fltrain.experiments.work import Work
@@ -147,7 +147,7 @@ figures print their assumptions.
 
 ## Doubtful cells
 
-Tables mark these published values (`config/reported/anomalies.csv`).
+Tables mark these published values (column `doubt` in `config/reported`).
 
 {doubtful}
 """
@@ -288,10 +288,19 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{'; '.join(group)}: {reason}" for reason, group in names.items()]
 
 
-def where(match: Mapping[str, Sequence[str]]) -> str:
-    """The selected rows of a published table, in brackets; empty for all rows."""
-    columns = [" or ".join(text or f"no {column}" for text in texts) for column, texts in match.items()]
-    return f" ({', '.join(columns)})" if columns else ""
+def doubts(file: Path) -> Iterator[tuple[str, str]]:
+    """The rows that each doubt in a published table concerns, by texts that tell them apart; the doubt."""
+    printed = Published.read(file)
+    columns = [name for name in printed.columns if name not in ("metric", "value", "std", "note", "doubt")]
+    for doubt in dict.fromkeys(doubt for row in printed.rows for doubt in row.anomalies):
+        rows, words = printed.rows, []
+        for column in ("metric", *columns):
+            texts = dict.fromkeys(row.texts[column] for row in printed.rows if doubt in row.anomalies)
+            fewer = [row for row in rows if row.texts[column] in texts]
+            if len(fewer) < len(rows):
+                rows = fewer
+                words.append(" or ".join(text or f"no {column}" for text in texts))
+        yield f"{file.stem.partition('_')[2]} ({', '.join(words) or 'all'})", doubt
 
 
 @cache
@@ -318,11 +327,8 @@ def paper_page(name: str) -> str:
     register = read_settings(CONFIG / "register.yaml", Register).entries
     used = dict.fromkeys([*paper.assumptions, *(one for item in planned for one in item.item.assumptions)])
     listed = [key for key in register if key in used]
-    doubtful = grouped(
-        (f"{anomaly.file.removesuffix('.csv').partition('_')[2]}{where(anomaly.match)}", anomaly.reason)
-        for anomaly in read_anomalies(CONFIG / "reported" / "anomalies.csv")
-        if anomaly.file.startswith(f"{name}_")
-    )
+    reported = sorted((CONFIG / "reported").glob(f"{name}_table*.csv"), key=lambda path: natural(path.stem))
+    doubtful = grouped(pair for file in reported for pair in doubts(file))
     return PAPER.format(
         written=(PAGES / "papers" / f"{name}.md").read_text(encoding="utf-8").partition(MARK)[0],
         mark=MARK,

@@ -29,18 +29,14 @@ METHODS = {
 PLUGINS = ("BP", "+ FLFA")
 SEEDS = (0, 1, 2)
 ROUNDS = 12
-PUBLISHED = """\
-method,plugin,metric,value,std,note
-fedavg,BP,acc,50.00,,mean of 3 seeds
-fedavg,+ FLFA,acc,70.00,,mean of 3 seeds; read off a plot
-fedprox,BP,acc,51.00,,mean of 3 seeds
-fedprox,+ FLFA,acc,52.00,,mean of 3 seeds
-moon,BP,acc,,,failed to converge; mean of 3 seeds
-"""
 DOUBT = "the gain does not follow from the cells"
-ANOMALIES = f"""\
-paper,item,match,reason
-toy,table1,method=fedprox; plugin=BP|+ FLFA,{DOUBT}
+PUBLISHED = f"""\
+method,plugin,metric,value,std,note,doubt
+fedavg,BP,acc,50.00,,mean of 3 seeds,
+fedavg,+ FLFA,acc,70.00,,mean of 3 seeds; read off a plot,
+fedprox,BP,acc,51.00,,mean of 3 seeds,{DOUBT}
+fedprox,+ FLFA,acc,52.00,,mean of 3 seeds,{DOUBT}
+moon,BP,acc,,,failed to converge; mean of 3 seeds,
 """
 PROVENANCE: dict[str, Any] = {
     "fltrain": "0.1.0",
@@ -147,11 +143,9 @@ class Toy:
         """Write everything except the records."""
         published = self.root / "toy_table1.csv"
         published.write_text(PUBLISHED)
-        anomalies = self.root / "anomalies.csv"
-        anomalies.write_text(ANOMALIES)
         forms = ("csv", "md", "tex", "html")
         outputs = {form: self.table.with_suffix(f".{form}") for form in forms}
-        tables.write(self.sheet, self.results.record, published, outputs, anomalies)
+        tables.write(self.sheet, self.results.record, published, outputs)
         script = self.root / "vega.js"
         script.write_text(chart_library())
         curves.write(self.sheet, self.results.record, script, self.curves)

@@ -206,7 +206,7 @@ class Jobs:
         """Return the files that a table or figure is made from: records, and data or published values."""
         item = self.items[name]
         inputs = {"records": [*self.summaries(item.run_ids), *self.data_files(_datasets_behind(item))]}
-        return inputs | self.published([item]) if item.item.table else inputs
+        return inputs | {"published": self.published([item])} if item.item.table else inputs
 
     def pattern(self, rule: str) -> str:
         """Return a regular expression for the IDs of the items that a rule makes."""
@@ -218,14 +218,14 @@ class Jobs:
         """Papers of the plan by name."""
         return {item.paper.paper: item.paper for item in self.plan.items}
 
-    def published(self, items: Iterable[PlannedItem]) -> dict[str, list[str]]:
-        """Return the files of the items' published values, and the file of anomalies in them."""
-        files = [
+    def published(self, items: Iterable[PlannedItem]) -> list[str]:
+        """Return the files of the items' published values."""
+        files = {
             f"{place_having(self.config, 'paper', item.paper.paper)}/reported/{item.item.reported.file}"
             for item in items
             if item.item.reported
-        ]
-        return {"published": sorted({*files}), "anomalies": [f"{self.config}/reported/anomalies.csv"]}
+        }
+        return sorted(files)
 
     def paper_inputs(self, name: str) -> dict[str, list[str]]:
         """Return the files that a paper's claims are judged by."""
@@ -233,7 +233,7 @@ class Jobs:
         return {
             "made": self.outputs(name),
             "claims": [stated] if self.papers[name].claims else [],
-            **self.published(item for item in self.plan.items if item.paper.paper == name),
+            "published": self.published(item for item in self.plan.items if item.paper.paper == name),
         }
 
     def paper_job(self, name: str) -> dict[str, Any]:

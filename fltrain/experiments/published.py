@@ -1,4 +1,4 @@
-"""Published values, known errors in them, and claims: read from ``config/reported`` and checked."""
+"""Published values and claims: read from ``config/reported`` and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Names = Mapping[str, str]
 """Columns of a file of published values -> their texts for a cell."""
 
 REQUIRED = "metric", "value", "note"
-"""Columns that every file of values has; the others identify the cell of a value."""
+"""Columns that every file of values has; ``std``, ``unit``, ``doubt`` and ``falsified`` are optional.
+
+The others identify the cell of a value.
+"""
 
 STATED = "where", "claim", "value", "unit"
 """Columns of a file of claims."""
@@ -37,7 +40,7 @@ class PublishedValue:
         value: its number, in per cent if it was printed as a fraction; None if only a note is printed.
         std: spread of the value, in the same unit.
         notes: remarks on the value.
-        anomalies: reasons to doubt it.
+        anomalies: reasons to doubt it (column ``doubt``, with `` | `` between them).
         falsified: a control has made it false on purpose (``yes`` in the column ``falsified``).
     """
 
@@ -49,14 +52,14 @@ class PublishedValue:
     falsified: bool
 
     @classmethod
-    def of(cls, texts: Names, doubts: Iterable[Anomaly]) -> Self:
+    def of(cls, texts: Names) -> Self:
         """Return the value in a row with these texts."""
         factor = 100 if texts.get("unit") == "fraction" else 1
         value, std = (
             factor * float(text) if text else None for text in (texts["value"], texts.get("std", ""))
         )
         notes = tuple(note for note in texts["note"].split("; ") if note)
-        anomalies = tuple(doubt.reason for doubt in doubts if doubt.concerns(texts))
+        anomalies = tuple(doubt for doubt in texts.get("doubt", "").split(" | ") if doubt)
         return cls(texts, value, std, notes, anomalies, texts.get("falsified") == "yes")
 
     @property
@@ -80,19 +83,16 @@ class Published:
     file: str = ""
 
     @classmethod
-    def read(cls, path: Path | None, anomalies: Path | None = None) -> Published:
-        """Read a file of published values and mark those that a file of anomalies names.
+    def read(cls, path: Path | None) -> Published:
+        """Read a file of published values.
 
         Raises:
-            FltrainError: if a file cannot be read.
+            FltrainError: if it cannot be read.
         """
         if path is None:
             return cls()
         columns, rows = read_reported(path, REQUIRED)
-        doubts = [one for one in read_anomalies(anomalies) if one.file == path.name] if anomalies else []
-        for doubt in doubts:
-            check_known(f"anomalies: {path.name} has no column", doubt.match, columns, "columns")
-        return cls([PublishedValue.of(texts, doubts) for texts in rows], columns, path.name)
+        return cls([PublishedValue.of(texts) for texts in rows], columns, path.name)
 
     def find(self, metric: str | None, names: Names, reduced: bool = False) -> PublishedValue | None:
         """Return the published value of a metric that fits the names of a cell; None if there is none.
@@ -116,19 +116,6 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Anomaly:
-    """A reason to doubt the published values in rows that match: column -> texts."""
-
-    file: str
-    match: Mapping[str, list[str]]
-    reason: str
-
-    def concerns(self, texts: Names) -> bool:
-        """Return True if it applies to a row with these texts."""
-        return all(texts[column] in allowed for column, allowed in self.match.items())
-
-
-@dataclass(frozen=True)
 class Statement:
     """A row of a file of claims: the place, the claim, and its number, if it states one."""
 
@@ -142,24 +129,6 @@ class Statement:
         """The stated number with its unit."""
         unit = "point" if self.value == 1 and self.unit == "points" else self.unit
         return "" if self.value is None else f"{self.value:g} {unit}".strip()
-
-
-def read_anomalies(path: Path) -> list[Anomaly]:
-    """Read the file of doubtful values: paper, item, match (``column=text|text; column=...``), reason.
-
-    Raises:
-        FltrainError: if it cannot be read.
-    """
-    anomalies: list[Anomaly] = []
-    for row in read_reported(path, ("paper", "item", "match", "reason"))[1]:
-        match: dict[str, list[str]] = {}
-        for part in filter(None, row["match"].split("; ")):
-            column, equals, texts = part.partition("=")
-            if not equals:
-                raise FltrainError(f"{path}: match {part!r}: write column=text, or column=text|text")
-            match[column] = texts.split("|")
-        anomalies.append(Anomaly(f"{row['paper']}_{row['item']}.csv", match, row["reason"]))
-    return anomalies
 
 
 def read_claims(path: Path) -> list[Statement]:

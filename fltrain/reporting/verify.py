@@ -215,7 +215,6 @@ class Verification:
             self.results.record,
             folder / item.item.reported.file if item.item.reported else None,
             files,
-            self.config / "reported" / "anomalies.csv",
         )
         made = from_csv(again["csv"])
         # With `best_of`, lost records can change the best label: other runs of a cell, but as many.

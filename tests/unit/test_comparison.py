@@ -22,7 +22,7 @@ from fltrain.core.statistics import (
     moderated,
 )
 from fltrain.experiments.layout import ItemJob
-from fltrain.experiments.published import Published, read_anomalies
+from fltrain.experiments.published import Published
 from fltrain.reporting.pages import tone
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells as table_cells
@@ -546,39 +546,30 @@ def toy(tmp_path: Path) -> Toy:
 
 
 PUBLISHED = """\
-paper,table,dataset,method,plugin,variant,metric,value,std,unit,note
-toy,table,toy,a,none,,acc,0.605,,fraction,as printed
-toy,table,toy,a,x,,acc,0.70,0.005,fraction,
-toy,table,toy,b,none,,acc,0.70,,fraction,
-toy,table,toy,b,x,,acc,0.73,,fraction,
-toy,table,toy,c,none,,acc,0.50,,fraction,
-toy,table,toy,c,x,,acc,,,fraction,failed to converge; 3 seeds
-toy,table,toy,d,none,,acc,0.4,,fraction,
-toy,table,toy,d,x,,acc,,,fraction,not reported
-toy,table,other,a,none,,acc,0.4,,fraction,
-toy,table,toy,,x,,avg_gain,2.5,,points,mean over two
-toy,table,,centralised,none,,acc,0.9,,fraction,
-"""
-ANOMALIES = """\
-paper,item,match,reason
-toy,table,method=a|b; plugin=x; metric=acc,the two are alike
-toy,other,method=a,of another file
+paper,table,dataset,method,plugin,variant,metric,value,std,unit,note,doubt
+toy,table,toy,a,none,,acc,0.605,,fraction,as printed,
+toy,table,toy,a,x,,acc,0.70,0.005,fraction,,the two are alike
+toy,table,toy,b,none,,acc,0.70,,fraction,,
+toy,table,toy,b,x,,acc,0.73,,fraction,,the two are alike
+toy,table,toy,c,none,,acc,0.50,,fraction,,
+toy,table,toy,c,x,,acc,,,fraction,failed to converge; 3 seeds,
+toy,table,toy,d,none,,acc,0.4,,fraction,,
+toy,table,toy,d,x,,acc,,,fraction,not reported,
+toy,table,other,a,none,,acc,0.4,,fraction,,
+toy,table,toy,,x,,avg_gain,2.5,,points,mean over two,
+toy,table,,centralised,none,,acc,0.9,,fraction,,
 """
 
 
 @pytest.fixture
 def printed(tmp_path: Path) -> Path:
     (tmp_path / "toy_table.csv").write_text(PUBLISHED)
-    (tmp_path / "anomalies.csv").write_text(ANOMALIES)
     return tmp_path / "toy_table.csv"
 
 
-def read(printed: Path) -> Published:
-    return Published.read(printed, printed.parent / "anomalies.csv")
-
-
 def cells(toy: Toy, sheet: ItemJob, printed: Path) -> dict[tuple[str, str], TableCell]:
-    return {(cell.row, cell.column): cell for cell in table_cells(sheet, toy.results.record, read(printed))}
+    found = table_cells(sheet, toy.results.record, Published.read(printed))
+    return {(cell.row, cell.column): cell for cell in found}
 
 
 def test_cells_are_compared_in_per_cent(toy: Toy, printed: Path) -> None:
@@ -693,7 +684,7 @@ def test_an_average_counts_diverged_rows_as_chance_and_needs_all_runs(tmp_path: 
 def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Path, reduced: bool) -> None:
     outputs = {form: tmp_path / f"table.{form}" for form in ("md", "tex", "csv")}
     sheet = toy.sheet(changes={"reduced": reduced})
-    tables.write(sheet, toy.results.record, printed, outputs, printed.parent / "anomalies.csv")
+    tables.write(sheet, toy.results.record, printed, outputs)
     texts = {form: path.read_text() for form, path in outputs.items()}
     for form in ("md", "tex"):
         assert texts[form].count("70.00 ± 0.50 [1]" if form == "md" else r"70.00 $\pm$ 0.50 [1]") == 1
@@ -704,14 +695,16 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
     assert [cell.anomalies for cell in read_csv(outputs["csv"])].count(("the two are alike",)) == 2
 
 
-def test_every_anomaly_concerns_published_values() -> None:
-    """If an anomaly reports copies, the published values repeat."""
-    for one in read_anomalies(REPORTED / "anomalies.csv"):
-        rows = Published.read(REPORTED / one.file).rows
-        values = [row.value for row in rows if one.concerns(row.texts)]
-        assert values, one
-        if "a copy" in one.reason or "the same number of rounds" in one.reason:
-            assert min(Counter(values).values()) > 1, one
+def test_doubts_about_copies_concern_equal_values() -> None:
+    found = 0
+    for path in REPORTED.glob("*_table*.csv"):
+        rows = Published.read(path).rows
+        for doubt in {doubt for row in rows for doubt in row.anomalies}:
+            if "a copy" in doubt or "the same number of rounds" in doubt:
+                values = Counter(row.value for row in rows if doubt in row.anomalies)
+                assert min(values.values()) > 1, (path.name, doubt)
+                found += 1
+    assert found
 
 
 # ---------------------------------------------------------------- controls: tables with a known truth

@@ -38,7 +38,7 @@ TOY = {
     "settings": {**TINY, "rounds": 2},
     "items": {"table": {**TWO_METHODS, "reported": "toy.csv"}, "kept": KEPT},
 }
-REPORTED = {"toy.csv": "method,metric,value,note\n", "anomalies.csv": "paper,item,match,reason\n"}
+REPORTED = {"toy.csv": "method,metric,value,note\n"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Place:
         for item in planned.items:
             published = reported / item.item.reported.file if item.item.reported else None
             outputs = {form: self.table(item.name).with_suffix(f".{form}") for form in ("csv", *forms)}
-            tables.write(item.sheet, self.results.record, published, outputs, reported / "anomalies.csv")
+            tables.write(item.sheet, self.results.record, published, outputs)
 
     def findings(self, scale: str | None = None) -> list[Problem]:
         return list(Verification(self.results, self.root / "config", scale).findings())

@@ -424,14 +424,16 @@ def test_a_limit_of_the_user_lets_snakemake_look_at_all_jobs_again(fresh: Checko
 def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Checkout) -> None:
     """The table's run can be trained again; the figure's cannot, because its lock is a folder.
 
-    The table itself fails because the list of anomalies is damaged.
+    The table itself fails because two published values fit a cell.
     """
     table, figure, _ = changed.plan.items
     good, bad = table.entries[-1].spec.run_id, figure.entries[0].spec
     for run in (good, bad.run_id):
         shutil.rmtree(changed.results.run(run))
     changed.results.lease(bad.run_id).mkdir(parents=True)
-    changed.edit("config/reported/anomalies.csv", ",match,", ",mtach,")
+    changed.edit("config/scales/tiny.yaml", "reduced: true", "reduced: false")
+    value = "fedavg,acc,91.00,as printed\n"
+    changed.edit("config/reported/toy_accuracy.csv", value, 2 * value)
     before = dates(changed.results.root / "runs")
     code, output = changed.snakemake("toy_accuracy", "toy_drift")
 
@@ -452,5 +454,5 @@ def test_a_failed_job_is_reported_and_the_others_run(changed: Checkout, done: Ch
     (line,) = (
         (changed.results.root / "logs" / "tiny" / "items" / "toy" / "accuracy.log").read_text().splitlines()
     )
-    assert "error: config/reported/anomalies.csv: there is no column 'match'; did you mean 'mtach'?" in line
+    assert "error: toy_accuracy.csv: 2 published values of 'acc' fit method=fedavg; name more columns" in line
     assert line.partition("error: ")[2] in output

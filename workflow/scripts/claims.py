@@ -19,14 +19,13 @@ with job(snakemake.log[0]):
     sheets = [ItemJob.parse(sheet, "sheet") for sheet in paper.pop("sheets")]
     about = paper.pop("about")
     claims = [Claim.parse(claim, "claim") for claim in paper.pop("claims")]
-    anomalies = Path(snakemake.input.anomalies[0])
     published = {Path(path).name: Path(path) for path in snakemake.input.published}
     statements = [statement for path in snakemake.input.claims for statement in read_claims(Path(path))]
     runs = Results(Path("results")).record
 
     @cache
     def read(name: str | None) -> Published:
-        return Published.read(published[name] if name else None, anomalies)
+        return Published.read(published[name] if name else None)
 
     outputs = snakemake.output
     tables = Path(outputs.summary).parent

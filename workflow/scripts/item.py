@@ -18,7 +18,7 @@ with job(snakemake.log[0]):
         from fltrain.reporting.tables import write as tables
 
         published = next(map(Path, inputs.published), None)
-        tables.write(sheet, results.record, published, outputs, Path(inputs.anomalies[0]))
+        tables.write(sheet, results.record, published, outputs)
     else:
         from fltrain.reporting.figures import draw as figures  # matplotlib takes a second to import
 

@@ -23,25 +23,13 @@ TEXT_LINES = 45
 """Rows of a LaTeX table that fit its page."""
 
 
-def write(
-    sheet: ItemJob,
-    runs: Runs,
-    published: Path | None,
-    outputs: Mapping[str, Path],
-    anomalies: Path | None = None,
-) -> None:
+def write(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[str, Path]) -> None:
     """Make a table and write it in the forms asked for, see ``texts``."""
-    for form, text in texts(sheet, runs, published, outputs, anomalies).items():
+    for form, text in texts(sheet, runs, published, outputs).items():
         write_text(outputs[form], text)
 
 
-def texts(
-    sheet: ItemJob,
-    runs: Runs,
-    published: Path | None,
-    outputs: Mapping[str, Path],
-    anomalies: Path | None = None,
-) -> dict[str, str]:
+def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[str, Path]) -> dict[str, str]:
     """Make a table in the forms asked for.
 
     Args:
@@ -49,9 +37,8 @@ def texts(
         runs: returns the record of a run ID, complete or not.
         published: file of published values, or None.
         outputs: file by form: ``csv`` (one row for each cell), ``md``, ``tex`` and ``html``.
-        anomalies: file of reasons to doubt published values, or None.
     """
-    printed = Published.read(published, anomalies)
+    printed = Published.read(published)
     runs = cache(runs)  # all measures look into the same records
     shown = cells(sheet, runs, printed)
     records = [runs(cell.run) for cell in sheet.cells]
