@@ -33,7 +33,7 @@ IDLE = {
 }
 """Settings without effect in all runs of some papers: the papers, and the reason."""
 
-OFF = {"None", "False", "0.0", "()", "given"}
+OFF = {"None", "False", "0.0", "()", "nothing", "given"}
 """Values that switch something off; ``given`` is a component, whose settings are named instead."""
 
 OURS = {"evaluation", "precision"}
@@ -50,13 +50,13 @@ def protocol(paper: str) -> str:
 
 
 def stated(paper: str) -> list[tuple[str, Any]]:
-    """The settings in backticks, each with its value (None without one)."""
-    codes = re.findall(r"`([\w.]+(?:: [^`]+)?)`", protocol(paper))
-    return [
-        pair
-        for code in map(yaml.safe_load, codes)
-        for pair in ({code: None} if isinstance(code, str) else code).items()
-    ]
+    """The settings in backticks, each with its value (None without one) and the numbers that follow it."""
+    pairs: list[tuple[str, Any]] = []
+    for code, more in re.findall(r"`([\w./]+(?:: [^`]+)?)`((?:, [\d.]+\b)*)", protocol(paper)):
+        path, _, value = code.partition(": ")
+        values = [value, *more.split(", ")[1:]] if value else [None]
+        pairs += [(path, yaml.safe_load(one) if one else None) for one in values]
+    return pairs
 
 
 def settings_of(settings: Settings, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -88,9 +88,12 @@ def text(value: Any) -> str:
 
 @dataclass
 class Declared:
-    """A paper at full scale: values of settings by path, changed settings, targets of items, assumptions."""
+    """A paper at full scale: changed settings, targets of items, assumptions.
 
-    values: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    ``values`` has the settings by path: each value, and the items whose runs have it.
+    """
+
+    values: dict[str, dict[str, set[str]]] = field(default_factory=lambda: defaultdict(dict))
     changed: set[str] = field(default_factory=set)
     targets: set[str] = field(default_factory=set)
     assumptions: set[str] = field(default_factory=set)
@@ -105,7 +108,7 @@ def declared(paper: str) -> Declared:
             found.assumptions.update(item.paper.assumptions, item.item.assumptions)
             for entry in item.entries:
                 for path, value, default in settings_of(entry.spec):
-                    found.values[path].add(text(value))
+                    found.values[path].setdefault(text(value), set()).add(item.id)
                     if value != default:
                         found.changed.add(path)
     return found
@@ -121,7 +124,8 @@ def registered(paper: str) -> list[tuple[str, Any]]:
     values = declared(paper).values
     register = read_settings(CONFIG / "register.yaml", Register).entries
     assumed = "; ".join(register[key].assumed for key in sorted(declared(paper).assumptions))
-    pairs: list[tuple[str, Any]] = [(path, None) for path in re.findall(r"(?<![\w./])\w+(?:\.\w+)+", assumed)]
+    bare = re.findall(r"(?<![\w./])\w+(?:\.\w+)+(?![\w.]*: )", assumed)
+    pairs: list[tuple[str, Any]] = [(path, None) for path in bare]
     for group in re.findall(r"\(([^()]*)\)", assumed):
         owner = ""
         for code in re.findall(r"[\w.]+(?:: [^,;]+)?", group):
@@ -137,13 +141,24 @@ def registered(paper: str) -> list[tuple[str, Any]]:
 
 
 def unnamed(paper: str, paths: Iterable[str]) -> dict[str, list[str]]:
-    """Values of the settings that neither the protocol's table nor the register names."""
-    named = [f"{path}." for path, _ in (*stated(paper), *registered(paper))]
-    return {
-        path: sorted(declared(paper).values[path])
-        for path in paths
-        if not any(name.startswith(f"{path}.") for name in named)
-    }
+    """Values of the settings that neither the protocol's table nor the register names.
+
+    If they name a setting only with values, they have to name each value that does not switch something off,
+    unless only items have it that the table names.
+    """
+    pairs = [*stated(paper), *registered(paper)]
+    missing: dict[str, list[str]] = {}
+    for path in paths:
+        values, named = declared(paper).values[path], {value for name, value in pairs if name == path}
+        if named and None not in named:
+            known = OFF | {text(value) for value in named}
+            special = {name for name, _ in pairs}
+            values = {one: items for one, items in values.items() if not (one in known or items <= special)}
+        elif any(f"{name}.".startswith(f"{path}.") for name, _ in pairs):
+            continue
+        if values:
+            missing[path] = sorted(values)
+    return missing
 
 
 @every_page
@@ -151,7 +166,9 @@ def test_every_deciding_setting_is_named(paper: str) -> None:
     """Settings that items change, and defaults that do not switch something off."""
     found = declared(paper)
     defaults = {
-        path for path, values in found.values.items() if values - OFF and path.partition(".")[0] not in OURS
+        path
+        for path, values in found.values.items()
+        if values.keys() - OFF and path.partition(".")[0] not in OURS
     }
     idle = {path for path, (papers, _) in IDLE.items() if paper in papers}
     missing = unnamed(paper, found.changed | defaults)
