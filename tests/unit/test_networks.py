@@ -1,7 +1,6 @@
 """The networks of the five papers: published or counted sizes, structure, cuts, views, options."""
 
 import math
-from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -60,13 +59,8 @@ def declared(name: str, options: dict[str, Any]) -> Model:
 
 
 def built(name: str, options: dict[str, Any], *image: int) -> Network:
-    """The network of seed 0 for these channels, side and classes; cached, so do not change its structure."""
-    return _built(name, tuple(options.items()), *image)
-
-
-@cache
-def _built(name: str, options: tuple[tuple[str, Any], ...], *image: int) -> Network:
-    return build(declared(name, dict(options)), *image, seed=0)
+    """The network of seed 0 for these channels, side and classes."""
+    return build(declared(name, options), *image, seed=0)
 
 
 def images(channels: int, side: int, count: int = 2) -> Tensor:
