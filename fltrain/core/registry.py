@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
 from pydantic import BeforeValidator, Field
@@ -26,35 +25,20 @@ class Component(Settings):
 AnyComponent = TypeVar("AnyComponent", bound=Component)
 
 
-def external(group: str) -> Iterator[tuple[str, Any]]:
-    """Yield source and object of each entry point that other packages declare in a group."""
-    for point in entry_points(group=group):
-        source = f"entry point {point.name!r} of {group} ({point.value})"
-        with refusing(f"{source}: cannot be loaded"):
-            loaded = point.load()
-        yield source, loaded
-
-
 def catalogue(
-    base: type[AnyComponent],
-    package: str | None = None,
-    group: str | None = None,
-    own: str | None = None,
+    base: type[AnyComponent], package: str | None = None, own: str | None = None
 ) -> dict[str, type[AnyComponent]]:
     """Return the concrete components derived from ``base``, by name.
 
     Args:
         base: their base class.
         package: imported with all its modules first.
-        group: entry points of other packages, each a class or a module with classes; loaded first.
-        own: folder of modules in the user's folder; loaded first.
+        own: folder of modules in the user's folder; loaded first. They can import classes of other packages.
     """
     if package is not None:
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
             with refusing(f"{package}.{module.name}: cannot be loaded"):
                 importlib.import_module(f"{package}.{module.name}")
-    for _ in external(group) if group else ():
-        pass
     if own:
         import_own(own)
     found: dict[str, type[AnyComponent]] = {}

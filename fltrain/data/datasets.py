@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, Strict, field_validator, model_vali
 from fltrain.core.config import FileName, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.own import own_folder
-from fltrain.core.registry import choice, external
+from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
 from fltrain.data.medmnist import medmnist_entry
 from fltrain.data.readers import READERS, Facts, Reader
@@ -161,21 +161,18 @@ class DatasetEntry(Facts):
 def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
     """Read and validate a registry: a mapping from names to entries.
 
-    Packages add entries with entry points ``fltrain.datasets``: mappings, or paths of YAML files. The user's
-    ``own`` file adds entries or replaces them. With ``reader: medmnist``, the package medmnist states facts.
+    The user's ``own`` file adds entries or replaces them. With ``reader: medmnist``, the package medmnist
+    states facts.
     """
     entries: dict[str, DatasetEntry] = {}
-    last = [(str(own), own)] if own else []
-    for source, given in ((str(path), path), *external("fltrain.datasets"), *last):
-        data = read_plain(Path(given)) if isinstance(given, str | Path) else given
+    for source in (path, own) if own else (path,):
+        data = read_plain(source)
         if not isinstance(data, Mapping):
             raise FltrainError(f"{source}: found no entries, expected a mapping from names to datasets")
         for name, entry in data.items():
             where = f"{source}: {file_name(name, f'name of a dataset in {source}')}"
             if name in ("test", "local_test", "validation"):
                 raise FltrainError(f"{where}: this is the name of a split; choose another name")
-            if name in entries and given != own:
-                raise FltrainError(f"{source}: dataset {name!r} is in {path}, too; choose another name")
             if isinstance(entry, Mapping) and entry.get("reader") in ("medmnist", {"name": "medmnist"}):
                 own_source = {"path", "files"} & entry.keys()
                 entry = {**({} if own_source else medmnist_entry(name, where)), **entry, "reader": "npz"}

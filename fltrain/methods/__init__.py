@@ -3,5 +3,5 @@
 from fltrain.core.registry import catalogue
 from fltrain.methods.base import Method
 
-METHODS: dict[str, type[Method]] = catalogue(Method, "fltrain.methods", "fltrain.methods", "methods")
+METHODS: dict[str, type[Method]] = catalogue(Method, package="fltrain.methods", own="methods")
 """Every method and plug-in by name."""

@@ -100,3 +100,22 @@ def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
     with pytest.raises(FltrainError, match=r"methods/broken\.py: cannot be loaded \(ModuleNotFoundError"):
         import_own("methods")
+
+
+def test_a_file_can_import_classes_of_a_package(tmp_path: Path) -> None:
+    method = """
+from typing import ClassVar, Literal
+from fltrain.methods.base import Method
+
+class Halved(Method):
+    name: Literal["halved"] = "halved"
+    citation: ClassVar[str] = "an example"
+"""
+    for name, text in {"package/halved": method, "own/methods/mine": "from halved import Halved\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / f"{name}.py").write_text(text)
+    paths = [str(ROOT), str(tmp_path / "package")]
+    environment = {**os.environ, VARIABLE: str(tmp_path / "own"), "PYTHONPATH": os.pathsep.join(paths)}
+    program = "from fltrain.methods import METHODS; print(METHODS['halved'].__module__)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert shown.stdout == "halved\n", shown.stderr

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import medmnist
 import pytest
@@ -10,6 +10,7 @@ import yaml
 from torchvision import datasets as torchvision
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.registry import Component, catalogue
 from fltrain.data.datasets import DatasetEntry, Normalisation, load
 
 ENTRIES = load(Path(__file__).parents[2] / "config" / "datasets.yaml")
@@ -107,3 +108,14 @@ def test_checksums_may_be_in_upper_case() -> None:
     file = {**FILE, "checksum": f"MD5:{'aB' * 16}"}
     entry = DatasetEntry.parse({"reader": "npz", "files": [file]}, "test")
     assert entry.files[0].checksum == f"md5:{'ab' * 16}"
+
+
+def test_a_component_whose_name_is_no_file_name_is_refused() -> None:
+    class Shape(Component):
+        """A kind of component."""
+
+    class Outside(Shape):
+        name: Literal["../halved"] = "../halved"
+
+    with pytest.raises(FltrainError, match=r"the name in .* '\.\./halved' becomes part of a path: "):
+        catalogue(Shape)

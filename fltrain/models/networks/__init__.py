@@ -3,5 +3,5 @@
 from fltrain.core.registry import catalogue
 from fltrain.models.base import Model
 
-MODELS: dict[str, type[Model]] = catalogue(Model, "fltrain.models.networks", "fltrain.models", "models")  # type: ignore[type-abstract]
+MODELS: dict[str, type[Model]] = catalogue(Model, package="fltrain.models.networks", own="models")  # type: ignore[type-abstract]
 """Every network by name."""
