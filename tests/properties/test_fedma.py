@@ -14,7 +14,6 @@ from fltrain.core.errors import FltrainError
 from fltrain.engine.simulation import Simulation
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedma import FedMA
-from fltrain.methods.types import Update
 from fltrain.models.base import Model
 from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
@@ -112,24 +111,13 @@ def by_hand(
             merged[f"{name}.{kind}"] = sum(
                 share * parts[f"{name}.{kind}"] for share, parts in zip(shares, clients, strict=True)
             )
-    for kind in ("weight", "bias"):
-        rows = []
-        for label in range(CLASSES):
-            total = counts[:, label].sum()
-            weights = counts[:, label] / total if total else shares
-            rows.append(
-                sum(w * parts[f"classifier.{kind}"][label] for w, parts in zip(weights, clients, strict=True))
-            )
-        merged[f"classifier.{kind}"] = np.stack(rows)
+    totals = counts.sum(0)
+    weights = np.where(totals > 0, counts / np.maximum(totals, 1), np.array(shares)[:, None])
+    for kind, each in (("weight", weights[:, :, None]), ("bias", weights)):
+        merged[f"classifier.{kind}"] = sum(
+            share * parts[f"classifier.{kind}"] for share, parts in zip(each, clients, strict=True)
+        )
     return merged
-
-
-def sent(method: FedMA, weights: Sequence[Tensor], samples: Sequence[int], counts: Tensor) -> list[Update]:
-    """Uploads of clients with these weights."""
-    return [
-        update_of(torch.zeros_like(own), own, number, size, extras={method.name: {"classes": counts[number]}})
-        for number, (own, size) in enumerate(zip(weights, samples, strict=True))
-    ]
 
 
 def merged(
@@ -142,7 +130,11 @@ def merged(
     """The new global weights."""
     method = federation.composition.methods[0]
     counts = torch.ones(len(weights), CLASSES) if counts is None else counts
-    updates = sent(method, weights, samples or [1] * len(weights), counts)
+    samples = samples or [1] * len(weights)
+    updates = [
+        update_of(torch.zeros_like(own), own, number, size, extras={method.name: {"classes": counts[number]}})
+        for number, (own, size) in enumerate(zip(weights, samples, strict=True))
+    ]
     state = {**federation.server.states[method.name], "rounds": torch.tensor(rounds)}
     result = method.aggregate(federation.task, state, federation.server, updates).weights
     assert result.dtype == torch.float32

@@ -272,15 +272,13 @@ FILES = {"a.txt": b"first", "sub/b.txt": b"second" * 1000, "sub/empty": b""}
 KINDS = ["x.zip", "x.tar", "x.tar.gz", "x.tgz", "x.tar.bz2"]
 
 
-def zipped(path: Path, *members: tuple[str | zipfile.ZipInfo, bytes]) -> Path:
+def pack(path: Path) -> Path:
+    if path.suffix != ".zip":
+        return write_tar(path, FILES)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in members:
+        for name, content in FILES.items():
             file.writestr(name, content)
     return path
-
-
-def pack(path: Path) -> Path:
-    return zipped(path, *FILES.items()) if path.suffix == ".zip" else write_tar(path, FILES)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -95,11 +95,8 @@ def directly(network: Network, split: ImageSet) -> dict[str, Tensor]:
             for module in order[cut:]:
                 logits = module(logits)
             (slope,) = torch.autograd.grad(logits[0, label], variable)
-            per_class[int(label)].append(
-                torch.stack(
-                    [(neuron * its).sum() for neuron, its in zip(maps[0], slope[0], strict=True)]
-                ).double()
-            )
+            each = (maps[0] * slope[0]).reshape(maps.shape[1], -1)
+            per_class[int(label)].append(each.sum(1).double())
         preferences[name] = torch.stack([torch.stack(values).mean(0) for values in per_class], 1)
     return preferences
 
