@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
@@ -75,6 +75,10 @@ def file_name(name: str, what: str = "name") -> str:
         )
     return name
 
+
+Element = TypeVar("Element")
+ListOf = Annotated[tuple[Element, ...], Strict(False)]
+"""A tuple that is written as a list."""
 
 FileName = Annotated[
     str, AfterValidator(file_name), Field(json_schema_extra={"pattern": f"^{_FILE_NAME.pattern}$"})

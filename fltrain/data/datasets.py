@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, Strict, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fltrain.core.config import FileName, Settings, check_known, file_name
+from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.own import own_folder
 from fltrain.core.registry import choice
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     AnyReader = choice(READERS, "reader")
 
-PerChannel = Annotated[tuple[float, ...], Strict(False)]
+PerChannel = ListOf[float]
 
 UNIVERSAL = {"unit": (0.0, 1.0), "half": (0.5, 0.5)}
 """Normalisations of every dataset: pixels from 0 to 1, or from -1 to 1."""
@@ -42,7 +42,7 @@ class RemoteFile(Settings):
     """
 
     name: FileName
-    urls: Annotated[tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...], Strict(False)]
+    urls: ListOf[Annotated[str, Field(pattern=r"^https?://\S+$")]]
     checksum: Annotated[
         str,
         Field(pattern=r"^(md5:[0-9a-f]{32}|sha256:[0-9a-f]{64})$"),
@@ -60,7 +60,7 @@ class Normalisation(Settings):
     """Mean and standard deviation of each channel, for pixels from 0 to 1."""
 
     mean: PerChannel
-    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Strict(False)]
+    std: ListOf[Annotated[float, Field(gt=0)]]
 
     @model_validator(mode="after")
     def _of_equal_length(self) -> Self:
@@ -91,7 +91,7 @@ class DatasetEntry(Facts):
 
     title: str | None = None
     reader: AnyReader
-    files: Annotated[tuple[RemoteFile, ...], Strict(False)] = ()
+    files: ListOf[RemoteFile] = ()
     path: str | None = None
     obtain: str | None = None
     mean: PerChannel | None = None

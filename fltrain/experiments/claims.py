@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, Strict, model_validator
 
-from fltrain.core.config import Settings
+from fltrain.core.config import ListOf, Settings
 
 Names = Annotated[
     tuple[str, ...],
@@ -67,7 +67,7 @@ class Quantity(Settings):
     over: LabelChoice = {}
     minus: LabelChoice = {}
     at: LabelChoice = {}
-    mean_over: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    mean_over: ListOf[str] = ()
     relative: bool = False
 
     @property
@@ -180,7 +180,7 @@ class All(Settings):
     """
 
     kind: Literal["all"]
-    tests: Annotated[tuple[TestOfPart, ...], Field(strict=False, min_length=2)]
+    tests: Annotated[ListOf[TestOfPart], Field(min_length=2)]
 
 
 Test = Annotated[InRegion | Printed | Fails | All | Tested | NotJudged, Field(discriminator="kind")]

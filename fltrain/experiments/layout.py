@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from fltrain.core.config import Settings, check_known
+from fltrain.core.config import ListOf, Settings, check_known
 from fltrain.core.errors import FltrainError
 from fltrain.runs.measures import measure
 
@@ -127,11 +127,11 @@ class Table(ItemLayout):
     rows: str
     columns: str | None = None
     panels: str | None = None
-    measures: Annotated[tuple[Measured, ...], Strict(False)]
+    measures: ListOf[Measured]
     order_by: str | None = None
     best_of: str | None = None
-    spread_by: Annotated[tuple[str, ...], Strict(False)] = ()
-    mean_over: Annotated[tuple[str, ...], Strict(False)] = ()
+    spread_by: ListOf[str] = ()
+    mean_over: ListOf[str] = ()
 
     def _places(self) -> list[str]:
         return [*super()._places(), *self.mean_over]
@@ -227,7 +227,7 @@ class Curves(ItemLayout):
     series: str
     columns: str | None = None
     rows: str | None = None
-    panels: Annotated[tuple[Panel, ...], Strict(False)]
+    panels: ListOf[Panel]
 
     def check(self, axes: Axes) -> None:
         if self.smoothing % 2 == 0:
@@ -423,8 +423,8 @@ class Inversion(ItemLayout):
     kind: Literal["inversion"]
     split: int | None = Field(default=None, ge=1)
     attack: Attack = Attack()
-    targets: Annotated[tuple[Target, ...], Strict(False), Field(min_length=1)] = ("raw", "class_mean", "mean")
-    noises: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Strict(False), Field(min_length=1)] = (0.0,)
+    targets: Annotated[ListOf[Target], Field(min_length=1)] = ("raw", "class_mean", "mean")
+    noises: Annotated[ListOf[Annotated[float, Field(ge=0)]], Field(min_length=1)] = (0.0,)
     images: int = Field(default=5, ge=1)
 
     @property
@@ -471,8 +471,8 @@ class Cell(Settings):
     reported: dict[str, str] = {}
     seed: int
     run: str
-    methods: Annotated[tuple[str, ...], Strict(False)] = ()
-    family: Annotated[tuple[str, ...], Strict(False)] = ()
+    methods: ListOf[str] = ()
+    family: ListOf[str] = ()
     spec: dict[str, Any] = {}
 
 
@@ -512,16 +512,16 @@ class ItemJob(Settings):
     scale: str = ""
     reduced: bool
     control: bool = False
-    axes: dict[str, Annotated[tuple[str, ...], Strict(False)]]
+    axes: dict[str, ListOf[str]]
     table: Table | None = None
     figure: Figure | None = None
     reported: str | None = None
     reported_seeds: int | None = None
-    restricted: Annotated[tuple[Restriction, ...], Strict(False)] = ()
-    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    restricted: ListOf[Restriction] = ()
+    assumptions: ListOf[str] = ()
     seen: Annotated[datetime.date, Strict(False)] | None = None
-    rejudged: Annotated[tuple[str, ...], Strict(False)] = ()
-    cells: Annotated[tuple[Cell, ...], Strict(False)]
+    rejudged: ListOf[str] = ()
+    cells: ListOf[Cell]
 
     @property
     def scale_note(self) -> str:

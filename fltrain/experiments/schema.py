@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from fltrain.core.config import FileName, Settings, check_known, file_name
+from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import natural
 from fltrain.core.located import LocatedMapping, located, place_of
@@ -138,7 +138,7 @@ class Special(Settings):
     """
 
     when: Annotated[
-        dict[str, Value | Annotated[tuple[Value, ...], Strict(False), Field(min_length=1)]],
+        dict[str, Value | Annotated[ListOf[Value], Field(min_length=1)]],
         Field(min_length=1),
         AfterValidator(_setting_paths),
     ]
@@ -219,10 +219,7 @@ def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 SeedList = Annotated[
-    tuple[Annotated[int, Field(ge=0, lt=2**63)], ...],
-    Strict(False),
-    Field(min_length=1),
-    AfterValidator(_distinct),
+    ListOf[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1), AfterValidator(_distinct)
 ]
 """Distinct seeds, in order."""
 
@@ -253,12 +250,12 @@ class Item(Settings):
 
     title: str
     caption: str = ""
-    covers: Annotated[tuple[str, ...], Strict(False)] = ()
+    covers: ListOf[str] = ()
     counted: str = ""
-    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    assumptions: ListOf[str] = ()
     settings: Patch = {}
     axes: Axes
-    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
+    exceptions: ListOf[Special] = ()
     seeds: Seeds | None = None
     table: Table | None = None
     figure: Figure | None = None
@@ -306,13 +303,13 @@ class Paper(Settings):
     title: str
     citation: str
     kind: Literal["paper", "comparison", "control"] = "paper"
-    assumptions: Annotated[tuple[str, ...], Strict(False)] = ()
+    assumptions: ListOf[str] = ()
     settings: Patch = {}
-    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
+    exceptions: ListOf[Special] = ()
     seeds: Seeds = (0, 1, 2)
     items: dict[Annotated[FileName, _none_of("claims")], Item]
     untrained: dict[str, str] = {}
-    claims: Annotated[tuple[Claim, ...], Strict(False)] = ()
+    claims: ListOf[Claim] = ()
 
     @property
     def ids(self) -> list[str]:
@@ -374,10 +371,10 @@ class Reduction(Settings):
     caption: str | None = None
     settings: Patch = {}
     axes: Axes = {}
-    exceptions: Annotated[tuple[Special, ...], Strict(False)] = ()
+    exceptions: ListOf[Special] = ()
     seeds: Annotated[int, Field(ge=1)] | SeedList | None = None
     seen: Annotated[datetime.date, Strict(False)] | None = None
-    rejudged: Annotated[tuple[str, ...], Strict(False)] = ()
+    rejudged: ListOf[str] = ()
 
 
 def _by_name(written: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
-from fltrain.core.config import FileName, Settings
+from fltrain.core.config import FileName, ListOf, Settings
 
 
 def comma_separated(text: str) -> list[str]:
@@ -44,9 +44,9 @@ class Selection(Settings):
         where: conditions on settings, see ``fltrain.runs.where``.
     """
 
-    items: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_names)] = ()
+    items: Annotated[ListOf[str], BeforeValidator(_names)] = ()
     seeds: Annotated[int | None, BeforeValidator(_number)] = Field(default=None, ge=1)
-    where: Annotated[tuple[str, ...], Strict(False), BeforeValidator(_texts)] = ()
+    where: Annotated[ListOf[str], BeforeValidator(_texts)] = ()
 
 
 Resource = Literal["runtime", "mem_mb", "disk_mb"]

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import AfterValidator, Field, Strict, model_validator
 
-from fltrain.core.config import Settings, check_known
+from fltrain.core.config import ListOf, Settings, check_known
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.core.floats import average
@@ -48,7 +48,7 @@ class Range(Settings):
 
     log_uniform: Annotated[tuple[float, float], Strict(False)] | None = None
     uniform: Annotated[tuple[float, float], Strict(False)] | None = None
-    choice: Annotated[tuple[Any, ...], Strict(False), Field(min_length=1)] | None = None
+    choice: Annotated[ListOf[Any], Field(min_length=1)] | None = None
     source: str
 
     @model_validator(mode="after")
@@ -141,7 +141,7 @@ class Trial(Settings):
     """Evidence of a trial: its runs and the mean of their validation measure over seeds, if they have one."""
 
     settings: Patch
-    runs: Annotated[tuple[str, ...], Strict(False)]
+    runs: ListOf[str]
     value: float | None
 
 
@@ -162,7 +162,7 @@ class Selected(Settings):
     scale: str
     item: str
     measure: str
-    cells: Annotated[tuple[Choice, ...], Strict(False)]
+    cells: ListOf[Choice]
 
     def patch(self, point: Point, spec: RunSpec, labels: Labels) -> Patch:
         """Return the settings that are selected for a cell, if the point wants them."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, Strict, model_validator
+from pydantic import Field, model_validator
 
 from fltrain import models
-from fltrain.core.config import suggest
+from fltrain.core.config import ListOf, suggest
 from fltrain.core.errors import FltrainError
 from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
@@ -56,7 +56,7 @@ class Flfa(Method):
 
     strategy: Literal["lowest", "highest", "skew", "random", "fixed"] = "lowest"
     n_fa: int = Field(default=1, ge=0)
-    layers: Annotated[tuple[str, ...], Strict(False)] | Literal["all"] = ()
+    layers: ListOf[str] | Literal["all"] = ()
     feedback: Literal["global", "random", "local", "direct"] = "global"
     scale: Literal["frobenius", "channel", "none"] = "frobenius"
     candidates: Literal["all", "effective"] = "all"

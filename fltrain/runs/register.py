@@ -53,10 +53,6 @@ def register(component: Kind) -> Kind:
     component.revision = _digest(component)
     _registered.append(component)
     known[name] = component
-    if issubclass(component, Method):
-        spec.BASES.pop(name, None)
-        spec.PLUGINS.pop(name, None)
-        (spec.PLUGINS if component.plugin else spec.BASES)[name] = component
     refresh()
     return component
 

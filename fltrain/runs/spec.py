@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fltrain.core.config import Conflicts, Settings, added
+from fltrain.core.config import Conflicts, ListOf, Settings, added
 from fltrain.core.errors import count
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
@@ -38,19 +38,19 @@ AnyDataset = Annotated[
         json_schema_input_type=str | Dataset,
     ),
 ]
-BASES = {name: method for name, method in METHODS.items() if not method.plugin}
-PLUGINS = {name: method for name, method in METHODS.items() if method.plugin}
 FORMS = {f"fed{form}": f"is written {{name: fedopt, form: {form}}}" for form in ("adam", "yogi", "adagrad")}
 
 
 def choices() -> dict[str, Any]:
     """Return the annotations of the fields that name a network or methods, with all that are known now."""
-    elsewhere = dict.fromkeys(PLUGINS, "is a plug-in; write it under 'plugins'")
-    plugin: Any = choice(PLUGINS, "plug-in", dict.fromkeys(BASES, "is no plug-in; write it under 'method'"))
+    bases = {name: method for name, method in METHODS.items() if not method.plugin}
+    plugins = {name: method for name, method in METHODS.items() if method.plugin}
+    elsewhere = dict.fromkeys(plugins, "is a plug-in; write it under 'plugins'")
+    plugin: Any = choice(plugins, "plug-in", dict.fromkeys(bases, "is no plug-in; write it under 'method'"))
     return {
         "model": choice(MODELS, "model"),
-        "method": choice(BASES, "method", {**elsewhere, **FORMS}),
-        "plugins": Annotated[tuple[plugin, ...], Strict(False)],
+        "method": choice(bases, "method", {**elsewhere, **FORMS}),
+        "plugins": ListOf[plugin],
     }
 
 
@@ -129,11 +129,9 @@ class Evaluation(Settings):
 
     every: int = Field(default=1, ge=1)
     point: Literal["after_download", "after_local"] = "after_download"
-    statistics: Annotated[tuple[StatisticName, ...], AfterValidator(_in_order)] = Field(
-        default=(), strict=False
-    )
-    targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(default=(), strict=False)
-    extra: Annotated[tuple[AnyDataset, ...], Strict(False)] = ()
+    statistics: Annotated[ListOf[StatisticName], AfterValidator(_in_order)] = ()
+    targets: ListOf[Annotated[float, Field(gt=0, le=1)]] = ()
+    extra: ListOf[AnyDataset] = ()
     keep: Literal["nothing", "model", "clients"] = "nothing"
     until: float | None = added(None, gt=0, le=1)
     validation: float = added(0.0, ge=0, lt=1)

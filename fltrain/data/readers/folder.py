@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import numpy as np
-from pydantic import Field, Strict
+from pydantic import Field
 
-from fltrain.core.config import suggest
+from fltrain.core.config import ListOf, suggest
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import natural
 from fltrain.data.readers.base import LOG, Facts, Images, LabelledImages, RawSplits, Reader, readable
@@ -49,7 +49,7 @@ class Folder(Reader):
     name: Literal["folder"] = "folder"
     side: int | None = Field(default=None, ge=1, le=1024)
     train_fraction: float | None = Field(default=None, gt=0, lt=1)
-    only: Annotated[tuple[str, ...], Strict(False)] | None = None
+    only: ListOf[str] | None = None
 
     def load(self, source: Path, facts: Facts, side: int | None) -> RawSplits:
         train, test, notes = self._splits(source)
