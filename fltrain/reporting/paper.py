@@ -9,7 +9,6 @@ from typing import Any
 from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
 from fltrain.reporting.claims import CLAIM_VERDICTS, DROPPED_CLAIMS, LEGEND
 from fltrain.reporting.pages import TEMPLATES
-from fltrain.reporting.tables.html import anchors
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import GAIN_VERDICTS, INTENDED, VERDICTS
@@ -47,10 +46,9 @@ def page(
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
         items[name] = {"sheet": sheet, "files": files}
         if sheet.table:
-            shown = [cell for cell in cells[sheet.id] if cell.runs]
-            notes = Notes.of(sheet, shown)
-            grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
-            items[name] |= {"grid": grid, "notes": notes, "anchors": anchors(shown)}
+            notes = Notes.of(sheet, cells[sheet.id])
+            grid = Grid.of(sheet, cells[sheet.id], notes.marks, ["verdict"])
+            items[name] |= {"grid": grid, "notes": notes}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
     scale_notes = {sheet.scale_note for sheet in sheets}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -47,12 +47,6 @@ def facts(cell: TableCell, reduced: bool) -> dict[str, str]:
     return shown
 
 
-def anchors(shown: Iterable[TableCell]) -> dict[tuple[str, str, str], str]:
-    """Return the anchor of the section of each place of a table, by panel, row and column."""
-    places = dict.fromkeys((cell.panel, cell.row, cell.column) for cell in shown)
-    return {place: f"cell-{number}" for number, place in enumerate(places, start=1)}
-
-
 def sections(
     sheet: ItemJob, shown: Sequence[TableCell], runs: Callable[[str], Record], folder: Path
 ) -> list[dict[str, Any]]:
@@ -62,9 +56,11 @@ def sections(
     as for averages.
     """
     listed = {cell.run: described(runs(cell.run), cell.seed, folder) for cell in sheet.cells}
+    places: dict[str, list[TableCell]] = {}
+    for cell in shown:
+        places.setdefault(cell.anchor, []).append(cell)
     parts: list[dict[str, Any]] = []
-    for place, anchor in anchors(shown).items():
-        cells = [cell for cell in shown if (cell.panel, cell.row, cell.column) == place]
+    for anchor, cells in places.items():
         members = [listed[run] for run in dict.fromkeys(run for cell in cells for run in cell.runs)]
         columns: list[dict[int, str]] = []
         for cell in cells:

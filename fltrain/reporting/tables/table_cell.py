@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.hashing import short_hash
 from fltrain.core.statistics import Interval, OverSeeds
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
@@ -137,6 +138,11 @@ class TableCell(BaseModel):
     def place(self) -> str:
         """The cell's labels: panel, row, column."""
         return " / ".join(filter(None, (self.panel, self.row, self.column)))
+
+    @property
+    def anchor(self) -> str:
+        """Anchor of the section about the cell's place on the page of its table."""
+        return f"cell-{short_hash([self.panel, self.row, self.column])}"
 
     def interval(self, of: Literal["", "gain_", "difference_", "gain_difference_"] = "") -> Interval | None:
         """Return the interval of our mean or gain, or of its difference to the published one."""

@@ -13,7 +13,7 @@ from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
 from fltrain.reporting.pages import LATEX, TEMPLATES
 from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.html import anchors, facts, sections
+from fltrain.reporting.tables.html import facts, sections
 from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes
 from fltrain.reporting.tables.table_cell import to_csv
 from fltrain.reporting.text import markdown_table, without_tags
@@ -65,7 +65,6 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
             **common,
             name=Path(sheet.id).name,
             grid=grid,
-            anchors=anchors(shown),
             notes=notes,
             sections=sections(sheet, shown, runs, outputs["html"].parent),
             facts=lambda cell: facts(cell, sheet.reduced),
