@@ -84,7 +84,6 @@ def test_idx_files_are_read(tmp_path: Path, compressed: bool) -> None:
     ("contents", "message"),
     [
         ({"train_images": idx(pixels(20))}, r"found the header 00 00 08 01, expected 00 00 08 03"),
-        ({"train_images": idx(pixels(20, 6, 6))[:-1]}, r"not readable as an IDX file \(.*719"),
         ({"train_images": idx(pixels(20, 6, 6)) + b"x"}, r"not readable as an IDX file \(.*721"),
         ({"train_labels": idx(np.full(20, 10, np.uint8))}, r"found labels 10 to 10, expected 0 to 9"),
     ],
@@ -290,10 +289,6 @@ def test_npz_files_are_read(tmp_path: Path, form: tuple[int, ...], channels: int
         ({"train_images": pixels(20, 8, 8) / 255}, r"train_images: found float64 images, expected uint8"),
         ({"train_images": pixels(0, 8, 8)}, r"train_images: found no images"),
         ({"test_images": pixels(10, 9, 9)}, r"training images of \(1, 8, 8\) but .* \(1, 9, 9\)"),
-        (
-            {"test_images": pixels(10, 8, 8, 3)},
-            r"training images of \(1, 8, 8\) but .* \(3, 8, 8\)",
-        ),
         ({"train_labels": np.full(20, -1)}, r"found labels -1 to -1, expected 0 or more"),
         ({"train_labels": np.full(20, 2**64 - 1, np.uint64)}, r"to 18446744073709551615, expected 0 or more"),
         ({"train_labels": np.full(20, 7)}, r"labels up to 7 but no label 5; .*or state 'classes'"),

@@ -115,15 +115,10 @@ def test_arrays_are_mapped_and_the_file_is_never_changed(prepared: Path) -> None
     assert np.array_equal(again.train_images, data.train_images[::-1])
 
 
-@pytest.mark.parametrize(("image_size", "tile", "scale"), [(None, 10, 4), (32, 34, 1)])
-def test_a_contact_sheet_is_written_next_to_the_file(
-    tmp_path: Path, image_size: int | None, tile: int, scale: int
-) -> None:
-    dataset = Dataset(name="digits", image_size=image_size)
-    path = Results(tmp_path).data(dataset)
-    data = prepare(dataset, path, tmp_path)
-    names = [f"{dataset.id}.png", f"{dataset.id}.safetensors"]
-    assert sorted(file.name for file in path.parent.iterdir()) == names
+def test_a_contact_sheet_is_written_next_to_the_file(tmp_path: Path) -> None:
+    path, tile, scale = Results(tmp_path).data(DIGITS), 10, 4
+    data = prepare(DIGITS, path, tmp_path)
+    assert sorted(file.name for file in path.parent.iterdir()) == ["digits.png", "digits.safetensors"]
     shown = np.asarray(Image.open(path.with_suffix(".png")))
     assert shown.shape == (10 * tile * scale, SHEET_COLUMNS * tile * scale, 3)
     shown = shown[::scale, ::scale]
