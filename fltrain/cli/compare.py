@@ -10,6 +10,7 @@ import typer
 from fltrain.cli.options import ConfigOption, ItemsArgument, ResultsOption, WhereOption
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_text
 from fltrain.experiments.selection import comma_separated
 
 
@@ -34,6 +35,7 @@ def compare(
 
     The table shows means over seeds, and gains over the baseline with their 90 % intervals.
     """
+    from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing
     from fltrain.tracking.runs import find_runs
 
@@ -52,5 +54,5 @@ def compare(
     for note in compared.notes:
         typer.echo(note)
     if out:
-        compared.write(out)
+        write_text(out, to_csv(compared.cells))
         typer.echo(f"table: {out}")

@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
 from fltrain.core.config import check_known, suggest
-from fltrain.core.errors import FltrainError
-from fltrain.core.files import write_text
+from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.layout import Cell, ItemJob, Measured, Table
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import diverged
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import gain_text, value_text
-from fltrain.reporting.tables.table_cell import TableCell, to_csv
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.measures import MEASURES, lacking, measure
 from fltrain.runs.where import NONE, begins
 from fltrain.tracking.runs import RecordedRun
@@ -110,7 +108,7 @@ class Comparison:
         rows = []
         for cell in self.cells:
             pairs = len(cell.gains)
-            few = f" ({pairs} pair{'s' if pairs != 1 else ''})" if 0 < pairs != cell.n else ""
+            few = f" ({count(pairs, 'pair')})" if 0 < pairs != cell.n else ""
             row = {
                 **self._places(cell),
                 "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),
@@ -119,14 +117,6 @@ class Comparison:
             }
             rows.append(row)
         return rows
-
-    def write(self, path: Path) -> None:
-        """Write the cells to a CSV file, with the columns of tables.
-
-        Raises:
-            FltrainError: if the file cannot be written.
-        """
-        write_text(path, to_csv(self.cells))
 
 
 def compare(

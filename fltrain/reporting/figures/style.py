@@ -177,9 +177,8 @@ def pixels(colours: np.ndarray[Any, Any], size: int) -> str:
     Each becomes a square of at least ``size`` pixels, because renderers blur small images.
     """
     file = io.BytesIO()
-    Image.fromarray(colours.astype(np.uint8)).resize(
-        (colours.shape[1] * size, colours.shape[0] * size), Image.Resampling.NEAREST
-    ).save(file, "png")
+    squares = colours.astype(np.uint8).repeat(size, axis=0).repeat(size, axis=1)
+    Image.fromarray(squares).save(file, "png")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
