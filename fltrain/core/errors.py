@@ -93,12 +93,12 @@ class Problems(list[FltrainError]):
     """Mistakes that are reported together."""
 
     @contextmanager
-    def collected(self, where: str = "") -> Iterator[None]:
-        """Add a mistake in the enclosed block instead of raising it; its message begins with ``where``."""
+    def collected(self) -> Iterator[None]:
+        """Add a mistake in the enclosed block instead of raising it."""
         try:
             yield
         except FltrainError as error:
-            self.append(FltrainError(f"{where}{error}") if where else error)
+            self.append(error)
 
     def refuse(self, where: str) -> None:
         """Raise all mistakes as one error, if there are any."""

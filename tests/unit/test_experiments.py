@@ -353,12 +353,15 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         "table: {rows: method, columns: plugin, use: gain}\n"
         "exceptions:\n- when: {method: fedprox}\n  set: {method: {mu: 0.1}}\n"
     )
+    paper = (folder / "papers" / "toy" / "paper.yaml").read_text().splitlines()
+    in_block = paper.index(next(line for line in paper if line.strip() == "- flfa")) + 1
     lines = explained(folder, "tiny", "toy/table2", "fedprox", "flfa")
     for setting, value, layer, place in (
         ("rounds", "3", "item", "table2.yaml:3"),
         ("method", "fedprox", "cell", "table2.yaml:4"),
         ("method.mu", "0.1", "cell", "table2.yaml:8"),
         ("dataset", "digits", "paper", "paper.yaml:"),
+        ("plugins", '["flfa"]', "cell", f"paper.yaml:{in_block} "),
         ("evaluation.until", "null", "default", ""),
     ):
         line = next(line for line in lines if f" {setting} " in line)

@@ -101,7 +101,10 @@ def test_mistakes_in_an_entry_are_named(tmp_path: Path, entry: Any, message: str
     path.write_text(yaml.safe_dump({"mnist": {**TINY, "reader": "idx", "classes": 10}, "mine": entry}))
     with pytest.raises(FltrainError, match=message) as error:
         load(path)
-    assert str(error.value).startswith(f"{path}: mine: ") and "\n" not in str(error.value)
+    place = re.match(rf"{path}: mine: line (\d+): ", str(error.value))
+    assert place and "\n" not in str(error.value)
+    if "../x" in message:
+        assert "../x" in path.read_text().splitlines()[int(place[1]) - 1]
 
 
 def test_checksums_may_be_in_upper_case() -> None:
