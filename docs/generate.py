@@ -409,7 +409,7 @@ This page shows how to check the published results of version {version}, and the
 ## Hardware and installation
 
 * Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`. Two cores and 4 GB of memory are enough: a
-  run takes up to 1.5 GB. No check needs a GPU: each published run used one core of an AMD EPYC or an Intel
+  run takes up to 1.5 GB. No check needs a GPU: most published runs used one core of an AMD EPYC or an Intel
   Xeon.
 * 7 GB of disk: 6 GB for the packages, because PyTorch brings CUDA, and less than 1 GB for images and results.
 * Internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
