@@ -332,10 +332,7 @@ def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
     layers: list[Spec] = [
         {"mark": "line", "encoding": {"y": y, "strokeDash": dash}},
         {"mark": "rule", "encoding": {"y": {**y, "field": "min"}, "y2": {"field": "max"}}},
-        {
-            "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
-            "encoding": {"y": y, "shape": shape},
-        },
+        {"mark": style.POINT, "encoding": {"y": y, "shape": shape}},
     ]
     return [[panel([], 1, data, layers, {"x": x, **encoding})]], numbers
 
@@ -396,7 +393,7 @@ def intervals(
         *([] if margin is None else [style.line(grey, x=-margin, x2=margin)]),
         style.line(grey, x=0),
         {"mark": "rule", "encoding": ends},
-        {"mark": {"type": "point", "filled": True, "size": 40, "opacity": 1}, "encoding": points},
+        {"mark": style.POINT, "encoding": points},
     ]
 
 

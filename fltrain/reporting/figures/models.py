@@ -121,10 +121,7 @@ def draw_variances(runs: dict[str, TrainedRun], figure: Variance) -> Drawn:
         y = quantity("value", "total variance", scale={"zero": True})
         layers: list[Spec] = [
             {"mark": "line", "encoding": {"strokeDash": dash}},
-            {
-                "mark": {"type": "point", "filled": True, "size": 40, "opacity": 1},
-                "encoding": {"shape": shape},
-            },
+            {"mark": style.POINT, "encoding": {"shape": shape}},
         ]
         heading = [label, f"{shared_depth(scaled)} of {len(raw)} layers to be shared"]
         panels.append(panel(heading, len(runs), shown, layers, {"x": x, "y": y, **encoding}))

@@ -44,6 +44,7 @@ COLOURS = (BLACK, INDIGO, VERMILION, SKY, GREEN, ORANGE, VIOLET, WINE, PINK, ROS
 UP, DOWN, LEFT, RIGHT = "triangle-up", "triangle-down", "triangle-left", "triangle-right"
 MARKERS = ("circle", "square", UP, "diamond", DOWN, "cross", LEFT, RIGHT)
 SOLID, DASHED, DOTTED, DASH_DOTTED = (1, 0), (6, 3), (2, 2), (7, 2, 2, 2)
+POINT: Spec = {"type": "point", "filled": True, "size": 40, "opacity": 1}
 SHADES: Spec = {"scheme": {"name": "viridis", "extent": [0, 0.84]}}
 """A palette from dark to light; the last sixth of it would be too light on white."""
 
