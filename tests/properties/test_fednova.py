@@ -1,6 +1,5 @@
 """FedNova: displacements are divided by the steps behind them, a_k, before they are averaged."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.fednova import FedNova
-from fltrain.methods.types import Server, Update
+from fltrain.methods.types import Server
 
 from .helpers import local_of, task_of, update_of
 from .quadratics import SIZE, Quadratics, weights_after
@@ -43,22 +42,6 @@ def moved(steps: int, momentum: float = 0.0, pull: float = 0.0, steepness: float
         velocity = momentum * velocity - 1 + (pull + steepness) * weight
         weight -= velocity
     return weight
-
-
-def finished(
-    method: FedNova,
-    updates: Sequence[Update],
-    steps: Sequence[int],
-    *,
-    momentum: float = 0.0,
-    lr: float = 0.1,
-) -> list[Update]:
-    """The uploads of clients that took ``steps`` steps."""
-    sent = []
-    for update, count in zip(updates, steps, strict=True):
-        local = local_of(update.start, lr=lr, steps=count, samples=update.samples, momentum=momentum)
-        sent.append(method.client_final(replace(update, steps=count), local, method.client_init(local))[0])
-    return sent
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -94,12 +77,14 @@ def test_buffers_are_averaged_with_the_configured_weights(buffers: str) -> None:
     samples, steps = (60, 30, 5, 5), (94, 47, 2, 2)
     random = torch.Generator().manual_seed(0)
     before, *after = torch.randn(5, 20, generator=random)
-    updates = [replace(update_of(*torch.zeros(2, 3), k, samples[k]), buffers=after[k]) for k in range(4)]
+    uploads = []
+    for k, count in enumerate(steps):
+        update = replace(update_of(*torch.zeros(2, 3), k, samples[k]), buffers=after[k], steps=count)
+        uploads.append(method.client_final(update, local_of(update.start, steps=count), {})[0])
     server = Server(torch.zeros(3), before, torch.zeros(0), {})
     weights = torch.tensor([0.6, 0.3, 0.05, 0.05])
     if buffers == "normalised":
         weights = weights * 70.7 / torch.tensor(steps)
     expected = before + weights @ (torch.stack(after) - before)
-    uploads = finished(method, updates, steps)
     new = Composition((method,)).aggregate(task_of(), replace(server, states={"fednova": {}}), uploads)[1]
     torch.testing.assert_close(new, expected, rtol=1e-4, atol=1e-5)
