@@ -33,26 +33,16 @@ def pairs_of(federation: Simulation, method: FedGh) -> Pairs:
     return torch.cat([one["means"] for one in sent]), torch.cat([one["classes"] for one in sent])
 
 
-def linear(head: Tensor, dimensions: int) -> nn.Linear:
-    """An ordinary classifier of ten classes."""
-    classifier = nn.Linear(dimensions, 10)
-    nn.utils.vector_to_parameters(head.clone(), classifier.parameters())
-    return classifier
-
-
 def descended(head: Tensor, batches: list[Pairs], lr: float) -> Tensor:
     """The classifier after a step of plain SGD on each batch of pairs."""
-    classifier = linear(head, batches[0][0].shape[1])
+    classifier = nn.Linear(batches[0][0].shape[1], 10)
+    nn.utils.vector_to_parameters(head.clone(), classifier.parameters())
     optimiser = torch.optim.SGD(classifier.parameters(), lr=lr)
     for means, classes in batches:
         optimiser.zero_grad()
         functional.cross_entropy(classifier(means), classes).backward()
         optimiser.step()
     return flat(classifier.parameters())
-
-
-def with_head(weights: Tensor, head: Tensor) -> Tensor:
-    return torch.cat([weights[: -len(head)], head])
 
 
 def test_clients_train_their_extractor_with_the_servers_classifier() -> None:
@@ -62,7 +52,9 @@ def test_clients_train_their_extractor_with_the_servers_classifier() -> None:
     models = initial_models(federation)
     for number in range(len(ROUNDS)):
         head = head_of(federation, method)
-        models: Models = {c: (with_head(weights, head), own) for c, (weights, own) in models.items()}
+        models: Models = {
+            c: (torch.cat([weights[: -len(head)], head]), own) for c, (weights, own) in models.items()
+        }
         check_own_round(federation, number, models, cross_entropy)
 
 
@@ -89,7 +81,8 @@ def test_all_clients_are_tested_at_the_configured_point(point: str) -> None:
     def model_of(client: int, update: Update | None) -> tuple[Tensor, Tensor]:
         weights, buffers = (update.trained, update.buffers) if update else (initial.weights, initial.buffers)
         if point == "after_download" or update is None:
-            weights = with_head(weights, head_of(federation, method))
+            head = head_of(federation, method)
+            weights = torch.cat([weights[: -len(head)], head])
         return weights, buffers
 
     assert check_tests(federation, len(ROUNDS), model_of).keys() == {0, 1, 3, 5}

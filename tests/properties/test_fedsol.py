@@ -115,11 +115,6 @@ class Watched(LocalStep):
         return super().differentiate(loss, at=at, **options)
 
 
-def teacher_of(method: FedSOL, federation: Simulation) -> Network:
-    server = federation.server
-    return replica(federation, server.weights, server.buffers).train(method.teacher == "train")
-
-
 @pytest.mark.parametrize(
     ("settings", "normed"), [*((settings, True) for settings in SETTINGS), ({}, False)], ids=str
 )
@@ -179,7 +174,8 @@ def test_feedback_alignment_acts_in_both_passes_or_in_the_loss_pass_only(passes:
     found, _ = step.hooks.gradient(step, federation.model.weights)
     found = found.clone()
 
-    buffers, teacher = federation.server.buffers, teacher_of(method, federation)
+    buffers = federation.server.buffers
+    teacher = replica(federation, federation.server.weights, buffers).eval()
     moves = {}
     for aligned in (True, False):
         network = replica(federation, here, buffers)

@@ -25,17 +25,14 @@ CHOICES = [
 choices = pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: "-".join(chosen.values()))
 
 
-def one_class_each() -> Partition:
-    """Ten clients, each with the images of one class."""
-    labels = digits().train_labels
-    return Partition([np.flatnonzero(labels == label) for label in range(10)], digest="")
-
-
 @pytest.mark.parametrize(("missing", "expected"), [("mask", 1), ("clamp", 0)])
 def test_clients_of_one_class_are_named_when_a_run_starts(
     missing: str, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = simulation(FedLC(missing=missing), model=Tiny(), partition=one_class_each(), fraction=0.2)
+    labels = digits().train_labels
+    clients = [np.flatnonzero(labels == label) for label in range(10)]
+    partition = Partition(clients, digest="")
+    run = simulation(FedLC(missing=missing), model=Tiny(), partition=partition, fraction=0.2)
     warnings = [record.message for record in caplog.records if "10 of 10 clients" in record.message]
     assert len(warnings) == expected
     (row, *_) = run.round(0)

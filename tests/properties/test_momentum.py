@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fltrain.engine.evaluation import test as evaluate
-from fltrain.engine.simulation import Simulation
 from fltrain.methods.fedacg import FedACG
 from fltrain.methods.fedavgm import FedAvgM
 from fltrain.methods.fedopt import FedOpt
@@ -26,14 +25,6 @@ from .quadratics import FOUR_CLIENTS, TWO_CLIENTS, weights_after
 
 STRONG = 0.5
 """A penalty with a visible effect in one round."""
-
-
-def mean_of_weights(federation: Simulation, uniform: bool) -> torch.Tensor:
-    """Mean of the last round's uploads, weighted by size or uniformly, in double precision."""
-    updates = federation.trainer.updates
-    if uniform:
-        return torch.stack([update.weights for update in updates]).double().mean(0)
-    return mean_by_size(updates, "weights")
 
 
 @pytest.mark.parametrize(("lam", "beta"), [(0.5, 0.0), (0.85, 0.001), (0.85, STRONG)])
@@ -65,7 +56,7 @@ def test_the_weights_are_tested_not_the_lookahead() -> None:
     server, network = federation.server, federation.network
     losses = []
     for weights in (
-        mean_of_weights(federation, False).float(),
+        mean_by_size(federation.trainer.updates, "weights").float(),
         federation.trainer.clients.receive(federation.at(1), 0, None)[0].start,
     ):
         federation.model.load(weights, server.buffers, server.counters)
