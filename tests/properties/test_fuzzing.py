@@ -172,11 +172,6 @@ def test_a_run_is_read_and_written_back_or_refused(tmp_path: Path, data: Any) ->
             assert re.fullmatch(r"\w[\w.+-]*", name, re.ASCII)
 
 
-def name_of(entry: Any) -> str:
-    """The item that an entry of a scale is about."""
-    return entry if isinstance(entry, str) else next(iter(entry))
-
-
 def demonstration() -> dict[str, Any]:
     """Some items of the demonstration with their papers: contents by file name."""
     files = {
@@ -186,7 +181,9 @@ def demonstration() -> dict[str, Any]:
     wanted = {"flfa": ("table4",), "ecgr": ("figure2",), "fedfcd": ("figure3", "figure6")}
     names = {f"{paper}/{item}" for paper, items in wanted.items() for item in items}
     scale = files["scales/demo"]
-    scale["items"] = [entry for entry in scale["items"] if name_of(entry) in names]
+    scale["items"] = [
+        entry for entry in scale["items"] if names & set(entry if isinstance(entry, dict) else [entry])
+    ]
     for name, items in wanted.items():
         paper = files[f"papers/{name}"] = read_declaration(CONFIG, "paper", name)[1]
         paper["items"] = {item: paper["items"][item] for item in items}

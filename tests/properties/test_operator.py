@@ -111,12 +111,6 @@ class TwoLayers(nn.Module):
         return self.classifier(self.second(torch.relu(self.first(images))).flatten(1))
 
 
-def error_of_logits(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of the mean cross entropy: (softmax - one hot) / n."""
-    logits = network(images).detach()
-    return (logits.softmax(1) - functional.one_hot(labels, logits.shape[1])) / len(labels)
-
-
 def test_direct_feedback_against_a_computation_by_hand() -> None:
     network, images, labels = TwoLayers(), drawn(5, 1, 8, 9), torch.arange(5) % 4
     projection = drawn(3, 4, seed=3)
@@ -124,7 +118,8 @@ def test_direct_feedback_against_a_computation_by_hand() -> None:
         functional.cross_entropy(network(images), labels).backward()
 
     hidden = torch.relu(network.first(images))  # [5, 3, 6, 7]
-    error = error_of_logits(network, images, labels)
+    logits = network(images).detach()
+    error = (logits.softmax(1) - functional.one_hot(labels, 4)) / len(labels)
     by_hand = torch.einsum("cz,nz->nc", projection, error)[:, :, None, None] / (6 * 7)
     expected = torch.autograd.grad(hidden, network.first.parameters(), by_hand.expand(hidden.shape))
     for parameter, wanted in zip(network.first.parameters(), expected, strict=True):

@@ -30,10 +30,6 @@ def block_of(name: str) -> str:
     return name.split(".")[0]
 
 
-def layer_of(name: str) -> str:
-    return name.rpartition(".")[0]
-
-
 def norms(vectors: Tensor, network: Network, group: Callable[[str], str], *wanted: str) -> Tensor:
     """Norm of each vector ``[m, P]`` over the parameters in each group."""
     named = network.named_parameters()
@@ -54,7 +50,7 @@ def test_divergence_in_a_run(model: Model) -> None:
 
     assert list(row["layers"]) == layer_names(model)
     for layer, value in row["layers"].items():
-        expected = norms(distances, network, layer_of, layer)
+        expected = norms(distances, network, lambda name: name.rpartition(".")[0], layer)
         assert value == pytest.approx(float(expected.mean()), rel=1e-6), layer
     with_weights = [name for name, _ in network.named_parameters()]
     assert list(row["blocks"]) == list(dict.fromkeys(map(block_of, with_weights)))
