@@ -23,7 +23,7 @@ from fltrain.methods import METHODS, checks
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.methods.training import Constant, Training
-from fltrain.methods.types import Examples, Local, Task, Update
+from fltrain.methods.types import Local, Task, Update
 from fltrain.models.base import Model
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.runs.spec import Evaluation, Participation, RunSpec
@@ -317,20 +317,20 @@ class Tracing(LocalTraining):
         return [step for step in self.steps if (step.client, step.round) == (client, round)]
 
 
-def task_of(layout: object = None, *, momentum: float = 0.0, clients: int = 10) -> Task:
-    """A run of 10 classes whose clients have 100 images together; its network is drawn as all zeros."""
+def task_of(layout: object = None) -> Task:
+    """A run of 10 classes whose 10 clients have 100 images together; its network is drawn as all zeros."""
     return Task(
         layout=layout,
         network=None,
         map_shape=lambda split: (1,),
         classes=10,
-        clients=clients,
+        clients=10,
         samples=100,
-        training=Training(momentum=momentum),
+        training=Training(momentum=0.0),
         rounds=10,
         seed=0,
         initialise=lambda client=None: (torch.zeros(1), torch.zeros(0)),
-        class_counts=torch.ones(clients, 10),
+        class_counts=torch.ones(10, 10),
     )
 
 
@@ -341,24 +341,21 @@ def local_of(
     *,
     lr: float = 0.1,
     steps: int = 4,
-    samples: int = 1,
     counts: Tensor | None = None,
     task: Task | None = None,
-    examples: Examples | None = None,
-    **of_task: object,
 ) -> Local:
-    """A client at the start of its local training; without images unless ``examples`` are given."""
+    """A client at the start of its local training, without images."""
     return Local(
-        task=task or task_of(**of_task),
+        task=task or task_of(),
         client=0,
         round=0,
         start=start,
         buffers=torch.zeros(0),
         lr=lr,
         steps=steps,
-        samples=samples,
+        samples=1,
         class_counts=torch.ones(10) if counts is None else counts,
-        examples=examples,
+        examples=None,
         payload=payload or {},
         state=state or {},
     )

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json, write_json
 from fltrain.core.hashing import sha256
 from fltrain.data.prepared import Partition, PreparedData
-from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Simulation
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.layout import ItemJob
@@ -173,10 +172,10 @@ def tiny(**changes: Any) -> RunSpec:
     return RunSpec.parse({**TINY, **changes}, "test")
 
 
-def accuracies(*values: float, every: int = 1) -> list[Row]:
+def accuracies(*values: float) -> list[Row]:
     """Rows of a record: accuracies of the global model."""
     return [
-        {"round": every * number, "kind": "evaluation", "split": "test", "view": "global", "accuracy": value}
+        {"round": number, "kind": "evaluation", "split": "test", "view": "global", "accuracy": value}
         for number, value in enumerate(values, start=1)
     ]
 
@@ -195,17 +194,13 @@ def trained(spec: RunSpec, root: Path) -> Record:
 
 
 def federation(
-    spec: RunSpec,
-    data: PreparedData,
-    trainer: type[LocalTraining] = LocalTraining,
-    extra: Mapping[str, PreparedData] | None = None,
-    workers: int = 1,
+    spec: RunSpec, data: PreparedData, extra: Mapping[str, PreparedData] | None = None
 ) -> Simulation:
     """A run in memory, its images divided as the spec says."""
     pool = data.merged() if spec.local_test else data
     parts = spec.division.parts(pool.train_labels, data.classes, pool.writers)
     divided = Partition(parts[""], "", parts.get("test_"), parts.get("validation_"))
-    return Simulation(spec, data, divided, CPU, partial(trainer, workers=workers), extra)
+    return Simulation(spec, data, divided, CPU, extra=extra)
 
 
 def as_another_user(work: Callable[[], None], folder: Path) -> None:
