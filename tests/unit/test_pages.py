@@ -190,7 +190,7 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     assert "Table of" not in picture and "no interval" not in picture
     several = forest([cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")], titles)
     texts = [text for text in re.findall(r">([^<>]+)</text>", several) if not re.fullmatch(r".?\d", text)]
-    name = "difference to the published value, in margins (grey)"
+    name = "difference to the published value, in margins (grey); cut off at the ends"
     assert sorted(texts) == ["B", "Table of &lt;a&gt;", name, "one", "one", "two"]
     assert "var(--good)" in several
     assert forest([without], titles) == "" == forest([cell] * 41, titles)

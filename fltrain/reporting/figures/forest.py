@@ -53,10 +53,11 @@ def forest(
         unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
         if interval and unit and middle is not None and all(map(math.isfinite, interval)):
             verdict = cell.full_verdict if of == "difference" else cell.gain_verdict
-            numbers = dict(zip(("low", "high", "middle"), (*interval, middle), strict=True))
+            numbers = {"low": interval[0] / unit, "high": interval[1] / unit, "middle": middle / unit}
             rows.append(
                 {
-                    **{name: max(-most, min(most, number / unit)) for name, number in numbers.items()},
+                    **{name: max(-most, min(most, number)) for name, number in numbers.items()},
+                    "cut": max(map(abs, numbers.values())) > most,
                     **{"item": cell.item, "label": cell.label, "place": cell.place},
                     "colour": f"var(--{COLOURS[tone(verdict or '')]})",
                 }
@@ -68,21 +69,23 @@ def forest(
     groups = list(frame.groupby(["item", "label"], sort=False))
     several_items = frame["item"].nunique() > 1
     several_labels = len(groups) > frame["item"].nunique()
+    axis = "difference to the published value, in margins (grey)" if of == "difference" else "gain, in points"
+    axis += "; cut off at the ends" * bool(frame["cut"].any())
     panels: list[Spec] = []
     for _, shown in groups:
         item, label = shown[["item", "label"]].iloc[0]
         heading = [titles[item]] * several_items + [label.removesuffix(", %")] * several_labels
-        panels.append(_panel(", ".join(heading), shown, of, ends, len(panels) == len(groups) - 1))
+        title = axis if len(panels) == len(groups) - 1 else ""
+        panels.append(_panel(", ".join(heading), shown, of, ends, title))
     return to_svg({"config": PAGE, "vconcat": panels, "spacing": 8})
 
 
-def _panel(heading: str, shown: pd.DataFrame, of: str, ends: float, last: bool) -> Spec:
-    """Return the rows of a table's measure; the last panel has the axis."""
-    name = "difference to the published value, in margins (grey)" if of == "difference" else "gain, in points"
+def _panel(heading: str, shown: pd.DataFrame, of: str, ends: float, title: str) -> Spec:
+    """Return the rows of a table's measure; the last panel has the axis and its title."""
     ticks = [-ends, -1, 0, 1, ends] if of == "difference" else [-ends, 0, ends]
-    axis = {"values": ticks, "labels": last, "ticks": last, "domain": False, "grid": False, "format": "~g"}
-    axis["labelFlush"] = False
-    x = quantity(None, name if last else None, scale={"domain": [-ends, ends], "nice": False}, axis=axis)
+    axis = {"values": ticks, "labels": bool(title), "ticks": bool(title), "labelFlush": False}
+    axis |= {"domain": False, "grid": False, "format": "~g"}
+    x = quantity(None, title or None, scale={"domain": [-ends, ends], "nice": False}, axis=axis)
     y: Spec = {"field": "place", "type": "nominal", "title": None, "sort": None}
     y["axis"] = {"domain": False, "ticks": False, "labelPadding": 8}
     look: Spec = {"color": {"field": "colour", "type": "nominal", "scale": None}, "strokeWidth": {"value": 2}}
