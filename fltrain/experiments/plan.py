@@ -264,14 +264,13 @@ def _expand(
             if seed not in runs:
                 runs[seed] = runs[-1].model_copy(update={"seed": seed})
             entries.append(Entry(labels, reported, number, runs[seed], of_cell))
-    checked = partial(_check_layout, config, paper, name)
-    if faulty:
-        found = Problems(faulty.values())
-        with found.collected():
-            checked(layers.axes)
-        found.refuse(item_id)
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.
     shown = with_labels(layers.axes, (entry.labels for entry in entries))
+    found = Problems(faulty.values())
+    with found.collected():
+        _check_layout(config, paper, name, layers.axes if faulty else shown)
+    if faulty:
+        found.refuse(item_id)
     planned = PlannedItem(
         paper=paper,
         name=name,
@@ -284,12 +283,9 @@ def _expand(
         applied=tuple(applied),
         restricted=() if scale.reduces(paper) else _shortened(item.axes, shown),
     )
-    found = Problems()
     if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):
         with found.collected():
             _check_exceptions(item_id, item.exceptions, [planned])
-    with found.collected():
-        checked(planned.axes)
     with found.collected():
         _check_needs(planned)
     found.refuse(item_id)
