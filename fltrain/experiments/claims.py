@@ -202,9 +202,11 @@ class Claim(Settings):
         test: how our runs judge it.
         decided: day on which the test was last changed, if that was after the rule for verdicts. If the runs
             had been seen by that day, the verdict is exploratory.
+        exploratory: if True, the verdict is exploratory in any case.
     """
 
     where: str
     claim: str
     test: Test
     decided: Annotated[datetime.date, Strict(False)] | None = None
+    exploratory: bool = False

@@ -53,7 +53,7 @@ from fltrain.reporting.frame import (
     places,
 )
 from fltrain.reporting.pages import TEMPLATES
-from fltrain.reporting.tables.render import DROPPED, EXPLORATORY
+from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import markdown_table, p_text, without_tags
 from fltrain.reporting.verdict import gain_margin
@@ -78,6 +78,7 @@ CLAIM_VERDICTS: dict[ClaimVerdict, str] = {
 """Meaning of each verdict on a claim."""
 
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
+EXPLORATORY = "Exploratory: declared as such, or decided after these runs had been seen."
 DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
 
 
@@ -118,10 +119,11 @@ COLUMNS = (
 
 ``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
 ``listed`` is False if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
-the test was decided after the runs had been seen. ``reduced``: the runs belong to a reduced scale. ``item``
-has the items that the test uses, with commas, ``test`` its kind. ``estimate`` is our mean, ``low`` and
-``high`` are the ends of its 90 % interval, ``p`` is the p value of the test that decided. ``number`` is the
-main number with its interval (of each part of the claim), ``evidence`` has all numbers and the decision.
+the test was decided after the runs had been seen, or the claim is declared as exploratory. ``reduced``: the
+runs belong to a reduced scale. ``item`` has the items that the test uses, with commas, ``test`` its kind.
+``estimate`` is our mean, ``low`` and ``high`` are the ends of its 90 % interval, ``p`` is the p value of
+the test that decided. ``number`` is the main number with its interval (of each part of the claim),
+``evidence`` has all numbers and the decision.
 """
 
 
@@ -182,11 +184,12 @@ def judge(
         names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
         seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
         late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
+        exploratory = (claim.exploratory or late) and found.verdict in JUDGED
         row = {
             **{**vars(found), "evidence": found.evidence, "reduced": reduced, "item": ", ".join(names)},
             **{"where": claim.where, "claim": claim.claim, "test": claim.test.kind, "stated": statement.text},
             **dict(zip(("low", "high"), found.interval or (None, None), strict=True)),
-            "exploratory": late and found.verdict in JUDGED,
+            "exploratory": exploratory,
         }
         rows.append(row)
     shown = discoveries([row["p_contradicted"] for row in rows])
@@ -538,13 +541,17 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
 
 
 # ---------------------------------------------------------------- output
+def full_verdict(claim: Mapping[str, Any]) -> str:
+    """Return the verdict of a row of judged claims with its marks."""
+    return claim["verdict"] + DROPPED * (not claim["listed"]) + ", exploratory" * bool(claim["exploratory"])
+
+
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:
     """Return the claims of a paper as a Markdown table, with the scales of its items."""
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     shown = ["where", "claim", "stated", "verdict", "evidence", "item"]
     lines = judged[shown].astype(str)
-    lines["verdict"] += judged["listed"].map({True: "", False: DROPPED})
-    lines["verdict"] += judged["exploratory"].map({True: ", exploratory", False: ""})
+    lines["verdict"] = [full_verdict(claim) for claim in judged.to_dict("records")]
     lines["item"] = ["; ".join(titles.get(name, name) for name in item.split(", ")) for item in lines["item"]]
     text = TEMPLATES.get_template("claims.md").render(
         title=title,

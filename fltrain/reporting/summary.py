@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fltrain.experiments.layout import Bubbles, ItemJob
-from fltrain.reporting.claims import JUDGED
+from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import EXPECTED, EXPECTED_GAINS, expected_counts
@@ -66,12 +66,11 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     gains: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for cell in cells:
         gains[cell.published_gain is not None].update([cell.gain_verdict] if cell.gain_verdict else [])
-    of_claims = (claim["verdict"] + ", exploratory" * bool(claim["exploratory"]) for claim in claims)
     found: Counts = {
         "published values": (values, expected_counts(cells, EXPECTED)),
         "published gains": (gains[True], expected_counts(cells, EXPECTED_GAINS)),
         "differences among our own runs": (gains[False], {}),
-        "claims": (Counter(of_claims), {}),
+        "claims": (Counter(map(full_verdict, claims)), {}),
     }
     return {
         heading: (verdicts, {} if kind == "control" else expected)
@@ -94,6 +93,5 @@ def finding(claims: Iterable[Mapping[str, Any]]) -> str:
     claim = min(claims, key=rank, default=None)
     if claim is None:
         return ""
-    late = ", exploratory" if claim["exploratory"] else ""
-    judged = f"{claim['verdict'].capitalize()}{late}: " if claim["verdict"] in JUDGED else ""
+    judged = f"{full_verdict(claim).capitalize()}: " if claim["verdict"] in JUDGED else ""
     return f"{judged}“{claim['claim']}” ({claim['where']}; {claim['number']})."

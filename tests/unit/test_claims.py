@@ -57,12 +57,13 @@ class Runs(Cells):
         stated: float | None = None,
         unit: str = "points",
         decided: str | None = None,
+        exploratory: bool = False,
         **changes: Any,
     ) -> Any:
         """Judge claims with these tests; all claims share one statement."""
         others, cells = changes.pop("others", ()), changes.pop("cells", {})
         sheet = changes.pop("sheet", None) or self.sheet(**changes)
-        written = {"where": "sec. 1", "claim": "so it is", "decided": decided}
+        written = {"where": "sec. 1", "claim": "so it is", "decided": decided, "exploratory": exploratory}
         claims = [Claim.parse({**written, "test": test}, "claim") for test in tests]
         statement = Statement("sec. 1", "so it is", stated, unit)
         nothing = Published.read(None)
@@ -668,6 +669,8 @@ def test_a_test_written_after_its_own_runs_is_exploratory(
     others = [ItemJob.parse({**toy, "id": "paper/other", "seen": other}, "sheet")]
     (one,) = runs.judge(POSITIVE, sheet=sheet, others=others, decided=decided)
     assert one.exploratory == exploratory
+    declared, open_ = runs.judge(POSITIVE, {**POSITIVE, "item": "none"}, sheet=sheet, exploratory=True)
+    assert declared.exploratory and not open_.exploratory, "no verdict, no mark"
 
 
 def test_the_list_of_contradicted_claims_limits_the_false_discovery_rate(runs: Runs) -> None:

@@ -336,7 +336,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "figure1" not in text and "table1" not in text, "people read titles"
     assert "† drops out of the list of contradicted claims" in text
     assert "has the other sign" in text and "opposite is significant at 5 %" in text
-    assert "Exploratory: the rule or the test was decided after the runs had been seen." in text
+    assert "Exploratory: declared as such, or decided after these runs had been seen." in text
     assert (
         "Not run: 1 of the claims, 1 of the paper's tables and figures" in text
         and "sec. 10: Toys last" in page.of("li")
@@ -388,7 +388,14 @@ def test_a_finding_is_the_first_claim_that_the_runs_decide(
 ) -> None:
     number = "+1.00 points [+0.50, +1.50] (gain over base: x minus y)"
     measured = [
-        {"claim": text, "verdict": verdict, "exploratory": late, "where": "sec. 2", "number": number}
+        {
+            "claim": text,
+            "verdict": verdict,
+            "listed": True,
+            "exploratory": late,
+            "where": "sec. 2",
+            "number": number,
+        }
         for text, verdict, late in claims
     ]
     assert summary.finding(measured) == f"{expected} (sec. 2; {number})."
