@@ -5,9 +5,9 @@ Verdicts come from ``published/<paper>/claims.csv`` and the tables next to it, c
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from fltrain.core.errors import count
 from fltrain.experiments.claims import (
     All,
     Fails,
@@ -29,7 +30,10 @@ from fltrain.experiments.claims import (
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
-from fltrain.reporting.claims import JUDGED
+from fltrain.reporting.claims import JUDGED, full_verdict
+from fltrain.reporting.tables.render import DROPPED
+from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.reporting.verdict import EXPECTED, expected_counts
 
 MAIN = {
     "fedavg": (
@@ -44,6 +48,7 @@ MAIN = {
         "FedAvg gains with ECGR on MNIST (new seeds)",
         "FedAvg gains one to two points with ECGR on MNIST (new seeds)",
         "FedNova gains with ECGR on MNIST (new seeds)",
+        "FedNova gains one to two points with ECGR on MNIST (new seeds)",
         "SCAFFOLD gains with ECGR on MNIST (new seeds)",
         "SCAFFOLD gains one to two points with ECGR on MNIST (new seeds)",
         "FedProx gains with ECGR on MNIST (new seeds)",
@@ -210,9 +215,17 @@ class Evidence:
             if item.paper.paper == "controls"
         ]
 
+    def truth(self) -> dict[str, object]:
+        """True values of controls: how many, in how many cells, and the expected number of confirmed ones."""
+        paths = sorted((self.folder / "controls").glob("*.csv"))
+        cells = [cell for path in paths for cell in read_csv(path) if cell.verdict and not cell.falsified]
+        true = {(cell.measure, cell.published) for cell in cells}
+        confirmed = expected_counts(cells, EXPECTED)["reproduced"]
+        return {"true": count(len(true), "true value"), "cells": len(cells), "confirmed": confirmed}
+
     def decided(self, paper: str) -> list[list[str]]:
         """Judged values and claims: text, restriction, runs, hours, megabytes, margin, expected verdict."""
-        judged = [row for row in self._claims(paper).values() if row.verdict.partition(",")[0] in JUDGED]
+        judged = [row for row in self._claims(paper).values() if was_judged(row.verdict)]
         return [
             [
                 row.claim,
@@ -227,7 +240,7 @@ class Evidence:
     def _claims(self, paper: str) -> dict[str, Row]:
         """All claims of a paper by their text."""
         path = self.folder / paper / "claims.csv"
-        made = csv.DictReader(path.read_text(encoding="utf-8").splitlines()) if path.exists() else ()
+        made = pd.read_csv(path, keep_default_na=False).to_dict("records") if path.exists() else ()
         judged = {(one["where"], one["claim"]): one for one in made if one["verdict"] != "not run"}
         rows = {}
         for claim in self._declared(paper).claims:
@@ -238,9 +251,8 @@ class Evidence:
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
             elif one := judged.get((claim.where, claim.claim)):
-                marks = ", exploratory" * (one["exploratory"] == "True")
-                verdict, evidence = one["verdict"] + marks, one["evidence"]
-                stated, numbers = one["stated"], one["number"]
+                verdict, evidence, stated = full_verdict(one), one["evidence"], one["stated"]
+                numbers = by_place(claim.test, one["number"])
             rows[claim.claim] = Row(
                 f"{claim.claim} ({claim.where})",
                 items,
@@ -319,6 +331,21 @@ class Evidence:
         """Number of the runs, their hours and megabytes."""
         hours, size = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
         return [str(len(runs)), f"{hours:.1f}", f"{size / 1e6:.1f}"]
+
+
+def was_judged(verdict: str) -> bool:
+    """Return if runs led to the verdict, which marks may follow."""
+    return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
+
+
+def by_place(test: Test, numbers: str) -> str:
+    """Return the numbers of a claim about several places with the way in which they are judged."""
+    parts = [
+        part for part in (test.tests if isinstance(test, All) else (test,)) if isinstance(part, InRegion)
+    ]
+    if all(part.judge == "every" for part in parts):
+        return re.sub(r"mean of (\d+ places)", r"at each of \1, mean", numbers)
+    return re.sub(r"mean of (\d+ places)", r"on average over \1", numbers)
 
 
 def counted(verdicts: pd.Series[str]) -> str:

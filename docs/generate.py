@@ -358,21 +358,22 @@ RESULTS = """\
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
 from the [published records](../published/README.md): {datasets}. These runs are for
 {ran} of the papers, the [controls](#controls), the [fair table](#the-fair-table), and
-[conceptual replications](#conceptual-replications) of four papers. All else is declared and tested, but not
-run yet.
+[conceptual replications](#conceptual-replications) of {replicated}. All else is declared, but not run yet.
 
-* **Verdict**: follows the [protocol](protocol.md). *Exploratory*: we had seen the runs before we decided the
-  rule. *Undecided* is no evidence against a claim. *Tested*: a unit test checks the definition.
-* **Numbers**: the main number, with its 90 % interval over seeds. A claim about several settings or methods
-  shows their mean, but is supported only if each of them supports it.
+* **Verdict**: follows the [protocol](protocol.md). *Exploratory*: declared so, or decided after we had seen
+  the runs. *Undecided* is no evidence against a claim. † drops out of the list of contradicted claims (false
+  discovery rate 5 %). *Tested*: a unit test checks the definition.
+* **Numbers**: the main number, with its 90 % interval over seeds. Of several places (settings or methods), it
+  is the mean. A claim *at each* place is supported if each supports it, and contradicted if one or the mean
+  contradicts it, corrected for their number. *On average*, the mean decides.
 * **Details**, folded below each table: all numbers, the runs and seeds, and the part of the claim that they
   cover. The runs follow the paper's own protocol as far as its text states it (in the last three sections:
   ours).
 * **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs
   (`--scale paper`), and claims that runs cannot decide.
 
-Before you trust a verdict, look at the [controls](protocol.md#controls): tables with a known truth, judged by
-the same rule. To check the results yourself, see [artefact evaluation](artifact.md).
+To check the verdicts, see the [controls](protocol.md#controls), judged by the same rule, and
+[artefact evaluation](artifact.md).
 
 {papers}
 
@@ -395,7 +396,8 @@ Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md)
 ## Controls
 
 The true values of these tables are known ([truth](protocol.md#controls),
-[tables](../published/README.md#controls)). They share their runs.
+[tables](../published/README.md#controls)): {true} stand in {cells} cells. The rule is expected to
+confirm {confirmed:.1f} of the cells.
 
 {controls}
 """
@@ -553,9 +555,11 @@ def results() -> str:
     return RESULTS.format(
         papers=papers,
         ran=ran,
+        replicated=count(sum(bool(known.replicated(paper)) for paper in MAIN), "paper"),
         datasets=datasets,
         replications=replications(lambda paper: listed(known.replications(paper))),
         fair=table(["label skew", "runs", *VERDICTS], fair),
+        **known.truth(),
         controls=table(["control", "runs", "verdicts"], controls),
     )
 

@@ -541,9 +541,10 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
 
 
 # ---------------------------------------------------------------- output
-def full_verdict(claim: Mapping[str, Any]) -> str:
+def full_verdict(claim: Mapping[Any, Any]) -> str:
     """Return the verdict of a row of judged claims with its marks."""
-    return claim["verdict"] + DROPPED * (not claim["listed"]) + ", exploratory" * bool(claim["exploratory"])
+    dropped, late = DROPPED * (not claim["listed"]), ", exploratory" * bool(claim["exploratory"])
+    return f"{claim['verdict']}{dropped}{late}"
 
 
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:
