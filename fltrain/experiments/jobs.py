@@ -23,7 +23,7 @@ from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import CURVES_FORM
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import Paper, place_having
+from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
@@ -221,7 +221,7 @@ class Jobs:
     def published(self, items: Iterable[PlannedItem]) -> list[str]:
         """Return the files of the items' published values."""
         files = {
-            f"{place_having(self.config, 'paper', item.paper.paper)}/reported/{item.item.reported.file}"
+            str(reported_folder(self.config, item.paper.paper) / item.item.reported.file)
             for item in items
             if item.item.reported
         }
@@ -229,7 +229,7 @@ class Jobs:
 
     def paper_inputs(self, name: str) -> dict[str, list[str]]:
         """Return the files that a paper's claims are judged by."""
-        stated = f"{place_having(self.config, 'paper', name)}/reported/{name}_claims.csv"
+        stated = str(reported_folder(self.config, name) / f"{name}_claims.csv")
         return {
             "made": self.outputs(name),
             "claims": [stated] if self.papers[name].claims else [],

@@ -31,9 +31,9 @@ from fltrain.experiments.schema import (
     Register,
     Scale,
     Special,
-    place_having,
     read_added,
     read_declaration,
+    reported_folder,
     written,
 )
 from fltrain.experiments.selection import Selection
@@ -151,7 +151,7 @@ def plan(config: Path, scale: str) -> Plan:
     for name in dict.fromkeys(item_id.partition("/")[0] for item_id in chosen.items):
         with found.collected():
             papers[name] = declared(config, name, Paper, labels)
-            check_reported(place_having(config, "paper", name) / "reported", papers[name])
+            check_reported(reported_folder(config, name), papers[name])
     found.refuse(where)
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():

@@ -489,6 +489,6 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
     return file, paper
 
 
-def place_having(config: Path, what: str, name: str) -> Path:
-    """Return the folder of configuration that has a paper or scale: ``config``, or the user's own."""
-    return place_of_file(config, f"{what}s/{name}.yaml", f"{what}s/{name}/paper.yaml")
+def reported_folder(config: Path, paper: str) -> Path:
+    """Return the folder of a paper's published values, next to its declaration."""
+    return place_of_file(config, f"papers/{paper}.yaml", f"papers/{paper}/paper.yaml") / "reported"

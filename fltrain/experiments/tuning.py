@@ -21,11 +21,12 @@ from fltrain.core.config import ListOf, Settings, check_known
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.core.floats import average
+from fltrain.core.own import place_of_file
 from fltrain.core.rng import Purpose, stream
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.items import Entry, PlannedItem
 from fltrain.experiments.layout import Labels
-from fltrain.experiments.schema import TRIAL, Patch, Point, place_having
+from fltrain.experiments.schema import TRIAL, Patch, Point
 from fltrain.methods import METHODS
 from fltrain.methods.training import Training
 from fltrain.runs.measures import measure
@@ -176,7 +177,7 @@ class Selected(Settings):
 
 def selected_file(config: Path, item: PlannedItem) -> Path:
     """Return the file of an item's selection."""
-    place = place_having(config, "scale", item.scale.scale)
+    place = place_of_file(config, f"scales/{item.scale.scale}.yaml")
     return place / "selected" / item.scale.scale / f"{item.id.replace('/', '_')}.yaml"
 
 

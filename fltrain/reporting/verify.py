@@ -19,7 +19,7 @@ from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import place_having
+from fltrain.experiments.schema import reported_folder
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
 from fltrain.reporting.version import outdated_pages
@@ -207,7 +207,7 @@ class Verification:
         if damaged := {*item.run_ids} & self._damaged:
             yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
-        folder = place_having(self.config, "paper", item.paper.paper) / "reported"
+        folder = reported_folder(self.config, item.paper.paper)
         forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
         files = {form: file for form, file in forms.items() if file.is_file()}
         again = tables.texts(
