@@ -113,7 +113,7 @@ class Tour:
     def cells(self) -> None:
         """The cells of all tables with a plug-in, by gain."""
         self.view(CELLS, "tags.plugins = 'flfa'", "gain")
-        expect(self.page.get_by_role("link", name=f"{TABLE}: ").first).to_be_visible()
+        expect(self.page.get_by_role("link", name=f", {TABLE} (").first).to_be_visible()
 
     def curves(self) -> None:
         """Curves of two methods, means over seeds, as runs are grouped; they come before single numbers."""

@@ -196,8 +196,9 @@ class Record:
 
     @property
     def written(self) -> float:
-        """Time at which a complete record was written, in seconds since 1970."""
-        return (self.folder / "summary.json").stat().st_mtime
+        """Time at which a complete record was written or imported, in seconds since 1970."""
+        file = (self.folder / "summary.json").stat()
+        return file.st_mtime or file.st_ctime  # archives hold no dates
 
     @cached_property
     def spec(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rich.console import Console
@@ -25,6 +25,7 @@ from rich.progress import track
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import factor
 from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
@@ -66,8 +67,8 @@ class Export:
         results: folder of records, tables and figures.
         scale: scale of the runs.
         memberships: paper items by run ID, such as ``flfa/table1``, of the whole scale: runs keep their items
-            if only some of them are exported. A run belongs to the experiment of its first item's paper, or
-            to ``unassigned``.
+            if only some of them are exported. The first item of a run decides its group and, by its paper,
+            its experiment, which is ``unassigned`` without an item.
         runs: IDs; runs without a complete record are skipped.
         items: tables and figures with all of their runs; those without files are left out.
         models: also export the final weights of runs that keep them.
@@ -142,10 +143,8 @@ class Export:
         used = f"Used by {', '.join(links)}" if links else "No table or figure uses this run"
         files, weights = [record.folder / name for name in RECORD_FILES], record.folder / MODELS_FILE
         with_model = weights.is_file() and (self.models or _MODEL in before)
-        # Records hold durations, no dates: the run ended when its last file was written. MLflow has no dates
-        # before 1970, and takes 0 for none.
-        seconds = round(1000 * record.costs["seconds"]["total"])
-        end = max(int(1000 * record.written), seconds + 1)
+        # Records hold durations, no dates: the run ended when its last file was written.
+        seconds, end = round(1000 * record.costs["seconds"]["total"]), int(1000 * record.written)
         return TrackedRun(
             experiment=belongs["paper"].split()[0],
             key=record.run_id,
@@ -157,7 +156,7 @@ class Export:
                 or NONE,
                 "partition_id": run.spec.partition_id,
                 "skew": skew(run),
-                "cell": cell_of(run),
+                "cell": cell_of(run, of_items[:1]),
                 "kind": "run",
                 _ITEMS: json.dumps(items),
                 NOTE: f"{note}{used}; record in `{fields['folder']}`.",
@@ -218,7 +217,7 @@ class Export:
             note = f"{name} of [{item.id}]({_item_address(store, item.id)}), {item.item.title}."
             yield TrackedRun(
                 experiment=CELLS,
-                key=f"{item.id}: {name} ({self.scale})",
+                key=f"{name}, {item.id} ({self.scale})",
                 tags={**same, "kind": "cell", "cell": name, **_cell_tags(cell, names), NOTE: note},
                 times=times,
                 metrics=[(key, 0, value) for key, value in _numbers(cell).items()],
@@ -268,15 +267,33 @@ def skew(run: RecordedRun) -> str:
     return next((f"{text} {value}" for text, value in found if value), run.fields["partition"])
 
 
-def cell_of(run: RecordedRun) -> str:
-    """Return a name that all seeds of one setting share, and no other run has: MLflow groups runs by it."""
-    settings = short_hash({key: value for key, value in run.record.spec.items() if key != "seed"})
-    return f"{run.spec.composition.name}, {run.fields['dataset']}, {skew(run)} ({settings[:4]})"
+def by_seeds(plan: Plan) -> dict[str, list[str]]:
+    """Return the items of each run; the one with the most seeds of its settings is first.
+
+    Groups of runs in MLflow are thus the cells of this item: seeds of a pilot have their own.
+    """
+    settings = {run: _settings(spec.canonical) for run, spec in plan.runs.items()}
+    seeds = Counter((settings[run], item) for run, items in plan.memberships.items() for item in items)
+    return {
+        run: sorted(items, key=lambda item: -seeds[settings[run], item])
+        for run, items in plan.memberships.items()
+    }
+
+
+def _settings(spec: Mapping[str, Any]) -> str:
+    """Return a digest of all settings but the seed."""
+    return short_hash({key: value for key, value in spec.items() if key != "seed"})
+
+
+def cell_of(run: RecordedRun, item: Sequence[str]) -> str:
+    """Return a name that all seeds of one setting in an item share, and no other run: MLflow groups by it."""
+    names = (run.spec.composition.name, run.fields["dataset"], skew(run), *item)
+    return f"{', '.join(names)} ({_settings(run.record.spec)[:4]})"
 
 
 def _name(cell: TableCell) -> str:
-    """Return the measure of a cell, which lists must not cut off, and its labels."""
-    return ", ".join(filter(None, (cell.label, cell.panel, cell.row, cell.column)))
+    """Return the labels of a cell, which lists must not cut off, and its measure."""
+    return ", ".join(filter(None, (cell.row, cell.column, cell.panel, cell.label)))
 
 
 def _numbers(cell: TableCell) -> dict[str, float]:
@@ -288,9 +305,9 @@ def _numbers(cell: TableCell) -> dict[str, float]:
 
 
 # ------------------------------------------------------------------------------------------------ addresses
-def opened(experiment: str, condition: str = "", order: str = "") -> str:
-    """Return the address of an experiment's runs in MLflow's interface, the largest ``order`` first."""
-    options = {"searchFilter": condition, "orderByKey": order, "orderByAsc": order and "false"}
+def opened(experiment: str, condition: str = "", order: str = "tags.`cell`", rising: bool = True) -> str:
+    """Return the address of an experiment's runs in MLflow's interface; pages of 100 keep groups together."""
+    options = {"searchFilter": condition, "orderByKey": order, "orderByAsc": str(rising).lower()}
     chosen = "".join(f"&{key}={quote(value)}" for key, value in options.items() if value)
     return f"#/experiments/{experiment}/runs?workflowType=machine_learning{chosen}"
 

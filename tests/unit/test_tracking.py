@@ -22,11 +22,12 @@ from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
 from fltrain.reporting.tables.table_cell import TableCell, to_csv
+from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import Export, _numbers, in_words
-from fltrain.tracking.server import experiments
+from fltrain.tracking.export import Export, _numbers, by_seeds, in_words
+from fltrain.tracking.server import colours_of, experiments
 from fltrain.tracking.store import TrackedRun, writing
 
 from .helpers import seal, tiny, trained
@@ -195,7 +196,9 @@ CONDITIONS = {
     "tags.items LIKE '%flfa/figure,%'": set(),
     "params.`plugins.flfa.n_fa` = '1' and params.`method.mu` = '0.01'": {"measured"},
     "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
-    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, digits, alpha 0.3 (%'": {"measured"},
+    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, digits, alpha 0.3, ecgr/table1 (%'": {
+        "measured"
+    },
 }
 
 
@@ -386,6 +389,29 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert [*experiments(store.path)] == ["flfa", "ecgr", "unassigned", "tables"]
 
 
+def test_a_run_belongs_to_the_item_with_the_most_seeds_of_its_settings() -> None:
+    """The search of rates and the pilot share a seed: all seeds of the pilot stay one group."""
+    runs = {f"run{seed}": tiny(seed=seed) for seed in (0, 1, 100, 101)}
+    items = {"run0": ["a"], "run1": ["a"], "run100": ["rates", "pilot"], "run101": ["pilot"]}
+    plan: Any = SimpleNamespace(runs=runs, memberships=items)
+    assert by_seeds(plan) == items | {"run100": ["pilot", "rates"]}
+
+
+def test_groups_of_runs_have_colours_of_their_own(exported: Exports) -> None:
+    colours = colours_of(exported.path)
+    assert colours.keys() == {f"tag.cell.{run['data']['tags']['cell']}" for run in exported.search()}
+    assert len(set(colours.values())) == 3 and all(len(one) == 7 for one in colours.values())
+
+
+def test_an_imported_run_has_the_date_of_the_import(store: Exports, tmp_path: Path) -> None:
+    """Archives hold no dates; 1970 would be shown as 56 years ago."""
+    export_records([store.plain], tmp_path / "records.tar.gz")
+    import_records(tmp_path / "records.tar.gz", Results(tmp_path / "other"))
+    record = Results(tmp_path / "other").record(PLAIN.run_id)
+    assert (record.folder / "summary.json").stat().st_mtime == 0
+    assert abs(record.written - time.time()) < 600
+
+
 def test_weights_are_exported_on_demand(store: Exports) -> None:
     (store.plain.folder / MODELS_FILE).write_bytes(b"weights")
     done = [store.export(models=models).get("replaced", 0) for models in (False, True, False)]
@@ -407,7 +433,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     expected = {
         "kind": "cell",
         "item": "ecgr/table1",
-        "cell": "accuracy, %, Digits, FedProx, BP",
+        "cell": "FedProx, BP, Digits, accuracy, %",
         "verdict": "reproduced",
         "gain_verdict": "opposite",
         "method": "fedprox",
