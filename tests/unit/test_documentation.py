@@ -197,21 +197,6 @@ def test_the_readme_counts_the_published_runs() -> None:
     assert f"It trains {len(demo)} runs on the handwritten digits" in text
 
 
-def test_the_readme_states_the_decided_differences_of_the_fair_table() -> None:
-    text = (ROOT / "README.md").read_text().partition("([fair table]")[2].partition("\n")[0]
-    with (ROOT / "published" / "fair" / "accuracy.csv").open(encoding="utf-8", newline="") as file:
-        cells = [cell for cell in csv.DictReader(file) if cell["column"] == "tuned"]
-    verdicts: dict[str, list[str]] = {"Dirichlet 0.1": [], "Dirichlet 0.5": []}
-    for cell in cells:
-        verdicts[cell["panel"]].append(cell["gain_verdict"])
-        if cell["panel"] == "Dirichlet 0.1" and cell["gain_verdict"] in ("better", "worse"):
-            gain, low, high = (float(cell[name]) for name in ("gain", "gain_low", "gain_high"))
-            stated = f"*{cell['gain_verdict']}* ({gain:+.1f}, {low:.1f} to {high:.1f})"
-            assert stated in text
-    assert [verdicts["Dirichlet 0.1"].count(one) for one in ("better", "worse", "equivalent")] == [0, 1, 0]
-    assert [verdicts["Dirichlet 0.5"].count(one) for one in ("better", "equivalent")] == [0, 6]
-
-
 def table_rows(text: str) -> list[list[str]]:
     """The cells of all lines of tables."""
     lines = (line for line in text.splitlines() if line.startswith("|"))

@@ -1,0 +1,153 @@
+"""Numbers, counts and verdicts that pages state are those of the published files."""
+
+import csv
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+WORDS = {
+    **{1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"},
+    **{10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen", 15: "fifteen", 16: "sixteen"},
+}
+NUMBER = r"([+-]?\d+(?:\.\d+)?)"
+SPREAD = rf"{NUMBER} ± {NUMBER}"
+BETWEEN = r"(?: ± [\d.]+)?(?: points)?(?:,| \||\s\((?:90 % interval |\w+, )?)\s*"
+INTERVAL = rf"{NUMBER}{BETWEEN}(-?\d+\.\d+) to (-?\d+\.\d+)"
+
+FORMS = (
+    *(("mean", "std"), ("gain", "gain_std")),
+    *(("estimate", "low", "high"), ("mean", "low", "high"), ("gain", "gain_low", "gain_high")),
+)
+"""Columns of numbers that stand together."""
+
+Numbers = tuple[float, ...]
+
+
+@cache
+def read(name: str) -> list[dict[str, str]]:
+    with (ROOT / "published" / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def written(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8").partition("<!-- docs/generate.py")[0]
+
+
+def damping() -> Numbers:
+    """Beta 0 minus 0.2 on the same seeds, which no table shows."""
+    cells = [row for row in read("ecgr/betas_accuracy.csv") if row["measure"] == "last_accuracy"]
+    values = {row["row"]: np.array(row["values"].split(), float) for row in cells}
+    differences = values["0"] - values["0.2"]
+    half = stats.t.ppf(0.95, len(differences) - 1) * stats.sem(differences)
+    return differences.mean(), differences.mean() - half, differences.mean() + half
+
+
+@cache
+def published() -> list[tuple[Numbers, str]]:
+    """Means with their deviations or intervals, and the verdicts on claims and differences."""
+    found = [(damping(), "")]
+    for path in sorted((ROOT / "published").glob("*/*.csv")):
+        for row in read(f"{path.parent.name}/{path.name}"):
+            verdict = row["verdict"] if path.stem == "claims" else row.get("gain_verdict", "")
+            numbers = [[row.get(name) for name in names] for names in FORMS]
+            numbers += re.findall(r"([+-][\d.]+)[^\[;]*\[([+-][\d.]+), ([+-][\d.]+)\]", row.get("number", ""))
+            found += [(tuple(map(float, one)), verdict) for one in numbers if all(one)]
+    return found
+
+
+def verdicts_on(stated: tuple[str, ...]) -> set[str]:
+    """The verdicts on published numbers that round to the stated ones, or on the opposite difference."""
+    texts = [text.lstrip("+") for text in stated]
+    found = set()
+    for (mean, *ends), verdict in published():
+        turned = (-mean, *(ends if len(ends) == 1 else (-ends[1], -ends[0])))
+        for numbers in ((mean, *ends), turned):
+            places = (len(text.partition(".")[2]) for text in texts)
+            if len(numbers) == len(texts) and [f"{one:.{next(places)}f}" for one in numbers] == texts:
+                found.add(verdict)
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/papers/ecgr.md", "docs/replication.md", "published/README.md"]
+)
+def test_spreads_intervals_and_their_verdicts_are_published(page: str) -> None:
+    """A sentence with verdicts has that of each claim whose interval it states."""
+    wrong = []
+    for sentence in re.split(r"\.\s|\n\n|\n[|*] ", written(page)):
+        words = set(re.findall(r"supported|contradicted|undecided|(?<=\*)(?:better|worse)(?=\*)", sentence))
+        for pattern in (SPREAD, INTERVAL):
+            for match in re.finditer(pattern, sentence):
+                verdicts = verdicts_on(match.groups())
+                if not verdicts or (words and verdicts != {""} and not words & verdicts):
+                    wrong.append(" ".join(match.group().split()))
+    assert not wrong
+
+
+def counted(name: str, start: str = "") -> Counter[str]:
+    return Counter(row["verdict"] for row in read(name) if row.get("where", "").startswith(start))
+
+
+def test_counts_of_verdicts_are_published() -> None:
+    rounds, fedavg, mnist = map(
+        counted, ("fedavg/table1_2nn.csv", "fedavg/claims.csv", "replication/claims.csv")
+    )
+    cifar, fed2 = (counted("replication_cifar10/claims.csv", start) for start in ("", "Fed2"))
+    bases = [row for row in read("ecgr/claims.csv") if "gains with ECGR on MNIST (new seeds)" in row["claim"]]
+    controls = ("positive", "positive_bare", "spiked", "flower")
+    cells = [row for name in controls for row in read(f"controls/{name}.csv") if row["verdict"]]
+    true = [row for row in cells if row["falsified"] == "False"]
+    values = {row["published"] for row in true}
+    confirmed = {row["published"] for row in true if row["verdict"] == "reproduced"}
+    assert "not reproduced" not in {row["verdict"] for row in true}
+    assert {row["verdict"] for row in bases} == {"supported"}
+    tuned = [row for row in read("fair/accuracy.csv") if row["column"] == "tuned"]
+    fair = Counter((row["panel"], row["gain_verdict"]) for row in tuned)
+    assert fair["Dirichlet 0.1", "worse"] == 1 and "better" not in {row["gain_verdict"] for row in tuned}
+    stated = {
+        "README.md": [
+            (f"{rounds['not reproduced']} of {rounds.total()} numbers are *not reproduced*",),
+            ("for all {} base methods (*supported*)", len(bases)),
+            ("rejects all {} values that we falsified", len(cells) - len(true)),
+            (
+                f"of {{}} true values (in {len(true)} cells), it rejects none, confirms {{}}",
+                len(values),
+                len(confirmed),
+            ),
+            ("leaves {} *inconclusive*", len(values - confirmed)),
+            ("{} are *equivalent*", fair["Dirichlet 0.5", "equivalent"]),
+        ],
+        "published/README.md": [
+            *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
+            *(("{} claims are " + verdict, fedavg[verdict]) for verdict in ("supported", "undecided")),
+            ("{} claims are supported: Fed2", fed2["supported"]),
+            ("{} claims of five papers", cifar.total()),
+            ("of the {} claims, ", mnist.total()),
+            *(("{} is " + verdict, mnist[verdict]) for verdict in ("supported", "contradicted")),
+            ("and {} are undecided", mnist["undecided"]),
+        ],
+    }
+    for page, phrases in stated.items():
+        text = " ".join(written(page).split()).lower()
+        expected = [form.format(*(WORDS[number] for number in numbers)) for form, *numbers in phrases]
+        assert not [phrase for phrase in expected if phrase.lower() not in text], page
+
+
+def test_the_confirmatory_table_of_ecgr_is_published() -> None:
+    gains = {row["row"]: row for row in read("ecgr/confirmatory.csv") if row["gain"]}
+    table = re.findall(r"\n\| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ", written("docs/papers/ecgr.md"))
+    stated = {cells[0]: cells[1:] for cells in table if cells[0] in gains}
+    assert stated == {
+        name: (
+            f"{float(row['gain']):+.2f}",
+            f"{float(row['gain_low']):.2f} to {float(row['gain_high']):.2f}",
+            ", ".join(f"{float(one):.2f}" for one in row["gains"].split()),
+        )
+        for name, row in gains.items()
+    }
