@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def published() -> list[tuple[Numbers, str]]:
     for path in sorted((ROOT / "published").glob("*/*.csv")):
         for row in read(f"{path.parent.name}/{path.name}"):
             verdict = row["verdict"] if path.stem == "claims" else row.get("gain_verdict", "")
-            numbers = [[row.get(name) for name in names] for names in FORMS]
+            numbers = [tuple(row.get(name, "") for name in names) for names in FORMS]
             numbers += re.findall(r"([+-][\d.]+)[^\[;]*\[([+-][\d.]+), ([+-][\d.]+)\]", row.get("number", ""))
             found += [(tuple(map(float, one)), verdict) for one in numbers if all(one)]
     return found
@@ -110,7 +111,7 @@ def test_counts_of_verdicts_are_published() -> None:
     tuned = [row for row in read("fair/accuracy.csv") if row["column"] == "tuned"]
     fair = Counter((row["panel"], row["gain_verdict"]) for row in tuned)
     assert fair["Dirichlet 0.1", "worse"] == 1 and "better" not in {row["gain_verdict"] for row in tuned}
-    stated = {
+    stated: dict[str, list[tuple[Any, ...]]] = {
         "README.md": [
             (f"{rounds['not reproduced']} of {rounds.total()} numbers are *not reproduced*",),
             ("for all {} base methods (*supported*)", len(bases)),
