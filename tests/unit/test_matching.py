@@ -60,13 +60,10 @@ def logits(model: FlatModel, weights: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("model", "layers"),
-    [(LeNet5(), 5), (Mlp(), 2), (FedAvgCnn(), 4), (Vgg9(), 9), (Vgg11(), 11), (Vgg16(fc_layers=1), 14)],
-    ids=lambda value: getattr(value, "name", value),
+    "model", [LeNet5(), Mlp(), FedAvgCnn(), Vgg9(), Vgg11(), Vgg16(fc_layers=1)], ids=lambda model: model.name
 )
-def test_chains_of_layers_are_recognised(model: Model, layers: int) -> None:
+def test_chains_of_layers_are_recognised(model: Model) -> None:
     network = model.network(3, 32, 10)
-    assert len(chained(network)) == layers
     found = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     assert list(chained(network)) == found
 

@@ -42,11 +42,6 @@ def counts(scheme: Scheme, labels: Indices, seed: int = 0) -> Indices:
     return class_counts(scheme.split(labels, classes, seed), labels, classes)
 
 
-def sizes(scheme: Scheme, labels: Indices, seed: int = 0) -> Indices:
-    """Images by client."""
-    return counts(scheme, labels, seed).sum(axis=1)
-
-
 def planned(scheme: LabelSkew, classes: int, images: int, seed: int) -> Indices:
     """Images by client and class without assigning any: faster than ``counts``, and the same."""
     return scheme.counts(np.full(classes, images), stream(seed, Purpose.PARTITION))
@@ -244,7 +239,7 @@ def test_a_thousand_clients_with_little_alpha_are_refused_quickly_or_divided() -
     with refused_within(2, r"smallest client got 0 images at most, .*missed by 6\d\d clients or more"):
         scheme.split(MNIST, 10, 0)
     started = time.process_time()
-    assert sizes(scheme.model_copy(update={"min_size": 0}), MNIST).sum() == len(MNIST)
+    assert counts(scheme.model_copy(update={"min_size": 0}), MNIST).sum() == len(MNIST)
     assert time.process_time() - started < 2
 
 
