@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from fltrain.core.errors import count
 from fltrain.experiments.claims import (
     All,
     Fails,
@@ -31,9 +30,9 @@ from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
 from fltrain.reporting.claims import JUDGED, full_verdict
+from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.verdict import EXPECTED, expected_counts
 
 MAIN = {
     "fedavg": (
@@ -215,13 +214,10 @@ class Evidence:
             if item.paper.paper == "controls"
         ]
 
-    def truth(self) -> dict[str, object]:
-        """True values of controls: how many, in how many cells, and the expected number of confirmed ones."""
+    def truth(self) -> str:
+        """True values of the controls."""
         paths = sorted((self.folder / "controls").glob("*.csv"))
-        cells = [cell for path in paths for cell in read_csv(path) if cell.verdict and not cell.falsified]
-        true = {(cell.measure, cell.published) for cell in cells}
-        confirmed = expected_counts(cells, EXPECTED)["reproduced"]
-        return {"true": count(len(true), "true value"), "cells": len(cells), "confirmed": confirmed}
+        return true_values(cell for path in paths for cell in read_csv(path))
 
     def decided(self, paper: str) -> list[list[str]]:
         """Judged values and claims: text, restriction, runs, hours, megabytes, margin, expected verdict."""

@@ -396,8 +396,7 @@ Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md)
 ## Controls
 
 The true values of these tables are known ([truth](protocol.md#controls),
-[tables](../published/README.md#controls)): {true} stand in {cells} cells. The rule is expected to
-confirm {confirmed:.1f} of the cells.
+[tables](../published/README.md#controls)): {truth}.
 
 {controls}
 """
@@ -559,7 +558,7 @@ def results() -> str:
         datasets=datasets,
         replications=replications(lambda paper: listed(known.replications(paper))),
         fair=table(["label skew", "runs", *VERDICTS], fair),
-        **known.truth(),
+        truth=known.truth(),
         controls=table(["control", "runs", "verdicts"], controls),
     )
 

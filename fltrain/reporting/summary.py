@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from fltrain.core.errors import count
 from fltrain.experiments.layout import Bubbles, ItemJob
 from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.figures.forest import forest
@@ -61,22 +62,31 @@ def paper_summary(
 
 
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
-    """Return the counts that are not empty. The truth of controls is known: they have no expected numbers."""
+    """Return the counts that are not empty. Of controls, the heading counts the true values."""
+    control = kind == "control"
     values = Counter(cell.full_verdict if cell.intended else cell.verdict for cell in cells if cell.verdict)
     gains: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for cell in cells:
         gains[cell.published_gain is not None].update([cell.gain_verdict] if cell.gain_verdict else [])
     found: Counts = {
-        "published values": (values, expected_counts(cells, EXPECTED)),
+        true_values(cells) if control else "published values": (values, expected_counts(cells, EXPECTED)),
         "published gains": (gains[True], expected_counts(cells, EXPECTED_GAINS)),
         "differences among our own runs": (gains[False], {}),
         "claims": (Counter(map(full_verdict, claims)), {}),
     }
     return {
-        heading: (verdicts, {} if kind == "control" else expected)
+        heading: (verdicts, {} if control else expected)
         for heading, (verdicts, expected) in found.items()
         if verdicts
     }
+
+
+def true_values(cells: Iterable[TableCell]) -> str:
+    """Return how many true values controls have, in how many cells, and the expected confirmations."""
+    true = [cell for cell in cells if cell.verdict and not cell.falsified]
+    distinct = count(len({(cell.measure, cell.published) for cell in true}), "true value")
+    expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
+    return f"{distinct} in {count(len(true), 'cell')} (expected to be reproduced: {expected:.1f})"
 
 
 def finding(claims: Iterable[Mapping[str, Any]]) -> str:

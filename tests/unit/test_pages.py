@@ -364,8 +364,13 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
         for control in (False, True)
     ]
     assert ["expected if every published value were true" in text for text in texts] == [True, False]
-    counts = [summary.verdict_counts(kind, cells, [])["published values"] for kind in ("paper", "control")]
-    assert counts[0][0] == counts[1][0] and counts[0][1] and not counts[1][1]
+    values, controls = (
+        next(iter(summary.verdict_counts(kind, cells, []).items())) for kind in ("paper", "control")
+    )
+    assert values[1][0] == controls[1][0] and values[1][1] and not controls[1][1]
+    known = [cell for cell in cells if cell.verdict and cell.published is not None]
+    false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
+    assert summary.true_values([false, *true]).startswith(f"1 true value in {len(true)} cell")
 
 
 A, B = ("A grows", "supported", False), ("B falls", "contradicted", False)
