@@ -18,8 +18,12 @@ def compare(
     items: ItemsArgument = None,
     where: WhereOption = None,
     metric: Annotated[
-        str, typer.Option(help="Measure to compare: final_accuracy, best_accuracy, test_loss, seconds ...")
-    ] = "final_accuracy",
+        str | None,
+        typer.Option(
+            help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first of the table "
+            "that you name, or final_accuracy)."
+        ),
+    ] = None,
     over: Annotated[
         str | None,
         typer.Option(help="Settings to compare, by dotted names (default: method and plug-ins)."),

@@ -121,7 +121,7 @@ class Comparison:
 
 def compare(
     runs: Sequence[RecordedRun],
-    metric: str = "final_accuracy",
+    metric: str | None = None,
     over: Sequence[str] = (),
     baseline: str | None = None,
 ) -> Comparison:
@@ -129,7 +129,8 @@ def compare(
 
     Args:
         runs: the chosen runs.
-        metric: a measure of single runs without a target.
+        metric: a measure of single runs without a target; default: the chosen table's first, or
+            ``final_accuracy``.
         over: settings to compare, by dotted name or its beginning; default: method and plug-ins, or all
             settings in which the runs differ if they all have the same method.
         baseline: variant for the gains; default: FedAvg, or the first variant.
@@ -139,6 +140,7 @@ def compare(
             different values.
     """
     possible = [name for name, one in MEASURES.items() if not one.targeted and one.over_seeds == "mean"]
+    metric = metric or next((name for name in runs[0].measures if name in possible), "final_accuracy")
     check_known("unknown metric", [metric], possible)
     settings = _differing(runs)
     differing = list(map(str, settings))

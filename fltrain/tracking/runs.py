@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from fltrain.experiments.plan import plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.today import Stale
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
 
 UNASSIGNED = "unassigned"
@@ -49,12 +51,14 @@ class RecordedRun:
         spec: its settings. The record of a stale run has another run ID than they have today.
         fields: see ``FIELDS``.
         family: of its cell in the table that was chosen, see ``Cell``; empty if none or several were.
+        measures: names of the measures of this table.
     """
 
     record: Record
     spec: RunSpec
     fields: Mapping[str, str]
     family: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: Record, memberships: Memberships) -> Self:
@@ -65,7 +69,9 @@ class RecordedRun:
         """
         summary, spec = record.summary, record.run_spec
         if spec is None:
-            raise FltrainError(f"{record.run_id}: its settings are from another version of fltrain")
+            lacking = stale.revised if (stale := Stale.of(record)) else ""
+            reason = re.sub(r" \(known: [^)]*\)", "", " ".join(lacking.split()))
+            raise FltrainError(f"{record.run_id}: today's code lacks one of its settings ({reason})")
         run = record.run_id
         items = {scale: runs[run] for scale, runs in memberships.items() if run in runs}
         commit = record.provenance.get("commit") or "unknown"
@@ -131,7 +137,7 @@ def _revision_text(revision: Any) -> str:
 def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
     """Return the chosen runs of a results folder, without stale ones.
 
-    Damaged records, and records with settings of another version, are left out with a warning.
+    Damaged records, and records with settings of another version, are left out with one warning.
 
     Raises:
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
@@ -144,24 +150,30 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     plans = {scale: plan(Path(config), scale) for scale in sorted(scales)}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
+    left: list[str] = []
     for record in folder.records():
         try:
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError as error:
-            logging.getLogger(__name__).warning("left out: %s", error)
+            left.append(str(error))
+    if left:
+        more = f" (`fltrain verify` lists them), the first: {left[0]}"
+        logging.getLogger(__name__).warning("left out: %s%s", count(len(left), "record"), more)
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(
             f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); train some, or name "
-            "another folder with --results"
+            "another results folder"
         )
     conditions = _by_id(conditions, {item for run in runs for item in run.fields["items"].split()})
     named = {name for one in conditions if one.key == "items" and not one.excluded for name in one.values}
     items = [item for planned in plans.values() for item in planned.items if named == {item.id}]
     families = {cell.run: cell.family for item in items for cell in item.sheet.cells}
+    tables = [item.item.table for item in items if item.item.table]
+    measures = tuple(dict.fromkeys(one.measure for table in tables for one in table.measures))
     try:
         chosen = choose(runs, conditions, lambda run: run.named)
-        return [replace(run, family=families.get(run.run_id, ())) for run in chosen]
+        return [replace(run, family=families.get(run.run_id, ()), measures=measures) for run in chosen]
     except FltrainError as error:
         unknown = sum(run.fields["paper"] == UNASSIGNED for run in runs)
         if unknown and keys & {"paper", "items"} and "scale" not in keys:

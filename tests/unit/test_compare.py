@@ -19,7 +19,7 @@ from fltrain.runs.spec import RunSpec
 from fltrain.tracking.compare import NUMBERS, Comparison, compare
 from fltrain.tracking.runs import RecordedRun, find_runs
 
-from .helpers import cli, tiny, write_config
+from .helpers import cli, seal, tiny, write_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -161,7 +161,7 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
     plugins = {"base": {"set": {"plugins": []}}, "+ ECGR": {"set": {"plugins": ["ecgr"]}}}
     methods = ["fedavg", "fedprox", "fednova", "fedlc", "moon", "scaffold"]
     skews = {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in ("0.1", "10.0")}
-    measured = {"measure": "final_accuracy", "gain_over": {"plugin": "base"}}
+    measured = {"measure": "best_accuracy", "gain_over": {"plugin": "base"}}
     layout = {"rows": "method", "columns": "plugin", "panels": "skew", "spread_by": spread_by}
     item = {
         "title": "A toy",
@@ -181,6 +181,7 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
     assert moderating == ({11, 12} if spread_by else {23}), "without the diverged cell"
     where = "items=toy/table scale=one"
     frame = fltrain.compare(tmp_path / "results", where=where, over=["plugins"], config=config)
+    assert compare(find_runs(tmp_path / "results", where, config)).metric == "best_accuracy"
     lines = frame.set_index(["method", "partition.alpha", "compared"])
     for cell in shown:
         line = lines.loc[cell.row, cell.panel, "none" if cell.column == "base" else "ecgr"]
@@ -200,6 +201,22 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
     assert compare(chosen(root, "status=diverged")).frame["mean"][0] == pytest.approx(10)
+
+
+def test_records_with_unknown_settings_are_left_out_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = Results(tmp_path)
+    for seed in (0, 1, 2):
+        name = record(results, tiny(seed=seed), 0.5)
+        if seed:
+            path = results.run(name) / "spec.json"
+            path.write_text(path.read_text().replace('"name": "fedavg"', '"name": "clip"'))
+            seal(path.parent)
+    assert len(chosen(tmp_path)) == 1
+    (line,) = caplog.messages
+    assert line.startswith("left out: 2 records (`fltrain verify` lists them), the first: ")
+    assert "lacks one of its settings (spec.json: method: unknown method 'clip')" in line
 
 
 def test_runs_are_chosen(root: Path) -> None:
