@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from fltrain.core.errors import FltrainError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
@@ -21,11 +23,20 @@ if TYPE_CHECKING:
     from fltrain.tracking.runs import load_runs, load_settings
 
 __version__ = version("fltrain")
-__all__ = ["__version__", "compare", "load_runs", "load_settings", "plan", "register", "train"]
+__all__ = [
+    "FltrainError",
+    "__version__",
+    "compare",
+    "load_runs",
+    "load_settings",
+    "plan",
+    "register",
+    "train",
+]
 
 
 def train(
-    spec: Mapping[str, Any],
+    spec: Mapping[str, Any] | str | Path,
     results: str | Path = "results",
     *,
     device: str = "auto",
@@ -36,7 +47,7 @@ def train(
     """Train one run; a run that has a record is not trained again.
 
     Args:
-        spec: settings as in a YAML file of ``fltrain train``, for example ``{"dataset": "digits", ...}``.
+        spec: a YAML file of ``fltrain train``, or its settings, for example ``{"dataset": "digits", ...}``.
         results: folder for data, partitions and the record.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads.
@@ -52,12 +63,14 @@ def train(
     from pathlib import Path
 
     from fltrain.analysis.finished import FinishedRun
+    from fltrain.core.strict_yaml import read_plain
     from fltrain.engine import train as training
     from fltrain.runs.record import Results
     from fltrain.runs.spec import RunSpec
     from fltrain.runtime.devices import pick_device
 
-    parsed, folder = RunSpec.parse(spec, "spec"), Results(Path(results))
+    settings = read_plain(Path(spec)) if isinstance(spec, str | Path) else spec
+    parsed, folder = RunSpec.parse(settings, "spec"), Results(Path(results))
     record = folder.record(parsed.run_id)
     if not record.complete or again:
         execution = training.Execution(pick_device(device), threads)
@@ -86,7 +99,7 @@ def compare(
     results: str | Path = "results",
     *,
     where: str | Iterable[str] = (),
-    metric: str = "final_accuracy",
+    metric: str | None = None,
     over: Sequence[str] = (),
     baseline: str | None = None,
     config: str | Path = "config",
@@ -96,7 +109,8 @@ def compare(
     Args:
         results: folder that holds ``runs/``.
         where: conditions on the runs, as for ``load_runs``.
-        metric: a measure without a target, such as ``best_accuracy``, or ``test_loss`` after the last round.
+        metric: a measure without a target, such as ``best_accuracy``, or ``test_loss`` after the last round;
+            default: the first of the table that ``where`` names, or ``final_accuracy``.
         over: settings to compare, by dotted names; default: method and plug-ins.
         baseline: variant that gains are over; default: FedAvg, or the first one.
         config: folder with ``papers/`` and ``scales/``.
@@ -130,4 +144,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

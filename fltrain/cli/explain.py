@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -54,6 +55,11 @@ def explain(
         for path, value in leaves(entry.spec.all_settings())
         if path not in dict(leaves(settings)) and path != ("seed",)
     ]
+    chosen = {one["name"]: one for one in settings.get("plugins", ()) if isinstance(one, Mapping)}
+    for plugin in entry.spec.plugins:
+        for key, value in plugin.all_settings().items():
+            if key != "name" and key not in chosen.get(plugin.name, ()):
+                defaults.append((f"plugins.{plugin.name}.{key}", _text(value), "default", ""))
     typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
     print_table(("setting", "value", "layer", "place"), [*rows, (), *sorted(defaults)])
 

@@ -119,8 +119,7 @@ class Results:
                 raise PermissionError(errno.EACCES, "no permission to write")
         except OSError as error:
             raise FltrainError(
-                f"results folder {self.root} cannot be written ({error.strerror or error}); choose another "
-                "with --results"
+                f"results folder {self.root} cannot be written ({error.strerror or error}); choose another"
             ) from None
 
     def run(self, run_id: str) -> Path:
@@ -228,7 +227,7 @@ class Record:
         different = sorted(key for key, value in spec.canonical.items() if recorded.get(key) != value)
         raise FltrainError(
             f"{self.run_id}: {self.folder} is the record of other settings with the same ID (they differ in "
-            f"{', '.join(different)}); choose another seed, or another results folder with --results"
+            f"{', '.join(different)}); choose another seed, or another results folder"
         )
 
     @cached_property

@@ -363,6 +363,7 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         ("dataset", "digits", "paper", "paper.yaml:"),
         ("plugins", '["flfa"]', "cell", f"paper.yaml:{in_block} "),
         ("evaluation.until", "null", "default", ""),
+        ("plugins.flfa.n_fa", "1", "default", ""),
     ):
         line = next(line for line in lines if f" {setting} " in line)
         assert all(f" {text} " in line for text in (value, layer)) and place in line

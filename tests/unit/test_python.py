@@ -1,5 +1,6 @@
 """Use from Python: the page of the documentation, registered classes, errors."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,11 +131,15 @@ def test_a_registered_network_is_trained_and_loaded(tmp_path: Path) -> None:
     assert [*ticks] == [*map(round, ticks)], "rounds are whole numbers"
 
 
-def test_a_run_without_a_model_says_how_to_keep_one(tmp_path: Path) -> None:
-    record = fltrain.train({**TINY, "rounds": 1}, tmp_path)
+def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(json.dumps({**TINY, "rounds": 1}))
+    record = fltrain.train(str(file), tmp_path)
     assert repr(record).startswith(f"<{record.run_id}: completed, final accuracy ")
-    with pytest.raises(FltrainError, match=r"keeps no model; set evaluation\.keep"):
+    with pytest.raises(fltrain.FltrainError, match=r"keeps no model; set evaluation\.keep"):
         record.model()
+    with pytest.raises(FltrainError, match=r"nofile\.yaml: No such file"):
+        fltrain.train("nofile.yaml", tmp_path)
 
 
 @pytest.mark.parametrize(
