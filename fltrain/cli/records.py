@@ -63,7 +63,10 @@ def import_archive(
     from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results))
-    kept = f", {done['kept']} kept with other numbers (delete their folders to import the archived ones)"
+    kept = (
+        f"; {done['kept']} kept: your own runs of the same settings, whose numbers differ (delete their "
+        "folders to import the archived ones)"
+    )
     typer.echo(
         f"{archive}: {done['added']} added, {done['unchanged']} unchanged{kept if done['kept'] else ''}"
     )

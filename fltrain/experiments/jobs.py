@@ -103,9 +103,9 @@ class Jobs:
         if changed := changed_runs(complete, self.results):
             modules = sorted({module for found in changed.values() for module in found})
             lines.append(
-                f"older than today's code ({listed(modules, 2)}): {count(len(changed), 'record')}, valid if "
-                "the results are unchanged (docs/records.md#changed-code); to train again: "
-                f"snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
+                f"older than today's code ({listed(modules, 2)}): {count(len(changed), 'record')}, valid "
+                "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
+                f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
             )
         targets = {*rules, *(name for item in self.plan.items for name in item.names)}
         for word in arguments:
