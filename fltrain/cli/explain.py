@@ -37,11 +37,10 @@ def explain(
     entries = [entry for entry in planned.entries if entry.number == 0 and words <= _labels(entry)]
     if len(entries) != 1:
         axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in planned.axes.items())
-        given = ", ".join(map(repr, cell or ())) or "no label"
-        raise FltrainError(
-            f"--cell: {count(len(entries), 'cell')} of {planned.id} match {given}; give --cell once for each "
-            f"axis, with one of its labels: {axes}"
-        )
+        found = f"{planned.id} has {count(len(entries), 'cell')}"
+        if cell:
+            found = f"{count(len(entries), 'cell')} of {planned.id} match {', '.join(map(repr, cell))}"
+        raise FltrainError(f"{found}; give --cell once for each axis, with one of its labels: {axes}")
     (entry,) = entries
     settings, origins = merged(entry.layers), dict[tuple[str, ...], str]()
     for layer in entry.layers:

@@ -370,7 +370,7 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
     for words, problem in {
         ("fedprox",): "2 cells",
         ("fedpro",): "0 cells of toy/table2 match 'fedpro'; give --cell",
-        (): "4 cells of toy/table2 match no label",
+        (): "toy/table2 has 4 cells; give --cell once",
     }.items():
         with pytest.raises(FltrainError, match=problem):
             explained(folder, "tiny", "toy/table2", *words)
