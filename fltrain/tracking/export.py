@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
-PAGES = "table"
-"""Tag with the addresses of our pages that show a run, table, figure or cell."""
 TABLES, CELLS = "tables", "cells"
 """Experiments of all tables and figures, and of the cells of all tables."""
 OUTCOMES = ("diverged", "published", "published_gain")
@@ -104,7 +102,7 @@ class Export:
             for paper, note in papers.items():
                 store.experiment(paper)
                 tables = opened(store.experiment(TABLES), equals("paper", paper))
-                home = self._address(self.scale, f"{paper}/index")
+                home = f"{self.results.root.name}/{self.scale}/{paper}/index.html"
                 store.experiment(paper, {NOTE: f"[Tables and figures]({tables}), page `{home}`\n\n{note}"})
             present = store.present("tags.kind = 'run'") if self.runs else {}
 
@@ -152,8 +150,6 @@ class Export:
                 **{key: value or NONE for key, value in {**fields, **belongs}.items()},
                 # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
                 "items": "".join(f"{item}, " for item in of_items).strip() or NONE,
-                PAGES: " ".join(self._address(scale, name) for scale in items for name in items[scale])
-                or NONE,
                 "partition_id": run.spec.partition_id,
                 "skew": skew(run),
                 "cell": cell_of(run, of_items[:1]),
@@ -195,7 +191,6 @@ class Export:
         ended = max(int(1000 * max(file.stat().st_mtime for file in files)), 2)
         times = ended - 1, ended
         same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
-        same[PAGES] = self._address(self.scale, item.id)
         homes = {_paper(items[0]) for items in self.memberships.values() if item.id in items}
         condition = f"tags.items LIKE '%{item.id},%'"
         links = [f"[{home}]({opened(store.experiment(home), condition)})" for home in sorted(homes)]
@@ -222,17 +217,6 @@ class Export:
                 times=times,
                 metrics=[(key, 0, value) for key, value in _numbers(cell).items()],
             )
-
-    def _address(self, scale: str, item: str) -> str:
-        """Return the page of a table, or the place of a figure on its paper's page.
-
-        It begins with the name of the results folder, so that the tags stay if the folder is moved.
-        """
-        folder, page = f"{self.results.root.name}/{scale}", f"{item}.html"
-        if item.endswith("/index") or (self.results.root / scale / page).exists():
-            return f"{folder}/{page}"
-        paper, _, name = item.partition("/")
-        return f"{folder}/{paper}/index.html#{name}"
 
 
 def _cell_tags(cell: TableCell, names: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
