@@ -142,7 +142,7 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
         ),
         (
             "good.yaml --results /proc/x",
-            ["/proc/x cannot be written (No such file", "with --results"],
+            ["/proc/x cannot be written (No such file", "choose another"],
         ),
     ],
 )
