@@ -464,8 +464,9 @@ from the tables below:
 
 Then compare `results/published/<paper>/claims.md`, and the table of the item, with the expected verdict.
 
-* **Hours** are hours of one core, from the records. On two cores, expect half. Some runs of ECGR were paused,
-  and their hours include the pause. All {count} published runs took {hours:.0f} hours.
+* **Hours** are hours of one core (or of one of many processes on a GPU), from the records. On two cores,
+  expect half. Some runs of ECGR were paused, and their hours include the pause. All {count} published runs
+  took {hours:.0f} hours.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
 * **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* has to contain the 90 % interval. *At
   most x* is the accuracy of a failed run in %.

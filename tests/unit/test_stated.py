@@ -1,4 +1,4 @@
-"""Numbers, counts and verdicts that pages state are those of the published files."""
+"""Pages state the numbers, counts and verdicts of the published files."""
 
 import csv
 import re
@@ -79,7 +79,7 @@ def verdicts_on(stated: tuple[str, ...]) -> set[str]:
     "page", ["README.md", "docs/papers/ecgr.md", "docs/replication.md", "published/README.md"]
 )
 def test_spreads_intervals_and_their_verdicts_are_published(page: str) -> None:
-    """A sentence with verdicts has that of each claim whose interval it states."""
+    """A sentence with verdicts has the verdict of each claim whose interval it states."""
     wrong = []
     for sentence in re.split(r"\.\s|\n\n|\n[|*] ", written(page)):
         words = set(re.findall(r"supported|contradicted|undecided|(?<=\*)(?:better|worse)(?=\*)", sentence))
