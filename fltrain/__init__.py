@@ -47,7 +47,8 @@ def train(
     """Train one run; a run that has a record is not trained again.
 
     Args:
-        spec: a YAML file of ``fltrain train``, or its settings, for example ``{"dataset": "digits", ...}``.
+        spec: a file of ``fltrain train`` (YAML, or a record's ``spec.json``), or its settings, for example
+            ``{"dataset": "digits", ...}``.
         results: folder for data, partitions and the record.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads.
@@ -69,8 +70,9 @@ def train(
     from fltrain.runs.spec import RunSpec
     from fltrain.runtime.devices import pick_device
 
-    settings = read_plain(Path(spec)) if isinstance(spec, str | Path) else spec
-    parsed, folder = RunSpec.parse(settings, "spec"), Results(Path(results))
+    file = Path(spec) if isinstance(spec, str | Path) else None
+    parsed = RunSpec.recorded(read_plain(file) if file else spec, str(file or "spec"))
+    folder = Results(Path(results))
     record = folder.record(parsed.run_id)
     if not record.complete or again:
         execution = training.Execution(pick_device(device), threads)

@@ -36,10 +36,8 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
         changes: ``training.lr=0.05``, or alternatives with commas between them.
     """
     settings, where = read_plain(path), str(path or "standard input")
-    if isinstance(settings, dict):
-        settings.pop("revisions", None)  # of a record's spec
     if not changes:
-        yield RunSpec.parse(settings, where)
+        yield RunSpec.recorded(settings, where)
         return
     from fltrain.experiments.layers import merge  # not for jobs of a workflow, which change nothing
 
@@ -54,7 +52,7 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
     for combination in itertools.product(*choices):
         names, patches = zip(*combination, strict=True)
         changed = functools.reduce(merge, patches, settings)
-        yield RunSpec.parse(changed, f"{where} with {' '.join(names)}")
+        yield RunSpec.recorded(changed, f"{where} with {' '.join(names)}")
 
 
 def _patch(key: str, text: str) -> dict[str, Any]:

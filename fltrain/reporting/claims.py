@@ -194,8 +194,7 @@ def judge(
         rows.append(row)
     shown = discoveries([row["p_contradicted"] for row in rows])
     for row, discovered in zip(rows, shown, strict=True):
-        undecided = row["verdict"] != "contradicted" or row["p_contradicted"] is None
-        row["listed"] = undecided or discovered
+        row["listed"] = discovered or row["verdict"] != "contradicted" or row["p_contradicted"] is None
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

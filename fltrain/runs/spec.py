@@ -7,7 +7,8 @@ machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
@@ -260,9 +261,12 @@ class RunSpec(Settings):
                 )
 
     @classmethod
-    def recorded(cls, data: Mapping[str, Any], where: str = "spec.json") -> Self:
-        """Return the settings in a record's spec, which also has the revisions of their components."""
-        return cls.parse({key: value for key, value in data.items() if key != "revisions"}, where)
+    def recorded(cls, data: Any, where: str = "spec.json") -> Self:
+        """Return the settings in a run's file or a record's spec, which also has revisions of components."""
+        if isinstance(data, dict):
+            data = copy(data)
+            data.pop("revisions", None)
+        return cls.parse(data, where)
 
     @property
     def personal(self) -> bool:

@@ -138,6 +138,10 @@ def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) ->
     assert repr(record).startswith(f"<{record.run_id}: completed, final accuracy ")
     with pytest.raises(fltrain.FltrainError, match=r"keeps no model; set evaluation\.keep"):
         record.model()
+    assert fltrain.train(tmp_path / "runs" / record.run_id / "spec.json", tmp_path).run_id == record.run_id
+    file.write_text("dataset: digits\nroundz: 1\n")
+    with pytest.raises(FltrainError, match=r"spec\.yaml: 4 problems:(?s:.*) line 2: roundz: "):
+        fltrain.train(file, tmp_path)
     with pytest.raises(FltrainError, match=r"nofile\.yaml: No such file"):
         fltrain.train("nofile.yaml", tmp_path)
 
