@@ -194,7 +194,7 @@ SUMMARY: dict[str, Any] = {
     "paper": "paper",
     "title": "A paper on <toys>",
     "kind": "paper",
-    "finding": "Accuracy changes by +1.25 points <here>.",
+    "findings": ["Accuracy changes by +1.25 points <here>."],
     "picture": "figure1",
     "counts": {
         "published values": (

@@ -91,22 +91,27 @@ class Jobs:
             os.environ["FLTRAIN_AGAIN"] = "true"
         return lock
 
-    def notes(self, arguments: Sequence[str], rules: Iterable[str] = ()) -> list[str]:
-        """Return lines to print before the workflow starts: changed code, and targets that do not exist.
+    def notes(self) -> list[str]:
+        """Return lines to print before the workflow starts: which records are older than today's code."""
+        scale = self.request.scale
+        complete = {run: spec for run, spec in self.plan.runs.items() if run in self.complete}
+        if changed := changed_runs(complete, self.results):
+            modules = sorted({module for found in changed.values() for module in found})
+            return [
+                f"older than today's code ({listed(modules, 2)}): {count(len(changed), 'record')}, valid "
+                "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
+                f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
+            ]
+        return []
+
+    def unknown_targets(self, arguments: Sequence[str], rules: Iterable[str] = ()) -> list[str]:
+        """Return a line for each target that does not exist, with the nearest one.
 
         Args:
             arguments: arguments of Snakemake.
             rules: names of all rules.
         """
         lines, scale = [], self.request.scale
-        complete = {run: spec for run, spec in self.plan.runs.items() if run in self.complete}
-        if changed := changed_runs(complete, self.results):
-            modules = sorted({module for found in changed.values() for module in found})
-            lines.append(
-                f"older than today's code ({listed(modules, 2)}): {count(len(changed), 'record')}, valid "
-                "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
-                f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
-            )
         targets = {*rules, *(name for item in self.plan.items for name in item.names)}
         for word in arguments:
             if re.fullmatch(r"\w+[_/][\w.]+", word) and word not in targets:

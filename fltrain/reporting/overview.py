@@ -70,9 +70,9 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
 
 
 def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what a card shows: finding, picture, counts by verdict and address of the paper's page."""
+    """Return what a card shows: findings, picture, counts by verdict and address of the paper's page."""
     path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
-    summary: dict[str, Any] = {"kind": "", "finding": "", "forest": "", "picture": "", "counts": {}}
+    summary: dict[str, Any] = {"kind": "", "findings": [], "forest": "", "picture": "", "counts": {}}
     summary |= read_json(path) if path.exists() else {}
     files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")]
     return {

@@ -1,4 +1,4 @@
-"""Page of a paper: its main finding, verdicts, claims, tables and figures, as HTML. No torch."""
+"""Page of a paper: its main findings, verdicts, claims, tables and figures, as HTML. No torch."""
 
 from __future__ import annotations
 

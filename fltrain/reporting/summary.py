@@ -1,4 +1,4 @@
-"""A paper at a scale in one file: its main claim, verdicts next to expected numbers, claims."""
+"""A paper at a scale in one file: its main claims, verdicts next to expected numbers, all claims."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def paper_summary(
     decided = [cell for cell in every if cell.item in confirmed]
     columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
-    measured: list[Any] = judged[judged["estimate"].notna()].to_dict("records")
+    rows: list[Any] = judged.to_dict("records")
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
     figures = [
         sheet.id.partition("/")[2]
@@ -51,7 +51,7 @@ def paper_summary(
     ]
     return {
         **paper,
-        "finding": finding(measured),
+        "findings": findings(rows),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
@@ -89,19 +89,17 @@ def true_values(cells: Iterable[TableCell]) -> str:
     return f"{distinct} in {count(len(true), 'cell')} (expected to be reproduced: {expected:.1f})"
 
 
-def finding(claims: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first of the claims with a number that has the best rank; empty without any.
+def findings(claims: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
-    Exploratory verdicts come last, undecided claims after decided ones. Supported and contradicted claims
-    have the same rank, so that a page does not hide failures behind a success.
+    Exploratory verdicts appear only if there are no others. Claims without a number do not count.
     """
-    order = ("supported", "undecided", "reduced scale")
-
-    def rank(claim: Mapping[str, Any]) -> tuple[bool, int]:
-        return claim["exploratory"], order.index(claim["verdict"].replace("contradicted", "supported"))
-
-    claim = min(claims, key=rank, default=None)
-    if claim is None:
-        return ""
-    judged = f"{full_verdict(claim).capitalize()}: " if claim["verdict"] in JUDGED else ""
-    return f"{judged}“{claim['claim']}” ({claim['where']}; {claim['number']})."
+    measured = [claim for claim in claims if claim["number"]]
+    firm = [claim for claim in measured if not claim["exploratory"]] or measured
+    first = {claim["verdict"]: claim for claim in reversed(firm)}
+    ordered = [first[verdict] for verdict in (*JUDGED, "reduced scale") if verdict in first]
+    return [
+        f"{full_verdict(claim).capitalize() + ': ' if claim['verdict'] in JUDGED else ''}"
+        f"“{claim['claim']}” ({claim['where']}; {claim['number']})."
+        for claim in ordered
+    ]

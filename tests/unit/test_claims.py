@@ -625,7 +625,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    assert summary["finding"] == "“a | b” (sec. 1; +2.10 points [+1.93, +2.27] (x minus none))."
+    assert summary["findings"] == ["“a | b” (sec. 1; +2.10 points [+1.93, +2.27] (x minus none))."]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 

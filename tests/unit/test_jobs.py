@@ -118,7 +118,7 @@ def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> N
 def test_unknown_targets_are_told(folder: Path) -> None:
     arguments = ["snakemake", "--until", "model_figure", "--config", "scale=one", "toy_table1", "toy/table1"]
     wrong = ["toy_tabel1", "toy/tabel1", "toy/bubbles", "files/place.html"]
-    assert jobs(folder).notes([*arguments, *wrong], ["all", "model_figure"]) == [
+    assert jobs(folder).unknown_targets([*arguments, *wrong], ["all", "model_figure"]) == [
         "there is no target 'toy_tabel1'; did you mean 'toy_table1'?",
         "there is no target 'toy/tabel1'; did you mean 'toy/table1'?",
         "there is no target 'toy/bubbles' at scale one (known: toy/table1, toy/figure1, toy/figure2)",

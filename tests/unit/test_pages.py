@@ -301,7 +301,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     text = text_of(page)
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
-    assert "+1.25 points <here>." in text and "claims 1 supported 1 contradicted Another paper" in text
+    assert "+1.25 points <here>." in text and "claims 1 supported 1 contradicted Accuracy changes" in text
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
@@ -381,15 +381,18 @@ SMALL = ("E grows", "reduced scale", False)
 @pytest.mark.parametrize(
     ("claims", "expected"),
     [
-        ([LATE, OPEN, B, A], "Contradicted: “B falls”"),
-        ([LATE, OPEN, A, B], "Supported: “A grows”"),
-        ([LATE, OPEN], "Undecided: “D may grow”"),
-        ([LATE], "Supported, exploratory: “C stays”"),
-        ([SMALL], "“E grows”"),
+        (
+            [LATE, OPEN, B, A, ("A falls", "supported", False)],
+            ["Supported: “A grows”", "Contradicted: “B falls”", "Undecided: “D may grow”"],
+        ),
+        ([LATE, OPEN], ["Undecided: “D may grow”"]),
+        ([LATE], ["Supported, exploratory: “C stays”"]),
+        ([SMALL], ["“E grows”"]),
+        ([], []),
     ],
 )
-def test_a_finding_is_the_first_claim_that_the_runs_decide(
-    claims: list[tuple[str, str, bool]], expected: str
+def test_findings_are_the_first_claim_of_each_verdict(
+    claims: list[tuple[str, str, bool]], expected: list[str]
 ) -> None:
     number = "+1.00 points [+0.50, +1.50] (gain over base: x minus y)"
     measured = [
@@ -403,8 +406,8 @@ def test_a_finding_is_the_first_claim_that_the_runs_decide(
         }
         for text, verdict, late in claims
     ]
-    assert summary.finding(measured) == f"{expected} (sec. 2; {number})."
-    assert summary.finding([]) == ""
+    without = {**measured[0], "number": ""} if measured else {"number": ""}
+    assert summary.findings([without, *measured]) == [f"{text} (sec. 2; {number})." for text in expected]
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

@@ -307,15 +307,20 @@ def _over_seeds(measured: Measured) -> str:
 
 
 def _ranges(shown: Sequence[TableCell], column: str) -> str:
-    """For example ``accuracy, %: 0.25 to 1, median 1``: a column's range for each measure."""
+    """For example ``final accuracy: 0.25 to 1 points, median 1``: a column's range for each measure."""
     by_label: dict[str, list[float]] = {}
     for cell in shown:
         if (value := getattr(cell, column)) is not None:
             by_label.setdefault(cell.label, []).append(value)
 
-    def text(values: list[float]) -> str:
+    def text(values: list[float], unit: str) -> str:
         ends = (min(values), median(values), max(values))
         low, middle, high = (f"{value:.0f}" if value >= 100 else f"{value:.2g}" for value in ends)
-        return low if low == high else f"{low} to {high}, median {middle}"
+        if low == high:
+            return low + (unit.removesuffix("s") if low == "1" else unit)
+        return f"{low} to {high}{unit}, median {middle}"
 
-    return "; ".join(f"{label}: {text(values)}" for label, values in by_label.items())
+    return "; ".join(
+        f"{label.removesuffix(', %')}: {text(values, ' points' if label.endswith(', %') else '')}"
+        for label, values in by_label.items()
+    )
