@@ -489,6 +489,16 @@ def test_latex_has_any_label_at_the_start_of_a_row(runs: Runs, label: str, shown
     assert [line[0] for line in lines] == ["method", "first", shown]
 
 
+def test_rows_keep_the_order_of_their_axis(runs: Runs) -> None:
+    """The first column may lack the first rows."""
+    runs.add({"rate": "1.0", "cell": "a"}, 0.5)
+    runs.add({"rate": "0.1", "cell": "b"}, 0.5)
+    axes = {"rate": ["0.1", "1.0"], "cell": ["a", "b"]}
+    sheet = runs.table(ACCURACY, rows="rate", columns="cell", axes=axes)
+    rows = re.findall(r"^\| (\S+) \|", written(runs, sheet)["md"], re.M)
+    assert rows == ["rate", "---", "0.1", "1.0"]
+
+
 def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: Runs) -> None:
     """A float that is larger than a page moves all later ones to the end."""
     runs.add({"method": "a"}, 0.5, 0.6)

@@ -212,13 +212,14 @@ class Grid:
             if any(entry.marked for entry in column.values())
         }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
+        rows = dict.fromkeys(cell.row for cell in shown)
+        if layout.order_by is None:  # a column may lack the first rows
+            order = [*sheet.axes.get(layout.rows, ()), *rows]
+            rows = dict.fromkeys(sorted(rows, key=order.index))
         return cls(
             corner=layout.rows,
             columns=[tuple(place[level] for level in levels) for place in columns],
-            rows={
-                row: [entries.get(row, GridEntry()) for entries in columns.values()]
-                for row in dict.fromkeys(cell.row for cell in shown)
-            },
+            rows={row: [entries.get(row, GridEntry()) for entries in columns.values()] for row in rows},
         )
 
     @property
