@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from PIL import Image
 
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting import curves, overview, paper
+from fltrain.reporting import overview, paper
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, write_record
@@ -57,9 +56,6 @@ RUN = {
 }
 
 
-chart_library = cache(curves.library)
-
-
 @dataclass
 class Toy:
     """Writes the scale below ``root``; methods in ``missing`` have no runs."""
@@ -82,10 +78,6 @@ class Toy:
     @property
     def table(self) -> Path:
         return self.folder / "paper" / "table1.html"
-
-    @property
-    def curves(self) -> Path:
-        return self.table.with_name("table1.curves.html")
 
     @staticmethod
     def run(method: str, plugin: str, seed: int) -> str:
@@ -146,9 +138,6 @@ class Toy:
         forms = ("csv", "md", "tex", "html")
         outputs = {form: self.table.with_suffix(f".{form}") for form in forms}
         tables.write(self.sheet, self.results.record, published, outputs)
-        script = self.root / "vega.js"
-        script.write_text(chart_library())
-        curves.write(self.sheet, self.results.record, script, self.curves)
         for form in ("png", "pdf"):
             Image.new("RGB", (600, 400), "#0b62a4").save(self.folder / "paper" / f"figure1.{form}")
         folder = self.folder / "paper"

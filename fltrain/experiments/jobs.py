@@ -21,7 +21,6 @@ from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.layout import CURVES_FORM
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
 
 CHECKOUT = Path(__file__).parents[2]
-_DRAWN = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png", "curves": CURVES_FORM}
+_DRAWN = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png"}
 FORMS = {
-    "table": {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html", "curves": CURVES_FORM},
+    "table": {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html"},
     "figure": _DRAWN,
     "model_figure": _DRAWN,
 }

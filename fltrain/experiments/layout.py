@@ -492,10 +492,6 @@ def named(axis: str | None, label: str) -> str:
     return f"{axis.replace('_', ' ')} {label}" if axis and number else label
 
 
-CURVES_FORM = ".curves.html"
-"""Ending of the page with the curves of a table or figure."""
-
-
 class ItemJob(Settings):
     """Plain data from which a job makes a table or figure: layout and runs.
 

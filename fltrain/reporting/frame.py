@@ -19,7 +19,7 @@ import pandas as pd
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.claims import LabelChoice, Quantity
-from fltrain.experiments.layout import COLUMNS, Cell, ItemJob, Labels, Measured, Ranking, named
+from fltrain.experiments.layout import COLUMNS, Cell, ItemJob, Labels, Measured, named
 from fltrain.experiments.published import Published
 from fltrain.experiments.schema import TRIAL
 from fltrain.runs.measures import best_accuracy, measure, points, training_seconds
@@ -66,16 +66,6 @@ def curve(record: Record, name: str) -> pd.DataFrame:
             f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
         )
     return pd.DataFrame.from_dict(found, orient="index", dtype=float)
-
-
-def curve_place(sheet: ItemJob, cell: Cell) -> tuple[str, str]:
-    """Return the panel and the line of a cell's curve: a table or a ranking has a line for each row."""
-    layout = sheet.table or sheet.figure
-    shown = getattr(layout, "rows" if sheet.table or isinstance(layout, Ranking) else "series", None)
-    varied = [axis for axis, labels in sheet.axes.items() if len(labels) > 1]
-    line = shown if shown in sheet.axes else next(iter([*varied, *sheet.axes]), "")
-    others = [named(axis, cell.labels[axis]) for axis in varied if axis != line]
-    return ", ".join(others), named(line, cell.labels.get(line, ""))
 
 
 # ---------------------------------------------------------------- tables and claims

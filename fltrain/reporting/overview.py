@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.files import read_json, write_text
-from fltrain.experiments.layout import CURVES_FORM
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
@@ -42,8 +41,8 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     write_text(folder / VERDICT_FILE, to_csv(cells))
     items: dict[str, list[dict[str, str]]] = {}
     for name, item in contents:
-        pages = [page for ending in (".html", CURVES_FORM) if (folder / (page := name + ending)).exists()]
-        link = {"name": name, "title": item["title"], "page": next(iter(pages), "")}
+        page = f"{name}.html"
+        link = {"name": name, "title": item["title"], "page": page if (folder / page).exists() else ""}
         for run in dict.fromkeys(item["runs"]):
             items.setdefault(run, []).append(link)
     records = {run: results.record(run) for run in items}

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fltrain.experiments.layout import CURVES_FORM, Bubbles, ItemJob
+from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.claims import CLAIM_VERDICTS, DROPPED_CLAIMS, LEGEND
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import GAIN_VERDICTS, INTENDED, VERDICTS
 
-FORMS = {"seeds and runs": ".html", "interactive curves": CURVES_FORM}
+FORMS = {"seeds and runs": ".html"}
 FORMS |= {ending: f".{ending}" for ending in ("pdf", "svg", "png", "csv", "md", "tex")}
 """Endings of the files of an item, by their names on the page."""
 
@@ -41,8 +41,6 @@ def page(
     for sheet in sorted(sheets, key=lambda sheet: bool(sheet.table and sheet.table.best_of)):
         name = sheet.id.partition("/")[2]
         forms = {form: name + ending for form, ending in FORMS.items()}
-        if isinstance(sheet.figure, Bubbles):  # it has no runs, and so no curves
-            del forms["interactive curves"]
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
         items[name] = {"sheet": sheet, "files": files}
         if sheet.table:

@@ -130,7 +130,7 @@ CURVES = {
     "similarity_skewness": "updates.skewness",
     "separability_ratio": "separability.ratio",
 }
-"""Curves that MLflow, data frames and pages show under a short name. Its last value is a measure, too."""
+"""Curves that MLflow and data frames show under a short name. Its last value is a measure, too."""
 
 
 def points(record: Record, curve: str) -> dict[int, dict[str, float]]:

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-import pandas as pd
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, sync_playwright
 
-from ..toy import METHODS, ROUNDS, Toy
+from ..toy import METHODS, Toy
 
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 FOLDER = Path(os.environ.get("FLTRAIN_PAGES", "results/demo")).resolve()
@@ -69,12 +67,12 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def _failed(request: Request) -> list[str]:
-    """Name a file that was not loaded. A reload aborts images that are still loading, which is no fault."""
+    """Name a file that was not loaded. Leaving a page aborts loading images: no fault."""
     return [f"not loaded: {request.url}"] if request.failure != "net::ERR_ABORTED" else []
 
 
 def _foreign(url: str) -> bool:
-    return urlsplit(url).scheme not in ("file", "data", "blob")
+    return urlsplit(url).scheme not in ("file", "data")
 
 
 def pages_on_disk() -> list[Path]:
@@ -85,7 +83,7 @@ def pages_on_disk() -> list[Path]:
 
 def pages_of(toy: Toy) -> list[Path]:
     paper = toy.table.with_name("index.html")
-    found = [toy.folder / "index.html", toy.folder / "runs.html", paper, toy.table, toy.curves]
+    found = [toy.folder / "index.html", toy.folder / "runs.html", paper, toy.table]
     assert all(path.exists() for path in found)
     return found
 
@@ -99,7 +97,6 @@ def check(page: Page, path: Path, axe: str) -> None:
         assert width <= viewport["width"], f"{path.name} is {width} pixels wide"
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        page.reload()  # a chart takes its colours at the start
         assert faults(page, axe) == []
     assert page.locator("h1").count() == 1
     assert page.locator("main").count() == 1
@@ -112,8 +109,6 @@ def check(page: Page, path: Path, axe: str) -> None:
     assert page.evaluate("[...document.images].every((image) => image.naturalWidth > 0)")
     links = page.evaluate("[...document.links].map((link) => [link.protocol, link.href])")
     for scheme, address in links:
-        if scheme == "blob:":  # the numbers of the page itself
-            continue
         assert scheme == "file:", address
         parts = urlsplit(address)
         target = Path(unquote(parts.path))
@@ -134,7 +129,7 @@ def faults(page: Page, axe: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("index", range(5), ids=["index", "runs", "paper", "table", "curves"])
+@pytest.mark.parametrize("index", range(4), ids=["index", "runs", "paper", "table"])
 def test_pages_of_hand_made_records(page: Page, toy: Toy, axe: str, index: int) -> None:
     check(page, pages_of(toy)[index], axe)
 
@@ -201,58 +196,6 @@ def test_the_page_of_runs_shows_those_of_an_item_and_no_other(page: Page, toy: T
     for item, number in (("paper/table10", 3), ("paper/table1", 30)):
         page.goto((toy.folder / "runs.html").as_uri() + f"?filter={quote(f'{chr(34)}{item}{chr(34)}')}")
         assert page.locator("#runs tbody tr:visible").count() == number
-
-
-def drawn(page: Page) -> list[dict[str, float | str]]:
-    """The points of the chart, from what screen readers read; the chart is redrawn at the next frame."""
-    page.wait_for_selector("#chart svg .mark-symbol path")
-    page.wait_for_timeout(200)
-    texts = page.locator("#chart .mark-symbol.role-mark path").evaluate_all(
-        "(all) => all.map((one) => one.getAttribute('aria-label'))"
-    )
-    parts = (dict(part.split(": ", 1) for part in text.split("; ")) for text in texts)
-    return [{**part, "round": float(part["round"]), "value": float(part["value"])} for part in parts]
-
-
-def test_curves_show_the_chosen_runs(page: Page, toy: Toy) -> None:
-    page.goto(toy.curves.as_uri() + "?panel=" + quote("+ FLFA"))
-    assert page.locator("select[name=panel]").input_value() == "+ FLFA"
-    means = drawn(page)
-    assert {point["series"] for point in means} == {"FedAvg", "FedProx", "MOON", "FedDyn"}
-    last = next(point for point in means if point["series"] == "MOON" and point["round"] == ROUNDS)
-    assert last["value"] == 55 and last["line"] == "mean over seeds"
-    # Two of FedDyn's three seeds diverged in round 7: a mean of the third alone is not shown.
-    assert max(point["round"] for point in means if point["series"] == "FedDyn") == 7
-    page.get_by_role("checkbox", name="FedProx").uncheck()
-    page.get_by_role("combobox", name="seeds").select_option("2")
-    page.get_by_role("combobox", name="metric").select_option("test loss")
-    page.get_by_role("combobox", name="smoothing").select_option("3")
-    points = drawn(page)
-    assert {point["line"] for point in points} == {
-        Toy.run(method, "+ FLFA", 2) for method in ("FedAvg", "MOON", "FedDyn")
-    }
-    third = [point["value"] for point in points if point["series"] == "MOON" and point["round"] == 3]
-    assert third == [pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, abs=1e-4)]
-    page.locator("#chart .mark-symbol.role-mark path").nth(20).hover(force=True)
-    expect(page.locator("#vg-tooltip-element")).to_contain_text(Toy.run("MOON", "+ FLFA", 2))
-
-
-def test_curves_are_downloaded(page: Page, toy: Toy) -> None:
-    page.goto(toy.curves.as_uri())
-    drawn(page)
-    with page.expect_download() as numbers:
-        page.get_by_role("link", name="Numbers as CSV").press("Enter")
-    read = pd.read_csv(numbers.value.path())
-    assert numbers.value.suggested_filename == "paper-table1-curves.csv"
-    assert set(read["run"]) == {cell.run for cell in toy.sheet.cells if "nasty" not in cell.run}
-    page.locator("#chart summary").press("Enter")
-    png = page.get_by_text("Save as PNG")
-    png.focus()
-    page.wait_for_function("document.activeElement.href.startsWith('data:image/png')")
-    with page.expect_download() as picture:
-        png.press("Enter")
-    with Image.open(picture.value.path()) as image:
-        assert image.format == "PNG" and image.width > 1000
 
 
 def test_pages_work_without_scripts(browser: Browser, toy: Toy) -> None:

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import io
 import json
 import math
 import re
@@ -16,22 +15,19 @@ from urllib.parse import unquote
 import jsonschema
 import pandas as pd
 import pytest
-import vl_convert
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting import curves, overview, paper, summary, version
+from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
-from fltrain.reporting.frame import curve_place
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
-from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, ROUNDS, SEEDS, SUMMARY, Toy
-from .helpers import DIVERGED, Cells, accuracies
+from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, SEEDS, SUMMARY, Toy
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("index.html", "runs.html", "paper/index.html", "paper/table1.html", "paper/table1.curves.html")
+PAGES = ("index.html", "runs.html", "paper/index.html", "paper/table1.html")
 
 
 class Page(HTMLParser):
@@ -123,7 +119,7 @@ def test_every_cell_leads_to_its_runs_and_their_files(toy: Toy) -> None:
     for (method, plugin), anchor in zip(cells, anchors, strict=True):
         runs = [Toy.run(method, plugin, seed) for seed in SEEDS]
         links = re.findall(r'data-file href="([^"]+)"', sections(page)[anchor])
-        expected = ["table1.curves.html"]
+        expected: list[str] = []
         for run in runs:
             expected += [f'../runs.html?filter="{run}"', *(f"../../runs/{run}/{file}" for file in files)]
         assert list(map(unquote, links)) == expected
@@ -344,6 +340,15 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
 
 
+def test_a_figure_leads_to_its_runs_if_it_has_any(toy: Toy) -> None:
+    bubbles = toy.figure.model_dump(mode="json") | {"figure": {"kind": "bubbles", "columns": "method"}}
+    found = []
+    for sheet in (toy.figure, ItemJob.parse(bubbles, "sheet")):
+        page = Page(paper.page({**SUMMARY, "reduced": False}, ABOUT, [sheet], {}, toy.folder / "paper"))
+        found.append([unquote(link) for link in page.links if "runs.html" in link])
+    assert found == [['../runs.html?filter="paper/figure1"'], []]
+
+
 def test_choices_of_settings_come_after_the_results(toy: Toy) -> None:
     sheets = [toy.sheet, toy.figure]
     cells = {toy.sheet.id: read_csv(toy.folder / "paper" / "table1.csv")}
@@ -422,62 +427,3 @@ def test_a_front_page_before_any_run_is_trained(tmp_path: Path) -> None:
     page = front(toy)
     assert "0 of 30 runs are done" in text_of(page)
     assert {link.partition("?")[0] for link in page.links} == {"runs.html", "verdicts.csv"}
-
-
-def test_the_page_of_curves_has_the_numbers_of_the_records(toy: Toy) -> None:
-    text = toy.curves.read_text(encoding="utf-8")
-    found = re.search(r'<script type="text/csv" id="numbers">(.*?)</script>', text, re.DOTALL)
-    assert found
-    shown = pd.read_csv(io.StringIO(found[1].replace("\\u003c", "<")), keep_default_na=False)
-    expected = [
-        (cell.labels["plugin"], cell.labels["method"], cell.seed, cell.run, *row)
-        for cell in toy.sheet.cells
-        for row in metrics_of(toy, cell.run)
-    ]
-    assert len(expected) == 2 * (len(METHODS) * len(SEEDS) * ROUNDS - 2 * 5)
-    assert list(shown.itertuples(index=False, name=None)) == expected
-
-
-def test_curves_of_a_ranking_share_a_panel_if_they_differ_in_the_ranked_axis(toy: Toy) -> None:
-    layout = {"kind": "ranking", "rows": "method", "series": "plugin", "measure": "final_accuracy"}
-    layout |= {"difference_from": "FedAvg", "margin": 0.5}
-    changes = {"table": None, "figure": layout}
-    sheet = ItemJob.parse({**toy.sheet.model_dump(mode="json"), **changes}, "sheet")
-    shown = [curve_place(sheet, cell) for cell in sheet.cells]
-    assert shown == [(cell.labels["plugin"], cell.labels["method"]) for cell in sheet.cells]
-
-
-def test_a_chart_opens_with_lines_whatever_its_parts_are_called(tmp_path: Path) -> None:
-    """Vega-Lite reads dots and brackets as paths; the first panel has none of the drawn curve."""
-    cells = Cells(tmp_path / "results", layers=["stem.0", "blocks[1]"])
-    for alpha, accuracy, kind in (("0.1", DIVERGED, "other"), ("0.5", 0.5, "divergence")):
-        rows = [{"round": n, "kind": kind, "layers": {"stem.0": n, "blocks[1]": n}} for n in (1, 2, 3)]
-        cells.add({"alpha": alpha}, accuracy, rows=[*accuracies(0.1, 0.2, 0.3), *rows])
-    panels = [{"curve": "divergence.layers", "label": "Divergence"}]
-    sheet = cells.sheet(figure={"kind": "curves", "series": "layers", "columns": "alpha", "panels": panels})
-    script, path = tmp_path / "vega.js", tmp_path / "figure1.curves.html"
-    script.write_text("")
-    curves.write(sheet, cells.results.record, script, path)
-    text = path.read_text(encoding="utf-8")
-    (chart,) = re.findall(r'<script type="application/json" id="spec">(.*?)</script>', text, re.DOTALL)
-    (numbers,) = re.findall(r'<script type="text/csv" id="numbers">(.*?)</script>', text, re.DOTALL)
-    spec = json.loads(chart)
-    assert spec["params"][0]["bind"]["options"][:2] == [
-        "divergence layers stem 0",
-        "divergence layers blocks 1",
-    ]
-    spec["data"]["values"] = numbers
-    assert vl_convert.vegalite_to_svg(spec).count("round: ") >= 3, "points"
-
-
-def metrics_of(toy: Toy, run: str) -> list[tuple[float, ...]]:
-    lines = (toy.results.run(run) / "metrics.jsonl").read_text().splitlines()
-    return [(row["round"], 100 * row["accuracy"], row["loss"]) for row in map(json.loads, lines)]
-
-
-def test_a_page_of_many_curves_keeps_every_nth_round(monkeypatch: pytest.MonkeyPatch, toy: Toy) -> None:
-    numbers = curves.numbers(toy.sheet, toy.results.record)
-    assert curves.thinned(numbers)[1] == 1
-    monkeypatch.setattr(curves, "ROWS", len(numbers) // 3)
-    kept, step = curves.thinned(numbers)
-    assert step == 3 and set(kept["round"]) == {3, 6, 9, 12}

@@ -97,7 +97,7 @@ TRACK = "exporting runs to MLflow"
 CLAIMS, OVERVIEW = "judging the claims of toy", "writing the overview"
 DATA = "preparing dataset digits"
 REPORT = "results/report.html"
-FORMS = ("csv", "pdf", "svg", "png", "curves.html")
+FORMS = ("csv", "pdf", "svg", "png")
 LOOKS = """\
 from snakemake.cli import main
 from snakemake.scheduling.job_scheduler import JobScheduler
@@ -111,7 +111,7 @@ OUTPUTS = [
     "runs.html",
     "verdicts.csv",
     *(f"toy/{name}" for name in ("claims.csv", "claims.md", "summary.json", "index.html")),
-    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html", "curves.html")),
+    *(f"toy/accuracy.{form}" for form in ("csv", "md", "tex", "html")),
     *(f"toy/{figure}.{form}" for figure in ("drift", "shares") for form in FORMS),
 ]
 

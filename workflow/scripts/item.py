@@ -1,19 +1,15 @@
-"""Make a table or figure, and the page of its curves."""
+"""Make a table or figure."""
 
 from pathlib import Path
 
-from fltrain.core.files import write_text
 from fltrain.core.job_log import job
 from fltrain.experiments.layout import ItemJob
 from fltrain.runs.record import Results
 
 with job(snakemake.log[0]):
-    from fltrain.reporting import curves
-
     sheet = ItemJob.parse(snakemake.params.item, "item")
     results, inputs = Results(Path("results")), snakemake.input
     outputs = {form: Path(path) for form, path in snakemake.output.items()}
-    page, library = outputs.pop("curves"), Path("results/vega.js")
     if sheet.table:
         from fltrain.reporting.tables import write as tables
 
@@ -23,6 +19,3 @@ with job(snakemake.log[0]):
         from fltrain.reporting.figures import draw as figures  # matplotlib takes a second to import
 
         figures.save(*figures.draw(sheet, results), outputs.values())
-    if not library.exists():
-        write_text(library, curves.library())
-    curves.write(sheet, results.record, library, page)
