@@ -119,7 +119,7 @@ def check(page: Page, path: Path, axe: str) -> None:
 
 def faults(page: Page, axe: str) -> list[str]:
     """Serious faults by axe-core: contrast of texts, names of controls, regions without keyboard access."""
-    page.evaluate(axe)  # the page's policy concerns its own elements, not the browser's driver
+    page.evaluate(axe)
     found = page.evaluate("axe.run({resultTypes: ['violations']})")
     return [
         f"{fault['id']}: {node['html'][:200]}"
