@@ -44,7 +44,7 @@ OUTCOMES = ("diverged", "published", "published_gain")
 CELL_METRICS = ("mean", "std", "n", "gain", "gain_low", "gain_high", *OUTCOMES)
 """Metrics of a cell: columns of the table's CSV file. If all runs diverged, it has the outcomes only."""
 
-_CELL_TAGS = ("row", "column", "panel", "measure", "gain_verdict", "side")
+_CELL_TAGS = ("row", "column", "panel", "measure", "verdict", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _ITEMS, _MODEL = "fltrain.items", "fltrain.model"  # tags: items of a run by scale, file with its weights
 # MLflow marks these, so that nobody mistakes them for usable results.
@@ -227,7 +227,6 @@ def _cell_tags(cell: TableCell, names: Mapping[str, Mapping[str, str]]) -> dict[
         **{key: value for key in _CELL_TAGS if (value := getattr(cell, key))},
         **{key: min(values) for key, values in common.items() if len(values) == 1},
         **({"diverged": f"{cell.diverged} of {cell.seeds} runs"} if cell.diverged else {}),
-        "verdict": cell.verdict or NONE,
         "runs": " ".join(cell.runs) or NONE,
     }
 

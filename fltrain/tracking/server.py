@@ -28,12 +28,13 @@ RUN_COLUMNS = (
 )
 CELL_COLUMNS = (
     *("metrics.`mean`", "metrics.`gain`", "metrics.`gain_low`", "metrics.`gain_high`"),
-    *("tags.`gain_verdict`", "tags.`method`", "tags.`plugins`", "tags.`verdict`"),
+    *("tags.`verdict`", "tags.`gain_verdict`"),
 )
 TABLE_COLUMNS = ("params.`title`", "tags.`paper`", "tags.`scale`")
 _WIDTHS = {
     **{"metrics.`final_accuracy`": 125, "tags.`seed`": 60, "tags.`skew`": 100},
     **{"tags.`status`": 95, "tags.`gain_verdict`": 110, "tags.`verdict`": 110, "params.`title`": 380},
+    "metrics.`gain`": 65,
 }
 """Widths of columns in pixels, if their headings or contents need another one than 80."""
 _SECTIONS = ("Curves", "Model metrics")  # MLflow itself makes the second only, sorted by name
@@ -62,7 +63,8 @@ def state_of(name: str) -> dict[str, Any]:
     state: dict[str, Any] = {
         "selectedColumns": columns,
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 270, "runDateAndNestInfo": 140} | widths,
+        "columnWidths": {"attributes.`Run Name`": 430 if name == CELLS else 270, "runDateAndNestInfo": 140}
+        | widths,
     }
     if name in (TABLES, CELLS):
         return state
