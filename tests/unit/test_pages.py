@@ -75,8 +75,10 @@ def read(toy: Toy, name: str) -> Page:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_texts_are_escaped(toy: Toy, name: str) -> None:
-    assert read(toy, name).of("b") == []
+def test_texts_are_escaped_and_nothing_is_loaded_from_elsewhere(toy: Toy, name: str) -> None:
+    page = read(toy, name)
+    assert page.of("b") == [] and len(page.of("script")) == 1
+    assert all(address.startswith(("data:", "paper/", "figure1.")) for address in page.loaded)
 
 
 def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
