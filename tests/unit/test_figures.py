@@ -354,7 +354,7 @@ def test_curves_over_local_epochs(runs: Runs) -> None:
 
 def frame(runs: Runs, sheet: ItemJob) -> pd.DataFrame:
     assert isinstance(sheet.figure, Curves)
-    return figures.curves(sheet, sheet.figure, sheet.figure.panels[0], runs.results.record)
+    return figures.curves(sheet, sheet.figure, sheet.figure.panels[0], runs.results.record, {})
 
 
 def test_reductions_are_percentages_of_the_base_with_the_same_seed(runs: Runs) -> None:

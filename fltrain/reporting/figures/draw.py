@@ -156,13 +156,11 @@ def _named(sheet: ItemJob, runs: set[str]) -> str:
 
 
 # ---------------------------------------------------------------- curves
-def curves(
-    sheet: ItemJob, figure: Curves, panel: Panel, runs: Runs, where: Labels | None = None
-) -> pd.DataFrame:
+def curves(sheet: ItemJob, figure: Curves, panel: Panel, runs: Runs, where: Labels) -> pd.DataFrame:
     """Return the curves of a panel for the cells ``where``: rounds down, one column per (label, seed)."""
     columns: dict[tuple[str, int], pd.Series] = {}
     for cell, record in finished(sheet, runs):
-        if (where or {}).items() <= cell.labels.items():
+        if where.items() <= cell.labels.items():
             found = curve(record, panel.curve)
             if figure.over == "epochs":
                 found.index = found.index * record.spec["training"]["epochs"]

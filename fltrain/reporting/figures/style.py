@@ -109,12 +109,12 @@ def _number(label: str) -> bool:
     return True
 
 
-def line(color: str = GREY, **ends: Any) -> Spec:
-    """Return a line at ``x`` or ``y``, or a band from ``x`` to ``x2``; other options are the mark's."""
-    at = {channel: {"datum": ends.pop(channel)} for channel in ("x", "x2", "y") if channel in ends}
+def line(color: str = GREY, **ends: float) -> Spec:
+    """Return a line at ``x`` or ``y``, or a band from ``x`` to ``x2``."""
+    at = {channel: {"datum": place} for channel, place in ends.items()}
     mark = {"type": "rect", "opacity": 0.15} if "x2" in at else {"type": "rule"}
     others = dict.fromkeys(("x", "y", "color", "strokeDash"))  # not those of the panel
-    return {"data": {"values": [{}]}, "mark": {**mark, "color": color, **ends}, "encoding": {**others, **at}}
+    return {"data": {"values": [{}]}, "mark": {**mark, "color": color}, "encoding": {**others, **at}}
 
 
 def panel(
