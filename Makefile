@@ -109,7 +109,7 @@ quick: env ## make the two controls, tables whose verdicts are known beforehand,
 	@$(BIN)/snakemake --cores $(CORES) --config scale=demo items=controls -- results/demo/index.html
 	@echo
 	@echo "Overview:            results/demo/index.html  (open it in a browser)"
-	@echo "Table:               results/demo/controls/flower.html"
+	@echo "Both controls:       results/demo/controls/index.html"
 	@echo "All tables:          make reproduce"
 
 reproduce: env ## train everything that is missing and build the report

@@ -356,8 +356,9 @@ RESULTS = """\
 # Results
 
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
-from the [published records](../published/README.md): {datasets}. These runs are for
-{ran} of the papers, the [controls](#controls), the [fair table](#the-fair-table), and
+from the [published records](../published/README.md): {datasets}.
+Images of CIFAR-10 have 16 x 16 pixels, from a copy saved as JPEG. These runs are for {ran} of the papers, the
+[controls](#controls), the [fair table](#the-fair-table), and
 [conceptual replications](#conceptual-replications) of {replicated}. All else is declared, but not run yet.
 
 * **Verdict**: follows the [protocol](protocol.md). *Exploratory*: declared so, or decided after we had seen
@@ -379,7 +380,8 @@ To check the verdicts, see the [controls](protocol.md#controls), judged by the s
 
 ## Conceptual replications
 
-These claims are about small networks. They test the direction of a paper's claim, not its numbers
+These claims are about small networks, on CIFAR-10 also about small images (16 x 16 pixels). They test the
+direction of a paper's claim, not its numbers
 ([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). On MNIST, Fed2, FedMA
 and FedImpro have one reading of their texts each; [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and
 [FedImpro](papers/fedimpro.md#protocol-text-and-ours) name the others.

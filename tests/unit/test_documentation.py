@@ -191,7 +191,7 @@ def test_the_readme_counts_the_published_runs() -> None:
     declared, published, demo = (set(shipped(scale).runs) for scale in scales)
     of_papers = len(declared & published)
     text = " ".join((ROOT / "README.md").read_text().split())
-    of_all = f"Of the {len(declared):,} runs declared for six papers and variants of them, "
+    of_all = f"Of the {len(declared):,} runs declared for six papers and their variants, "
     assert f"{of_all}we have trained only {of_papers}, " in text
     assert f"The other {len(published) - of_papers:,} published runs are controls" in text
     assert f"It trains {len(demo)} runs on the handwritten digits" in text
