@@ -6,7 +6,7 @@ The rules of decision are documented with the tests in ``fltrain.experiments.cla
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -232,6 +232,9 @@ def _of_item(
             found = _printed(sheet, test, cells)
         case InRegion():
             found = _compared(ClaimNumbers.of(frame, chosen, test), sheet, test, statement)
+            if len(test.part or ()) > 1:
+                each = ", ".join(_by_part(sheet, test, statement, runs, published))
+                found = replace(found, numbers=f"{found.numbers}, by part: {each}")
     complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
     missed = [str(one) for one in sheet.restricted if one.axis not in complete]
     named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
@@ -242,6 +245,17 @@ def _of_item(
     why = why or f"there is no number at {', '.join(empty)}"
     decision = f"{found.decision}. Undecided, as {why}"
     return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
+
+
+def _by_part(
+    sheet: ItemJob, test: InRegion, statement: Statement, runs: Runs, published: Published
+) -> Iterator[str]:
+    """Yield each part of a sum with its number."""
+    wording = Wording.of(sheet, test)
+    for part in test.part or ():
+        alone = _of_item(sheet, test.model_copy(update={"part": (part,)}), statement, runs, published, ())
+        if alone.estimate is not None:
+            yield f"{part} {wording.number(alone.estimate, alone.interval, '')}"
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
@@ -342,7 +356,7 @@ class Wording:
     Attributes:
         unit: its unit after a space; curves have none, and multiples name their cell.
         form: its format: differences have a sign.
-        subtraction: the subtraction behind it, for example ``C = 0.1 minus C = 0``; empty without one.
+        subtraction: the subtraction behind it and the sum, for example ``C = 0.1 minus C = 0``; can be empty.
     """
 
     unit: str
@@ -371,6 +385,8 @@ class Wording:
                 "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
             )
         form = "+" * bool(parts) + ("z.2f" if unit in (" %", " points") else ".4g")
+        if test.part and len(test.part) > 1:
+            parts.append(f"sum of {' and '.join([', '.join(test.part[:-1]), test.part[-1]])}")
         return cls(unit, form, ", ".join(parts))
 
     def number(self, value: float, interval: Interval | None, about: str) -> str:

@@ -520,6 +520,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
     found = runs.judged(both)
     assert (found.estimate, "1 place without a number" in found.evidence) == (6.5, True)
+    assert "(sum of stem and head)" in found.number and "by part: stem 2.75, head 5;" in found.evidence
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
     assert "updates.drift of stem, tail" in runs.judged({**both, "part": ["stem", "tail"]}).evidence
 

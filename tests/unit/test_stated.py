@@ -15,11 +15,14 @@ ROOT = Path(__file__).parents[2]
 WORDS = {
     **{1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"},
     **{10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen", 15: "fifteen", 16: "sixteen"},
+    17: "seventeen",
 }
 NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
 BETWEEN = r"(?: ± [\d.]+)?(?: points)?(?:,| \||\s\((?:90 % interval |\w+, )?)\s*"
 INTERVAL = rf"{NUMBER}{BETWEEN}(-?\d+\.\d+) to (-?\d+\.\d+)"
+CLAIMED = r"([+-][\d.]+)[^\[;]*\[([+-][\d.]+), ([+-][\d.]+)\]"
+"""A number of a claim with its interval; the evidence adds the numbers of parts, without a verdict."""
 
 FORMS = (
     *(("mean", "std"), ("gain", "gain_std")),
@@ -57,8 +60,9 @@ def published() -> list[tuple[Numbers, str]]:
         for row in read(f"{path.parent.name}/{path.name}"):
             verdict = row["verdict"] if path.stem == "claims" else row.get("gain_verdict", "")
             numbers = [tuple(row.get(name, "") for name in names) for names in FORMS]
-            numbers += re.findall(r"([+-][\d.]+)[^\[;]*\[([+-][\d.]+), ([+-][\d.]+)\]", row.get("number", ""))
+            numbers += re.findall(CLAIMED, row.get("number", ""))
             found += [(tuple(map(float, one)), verdict) for one in numbers if all(one)]
+            found += [(tuple(map(float, one)), "") for one in re.findall(CLAIMED, row.get("evidence", ""))]
     return found
 
 
