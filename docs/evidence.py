@@ -152,17 +152,20 @@ class Evidence:
     complete: Sequence[PlannedItem]
 
     @cached_property
-    def costs(self) -> dict[str, tuple[float, int]]:
-        """Run ID -> hours of training, bytes of the record."""
+    def costs(self) -> dict[str, tuple[float, int, bool]]:
+        """Run ID -> hours of training, bytes of the record, trained on a GPU."""
         hours: dict[str, float] = {}
         size: Counter[str] = Counter()
+        gpu = {}
         with tarfile.open(self.folder / "records.tar.gz") as archive:
             for member in archive:
                 run, _, name = member.name.partition("/")
                 size[run] += member.size
                 if name == "costs.json" and (file := archive.extractfile(member)):
                     hours[run] = json.load(file)["seconds"]["total"] / 3600
-        return {run: (hours[run], size[run]) for run in hours}
+                if name == "provenance.json" and (file := archive.extractfile(member)):
+                    gpu[run] = json.load(file)["device"] != "cpu"
+        return {run: (hours[run], size[run], gpu[run]) for run in hours}
 
     def main(self, paper: str) -> list[Listed]:
         """Published values and main claims of a paper: claim, verdict, numbers, runs."""
@@ -324,9 +327,10 @@ class Evidence:
         return {run for item in self._items(row) for run in item.run_ids}
 
     def _cost(self, runs: set[str]) -> list[str]:
-        """Number of the runs, their hours and megabytes."""
-        hours, size = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
-        return [str(len(runs)), f"{hours:.1f}", f"{size / 1e6:.1f}"]
+        """Number of the runs, their hours with a mark of those on a GPU, and megabytes."""
+        hours, size, gpu = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
+        mark = "" if not gpu else " (GPU)" if gpu == len(runs) else f" ({gpu} runs: GPU)"
+        return [str(len(runs)), f"{hours:.1f}{mark}", f"{size / 1e6:.1f}"]
 
 
 def was_judged(verdict: str) -> bool:

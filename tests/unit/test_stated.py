@@ -43,11 +43,23 @@ def written(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8").partition("<!-- docs/generate.py")[0]
 
 
-def damping() -> Numbers:
-    """Beta 0 minus 0.2 on the same seeds, which no table shows."""
-    cells = [row for row in read("ecgr/betas_accuracy.csv") if row["measure"] == "last_accuracy"]
-    values = {row["row"]: np.array(row["values"].split(), float) for row in cells}
-    differences = values["0"] - values["0.2"]
+SUBTRACTED = (
+    ("ecgr/betas_accuracy.csv", "last_accuracy", "0", "0.2"),
+    ("replication_cifar10/fed2.csv", "last_accuracy", "Fed2", "Fed2, all nodes"),
+    *(
+        ("replication_cifar10/flfa_parts.csv", "final_accuracy", part, "FLFA")
+        for part in ("FLFA*", "FLFA†", "DFA")
+    ),
+)
+"""Differences of rows on the same seeds that no table shows."""
+
+
+def difference(name: str, measure: str, row: str, base: str) -> Numbers:
+    """Mean and 90 % interval of a difference of two rows, paired by seed."""
+    values = {
+        one["row"]: np.array(one["values"].split(), float) for one in read(name) if one["measure"] == measure
+    }
+    differences = values[row] - values[base]
     half = stats.t.ppf(0.95, len(differences) - 1) * stats.sem(differences)
     return differences.mean(), differences.mean() - half, differences.mean() + half
 
@@ -55,7 +67,7 @@ def damping() -> Numbers:
 @cache
 def published() -> list[tuple[Numbers, str]]:
     """Means with their deviations or intervals, and the verdicts on claims and differences."""
-    found = [(damping(), "")]
+    found = [(difference(*one), "") for one in SUBTRACTED]
     for path in sorted((ROOT / "published").glob("*/*.csv")):
         for row in read(f"{path.parent.name}/{path.name}"):
             verdict = row["verdict"] if path.stem == "claims" else row.get("gain_verdict", "")
@@ -74,7 +86,7 @@ def verdicts_on(stated: tuple[str, ...]) -> set[str]:
         turned = (-mean, *(ends if len(ends) == 1 else (-ends[1], -ends[0])))
         for numbers in ((mean, *ends), turned):
             places = (len(text.partition(".")[2]) for text in texts)
-            if len(numbers) == len(texts) and [f"{one:.{next(places)}f}" for one in numbers] == texts:
+            if len(numbers) == len(texts) and [f"{one:z.{next(places)}f}" for one in numbers] == texts:
                 found.add(verdict)
     return found
 
