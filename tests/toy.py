@@ -169,9 +169,9 @@ class Toy:
 def claim(
     where: str, text: str, verdict: str, evidence: str, item: str = "", table: bool = True
 ) -> dict[str, Any]:
-    """A judged claim; claims of a figure are exploratory and not listed."""
+    """A judged claim; claims of a figure are exploratory and drop out of the list."""
     fields = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
-    return {**fields, "item": item, "listed": table, "exploratory": not table}
+    return {**fields, "item": item, "dropped": not table, "exploratory": not table}
 
 
 ABOUT: dict[str, Any] = {

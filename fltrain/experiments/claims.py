@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 
 from fltrain.core.config import ListOf, Settings
 
-Names = Annotated[
+LabelNames = Annotated[
     tuple[str, ...],
     Field(strict=False, min_length=1),
     BeforeValidator(
@@ -25,7 +25,7 @@ Names = Annotated[
 ]
 """A name, or several."""
 
-LabelChoice = dict[str, Names]
+LabelChoice = dict[str, LabelNames]
 """On each axis one label, or any of several. Labels that an item lacks at a reduced scale are ignored."""
 
 Share = Annotated[tuple[float, float], Field(strict=False)]
@@ -61,7 +61,7 @@ class Quantity(Settings):
     item: str
     measure: str | None = None
     curve: str | None = None
-    part: Names | None = None
+    part: LabelNames | None = None
     rounds: Share = (0.0, 1.0)
     minus_rounds: Share | None = None
     over: LabelChoice = {}

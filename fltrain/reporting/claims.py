@@ -112,13 +112,13 @@ class Finding:
 
 
 COLUMNS = (
-    *("where", "claim", "verdict", "listed", "exploratory", "reduced", "item", "test", "stated"),
+    *("where", "claim", "verdict", "dropped", "exploratory", "reduced", "item", "test", "stated"),
     *("estimate", "low", "high", "p", "number", "evidence"),
 )
 """Columns of judged claims, also in the CSV file.
 
 ``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
-``listed`` is False if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
+``dropped`` is True if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
 the test was decided after the runs had been seen, or the claim is declared as exploratory. ``reduced``: the
 runs belong to a reduced scale. ``item`` has the items that the test uses, with commas, ``test`` its kind.
 ``estimate`` is our mean, ``low`` and ``high`` are the ends of its 90 % interval, ``p`` is the p value of
@@ -194,7 +194,8 @@ def judge(
         rows.append(row)
     shown = discoveries([row["p_contradicted"] for row in rows])
     for row, discovered in zip(rows, shown, strict=True):
-        row["listed"] = discovered or row["verdict"] != "contradicted" or row["p_contradicted"] is None
+        contradicted = row["verdict"] == "contradicted" and row["p_contradicted"] is not None
+        row["dropped"] = contradicted and not discovered
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -558,7 +559,7 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
 # ---------------------------------------------------------------- output
 def full_verdict(claim: Mapping[Any, Any]) -> str:
     """Return the verdict of a row of judged claims with its marks."""
-    dropped, late = DROPPED * (not claim["listed"]), ", exploratory" * bool(claim["exploratory"])
+    dropped, late = DROPPED * bool(claim["dropped"]), ", exploratory" * bool(claim["exploratory"])
     return f"{claim['verdict']}{dropped}{late}"
 
 
@@ -574,7 +575,7 @@ def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> 
         sheets=sheets,
         table=markdown_table([shown, *lines.to_numpy().tolist()], numbers=False),
         legend=LEGEND,
-        dropped="" if judged["listed"].all() else DROPPED_CLAIMS,
+        dropped=DROPPED_CLAIMS if judged["dropped"].any() else "",
         exploratory=EXPLORATORY if judged["exploratory"].any() else "",
     )
     return without_tags(text)

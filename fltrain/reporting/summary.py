@@ -40,7 +40,7 @@ def paper_summary(
             confirmed.setdefault(name, set()).add(str(claim.verdict))
     every = [cell for shown in cells.values() for cell in shown]
     decided = [cell for cell in every if cell.item in confirmed]
-    columns = ["where", "claim", "verdict", "listed", "exploratory", "evidence", "item"]
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
     rows: list[Any] = judged.to_dict("records")
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}

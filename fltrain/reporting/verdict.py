@@ -143,15 +143,15 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
         judged.append(_judge_gain(_judge(cell, inputs, ours), inputs, gain, ours))
         own = gain is not None and judged[-1].gain_verdict in AMONG_OWN
         among_own.append(min(gain.p_outside, 1 - gain.p_outside) if gain and own else None)
-    listed, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
+    discovered, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
     return [
         cell.replace(
-            listed=cell.verdict != "not reproduced" or cell.p is None or in_list,
+            dropped=cell.verdict == "not reproduced" and cell.p is not None and not is_discovered,
             gain_verdict="inconclusive"
             if cell.gain_verdict in AMONG_OWN and not is_shown
             else cell.gain_verdict,
         )
-        for cell, in_list, is_shown in zip(judged, listed, shown, strict=True)
+        for cell, is_discovered, is_shown in zip(judged, discovered, shown, strict=True)
     ]
 
 

@@ -681,10 +681,10 @@ def test_the_list_of_contradicted_claims_limits_the_false_discovery_rate(runs: R
     """
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR})
     near, holds = ({**POSITIVE, "at": {"method": method}} for method in "ab")
-    for others, listed in ((0, True), (3, False)):
+    for others, dropped in ((0, False), (3, True)):
         both = {"kind": "all", "tests": [holds, holds]}
         first, *_ = runs.judge(near, *[holds, both, both] * others)
-        assert (first.verdict, first.listed) == ("contradicted", listed)
+        assert (first.verdict, first.dropped) == ("contradicted", dropped)
 
 
 NIGHTLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("flfa", "ecgr", "fed2", "fedimpro")]

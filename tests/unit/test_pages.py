@@ -391,7 +391,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
         {
             "claim": text,
             "verdict": verdict,
-            "listed": True,
+            "dropped": False,
             "exploratory": late,
             "where": "sec. 2",
             "number": number,

@@ -117,7 +117,7 @@ class GridEntry:
     def badge(self) -> str:
         """The verdict with its side or reason and its marks."""
         cell = self.cell
-        text = cell.full_verdict + DROPPED * (not cell.listed) if self.kind == "own" else self.verdict
+        text = cell.full_verdict + DROPPED * cell.dropped if self.kind == "own" else self.verdict
         return f"{text}, exploratory" if self.verdict and cell.exploratory and text != "not run" else text
 
     @property
@@ -128,7 +128,7 @@ class GridEntry:
     @property
     def sign(self) -> str:
         """Sign of the verdict, for tables without columns of verdicts."""
-        dropped = self.kind == "own" and not self.cell.listed
+        dropped = self.kind == "own" and self.cell.dropped
         return SIGNS.get(self.verdict, "") + DROPPED * (dropped and bool(self.verdict))
 
     @property
