@@ -24,31 +24,34 @@ Items name the cells whose verdict has changed with a later version (``rejudged`
 """
 
 _PACKAGE = Path(__file__).parents[1]
-_FILES = (
-    *("core/floats.py", "core/statistics.py", "runs/measures.py", "runs/today.py", "analysis/*.py"),
-    *("experiments/claims.py", "experiments/layout.py", "experiments/published.py", "reporting/**/*.*"),
-)
-"""Code that decides what pages show."""
+_LAYERS = ("core", "runs", "experiments", "analysis", "reporting")
+"""Layers of the package that decide what pages show; the others prepare data, train, and print."""
 _MARK = re.compile(r'<meta name="fltrain-reporting" content="([^"]+)">')
 
 
 @cache
 def reporting_version() -> str:
-    """Return the version of the rule with a digest of the reporting code and its templates."""
+    """Return the version of the rule with a digest of the code that decides pages, and of the templates."""
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _FILES for path in _PACKAGE.glob(pattern)):
+    for path in sorted(path for layer in _LAYERS for path in _PACKAGE.glob(f"{layer}/**/*.*")):
         if path.suffix != ".pyc":
             digest.update(f"{path.relative_to(_PACKAGE)}\0".encode() + path.read_bytes())
     return f"{RULE_VERSION}-{digest.hexdigest()[:12]}"
 
 
+def made_by(page: str) -> str:
+    """Return the version that made the text of a page; it is empty for pages older than the mark."""
+    found = _MARK.search(page)
+    return found[1] if found else ""
+
+
 def outdated_pages(folder: Path) -> list[str]:
     """Return the pages of a scale that another version has made, for example ``flfa/table1.html``."""
     pages = [*folder.glob("*.html"), *folder.glob("*/*.html")]
-    return sorted(str(page.relative_to(folder)) for page in pages if _other(page))
+    ours = (page for page in pages if page.name != "report.html")  # Snakemake's report
+    return sorted(str(page.relative_to(folder)) for page in ours if _other(page))
 
 
 def _other(page: Path) -> bool:
     with page.open(encoding="utf-8", errors="replace") as file:
-        found = _MARK.search(file.read(2000))
-    return found is not None and found[1] != reporting_version()
+        return made_by(file.read(2000)) != reporting_version()

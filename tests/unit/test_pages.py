@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -219,12 +220,18 @@ def test_pages_of_another_version_are_named(toy: Toy, tmp_path: Path) -> None:
     page = tmp_path / "paper" / "table1.html"
     page.parent.mkdir()
     page.write_text((toy.folder / "paper/table1.html").read_text().replace(reporting_version(), "1-abc"))
-    assert outdated_pages(tmp_path) == ["paper/table1.html"]
+    older = tmp_path / "paper" / "table2.html"
+    older.write_text("<html>made before pages had a mark</html>")
+    (tmp_path / "report.html").write_text("<html>by Snakemake</html>")
+    assert outdated_pages(tmp_path) == ["paper/table1.html", "paper/table2.html"]
 
 
 @pytest.mark.parametrize(
     "file",
-    ["experiments/published.py", "experiments/claims.py", "runs/today.py", "analysis/class_preference.py"],
+    [
+        *("experiments/published.py", "experiments/items.py", "runs/where.py", "core/errors.py"),
+        *("analysis/class_preference.py", "reporting/templates/style.css"),
+    ],
 )
 def test_code_that_decides_pages_changes_their_version(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,9 +239,19 @@ def test_code_that_decides_pages_changes_their_version(
     copy = shutil.copytree(version._PACKAGE, tmp_path / "fltrain")
     monkeypatch.setattr(version, "_PACKAGE", copy)
     before = version.reporting_version.__wrapped__()
+    (copy / "engine" / "simulation.py").write_text("# It trains.")
+    assert version.reporting_version.__wrapped__() == before
     with (copy / file).open("a") as code:
         code.write("# changed\n")
     assert version.reporting_version.__wrapped__() != before
+
+
+def test_every_layer_below_the_pages_decides_them_or_trains() -> None:
+    """A new layer of the package needs a decision."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = next(one["layers"] for one in settings["tool"]["importlinter"]["contracts"] if "layers" in one)
+    below = layers[layers.index("reporting") :]
+    assert {*below} - {*version._LAYERS} == {"engine", "methods", "metrics", "models", "data", "runtime"}
 
 
 def test_missing_files_are_not_linked(tmp_path: Path) -> None:

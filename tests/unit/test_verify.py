@@ -18,6 +18,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.verify import Problem, Verification
+from fltrain.reporting.version import reporting_version
 from fltrain.runs.record import (
     MODELS_FILE,
     Record,
@@ -255,6 +256,20 @@ def test_an_edited_number_is_named_in_every_form(form: str, place: Place) -> Non
     else:
         path.write_text(text.replace(shown, "99.99", 1))
     place.only(path, "differs from its records")
+
+
+def test_a_page_of_another_version_is_named_and_only_its_numbers_are_compared(place: Place) -> None:
+    place.make_tables(place.plan, "html")
+    page = place.table().with_suffix(".html")
+    text = page.read_text().replace(reporting_version(), "1-abc").replace("<style>", "<style>p {}")
+    page.write_text(text)
+    place.only(page, "made by another version", harmless=True)
+    cell = re.search(r"<td[^>]*>.*?(\d\d\.\d\d)", text)
+    assert cell
+    page.write_text(text.replace(cell[0], cell[0].replace(cell[1], "99.99")))
+    version, number = place.findings()
+    assert version.harmless and not number.harmless
+    assert f"{page}: differs from its records" in number.text
 
 
 def test_a_table_that_names_an_unknown_run_is_named(place: Place) -> None:
