@@ -52,66 +52,65 @@ def without_tags(text: str) -> str:
 
 
 # ---------------------------------------------------------------- LaTeX
-_MATH = """± pm, † dagger, ‡ ddagger, \u00d7 times, · cdot, ∞ infty, ≤ le, ≥ ge, ≠ ne, ≈ approx, ∈ in, √ surd,
-∑ sum, ∂ partial, → rightarrow, ← leftarrow, ↔ leftrightarrow, ↑ uparrow, ↓ downarrow, ⇒ Rightarrow, ° circ,
-\u00b5 mu, ς varsigma"""
-_TEXT = r"""\ \textbackslash{}, | \textbar{}, ^ \textasciicircum{}, ~ \textasciitilde{}, — ---,
-… \ldots{}, “ ``, ” '', ß \ss{}, ø \o{}, Ø \O{}, æ \ae{}, Æ \AE{}, ł \l{}, Ł \L{}"""
+_CHARSETS = ("cp1252", "iso8859_2", "iso8859_9", "iso8859_13")
+_EUROPEAN = "".join(bytes(range(256)).decode(charset, "ignore") for charset in _CHARSETS)
+TEXT_CHARACTERS = set(filter(str.isprintable, _EUROPEAN))
+"""Characters that LaTeX can read as UTF-8 in a document with ``\\usepackage[T1]{fontenc}``."""
+_MATH = """∞ infty, ≤ le, ≥ ge, ≠ ne, ≈ approx, \u223c sim, ∈ in, √ surd, ∑ sum, ∂ partial, ∇ nabla,
+← leftarrow, → rightarrow, ↔ leftrightarrow, ↑ uparrow, ↓ downarrow, ⇒ Rightarrow, \u2113 ell, ς varsigma"""
+_GREEK = "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a7\u03bf"
+"""Letters without a command, because they look like Latin ones."""
 _LATEX = {
     **{character: "\\" + character for character in "&%$#_{}"},
-    **{
-        "<": "$<$",
-        ">": "$>$",
-        "\N{MINUS SIGN}": "$-$",
-        "\N{FRACTION SLASH}": "/",
-        "\N{EN DASH}": "--",
-        "\N{NO-BREAK SPACE}": "~",
-        "\n": " ",
-    },
-    **{"\N{LEFT SINGLE QUOTATION MARK}": "`", "\N{RIGHT SINGLE QUOTATION MARK}": "'"},
+    **{"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "|": r"\textbar{}"},
+    **{"`": r"\textasciigrave{}", '"': r"\textquotedbl{}", "<": "$<$", ">": "$>$"},
+    # After the end of a line, TeX would take them for an argument.
+    **{"[": "{[}", "*": "{*}"},
+    **{"\N{MINUS SIGN}": "$-$", "\N{FRACTION SLASH}": "/", "\N{PRIME}": "$'$"},
+    **{"\N{HYPHEN}": "{-}", "\N{NON-BREAKING HYPHEN}": "{-}", "\N{SOFT HYPHEN}": r"\-"},
+    **{"\N{NO-BREAK SPACE}": "~", "\n": " "},
+    **dict(zip(_GREEK, "ABEZHIKMNOPTXo", strict=True)),
     **{character: rf"$\{name}$" for character, name in (pair.split() for pair in _MATH.split(","))},
-    **dict(pair.split() for pair in _TEXT.split(",")),
 }
 _ACCENTS = dict(
     zip(
-        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0327\u0328",
-        "`'^~=u.\"rHvck",
+        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0323\u0327\u0328",
+        "`'^~=u.\"rHvdck",
         strict=True,
     )
 )
 """Combining accents and their commands."""
 _FORMS = {"<super>": r"\textsuperscript{%s}", "<sub>": r"\textsubscript{%s}"}
 _FORMS |= {"<fraction>": "%s", "<compat>": "%s"}
-"""Commands for characters that Unicode defines as a form of others, such as \u00b2, \u00bd and \u03d5."""
-_CAPITALS = ["Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"]
+"""Commands for characters that Unicode defines as a form of others, such as \u2074, \u2157 and \u03d5."""
 _MINUS = re.compile(r"(?<![\w.,)\]-])-(?=\.?\d)")
+_LIGATURE = re.compile(r"(?<=[-\u2013\u2018\u2019',!?])(?=[-\u2018\u2019',])")
 
 
 def latex(text: str) -> str:
-    """Return a text for pdfLaTeX: plain ASCII that needs no package. Unknown characters become their code.
+    r"""Return a text for pdfLaTeX in a document with ``\usepackage[T1]{fontenc}``.
 
-    Braces keep TeX from joining hyphens to a dash.
+    Characters that it cannot show become their code. Braces keep TeX from joining punctuation, for example
+    hyphens to a dash.
     """
-    parts = re.split("(?<=-)(?=-)", _MINUS.sub("\N{MINUS SIGN}", text))
+    composed = unicodedata.normalize("NFC", text)
+    parts = _LIGATURE.split(_MINUS.sub("\N{MINUS SIGN}", composed))
     return "{}".join("".join(map(_in_latex, part)) for part in parts)
 
 
 def _in_latex(character: str) -> str:
     if found := _LATEX.get(character):
         return found
-    if " " <= character <= "~":
+    if character in TEXT_CHARACTERS:
         return character
-    base, *marks = list(unicodedata.normalize("NFD", character))
+    base, *marks = unicodedata.normalize("NFD", character)
     if base.isascii() and base.isalpha() and marks and all(mark in _ACCENTS for mark in marks):
         for mark in marks:
             base = rf"\{_ACCENTS[mark]}{{{base}}}"
         return base
     if form := _FORMS.get(unicodedata.decomposition(character).partition(" ")[0]):
         return form % latex(unicodedata.normalize("NFKD", character))
-    kind, _, name = unicodedata.name(character, "").partition(" LETTER ")
-    if kind == "GREEK SMALL" and name.isalpha():
-        return "o" if name == "OMICRON" else rf"$\{name.replace('LAMDA', 'LAMBDA').lower()}$"
-    if kind == "GREEK CAPITAL" and name.isalpha():
-        name = name.replace("LAMDA", "LAMBDA").capitalize()
-        return rf"$\{name}$" if name in _CAPITALS else unicodedata.normalize("NFKD", name)[0]
-    return f"[U+{ord(character):04X}]"
+    kind, _, name = unicodedata.name(character, "").replace("LAMDA", "LAMBDA").partition(" LETTER ")
+    if "\u0391" <= character <= "\u03c9" and name.isalpha():  # Greek without accents
+        return rf"$\{name.capitalize() if kind == 'GREEK CAPITAL' else name.lower()}$"
+    return f"{{[}}U+{ord(character):04X}]"

@@ -2,6 +2,10 @@
 
 import itertools
 import re
+import shutil
+import subprocess
+import tempfile
+import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,7 +21,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import latex, number_text, p_text
+from fltrain.reporting.text import TEXT_CHARACTERS, latex, number_text, p_text
 from fltrain.runs.measures import CURVES, MEASURES
 from fltrain.runs.record import Record, write_record
 
@@ -421,24 +425,53 @@ FITTING = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{"
 MULTICOLUMN = re.compile(r"\\multicolumn\{(\d+)\}")
 
 
+LIGATURE = re.compile(r"[-\u2013]-|[!?][`\u2018]|['\u2019]['\u2019]|[`\u2018][`\u2018]|,,")
+DOCUMENT = r"""\documentclass{article}
+\usepackage[T1]{fontenc}
+\usepackage{graphicx}
+\IfFileExists{booktabs.sty}{\usepackage{booktabs}}{\let\toprule\hline\let\midrule\hline\let\bottomrule\hline}
+\tracinglostchars=3 \tracingoutput=1 \showboxbreadth=\maxdimen \showboxdepth=\maxdimen
+\begin{document}
+%s
+\end{document}
+"""
+
+
 def check_escapes(text: str) -> None:
     """Check for characters and braces that LaTeX refuses, or takes for something else."""
-    bare = re.sub(r"\\[\\&%$#_{}]", "", text.replace(FITTING, r"\resizebox{}{}{"))
+    text = re.sub("^% .*", "", text, flags=re.M)
+    bare = re.sub(r"\\[\\&%$#_{}]", " ", text.replace(FITTING, r"\resizebox{}{}{"))
     depth = 0
     for character in bare:
         depth += {"{": 1, "}": -1}.get(character, 0)
         assert depth >= 0, "a brace is closed that was not opened"
     assert depth == 0, "a brace is not closed"
     assert bare.count("$") % 2 == 0
-    outside = re.sub(r"\$[^$]*\$", "", bare)
-    for character in "%#_^~<>":
-        assert character not in outside, f"{character!r} is not escaped"
-    assert not (unknown := re.findall(r"[^\x00-\x7f]", text)), unknown
+    outside = re.sub(r"\$[^$]*\$", " ", bare)
+    for character in '%#_^<>`"':
+        assert character not in re.sub(r"\\[`^\"]\{", "", outside), f"{character!r} is not escaped"
+    assert not re.search(r"(\\\\|rule)\s*[\[*]", text), "an argument of the command before"
+    assert not (joined := LIGATURE.findall(outside)), joined
+    assert not (unknown := {one for one in text if one != "\n" and one not in TEXT_CHARACTERS}), unknown
+
+
+def check_compiled(text: str) -> None:
+    """Compile a text if pdfLaTeX is there: it misses no character, and joins none but f, i and l."""
+    if not shutil.which("pdflatex"):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "a.tex").write_text(DOCUMENT % text, encoding="utf-8")
+        command = ("pdflatex", "-draftmode", "-halt-on-error", "-interaction=nonstopmode", "a.tex")
+        ended = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+        log = Path(folder, "a.log").read_text(encoding="utf-8", errors="replace")
+    assert ended.returncode == 0, log[log.find("\n!") :][:500]
+    assert {*re.findall(r"\(ligature (.*)\)", log)} <= {"ff", "fi", "fl", "ffi", "ffl"}
 
 
 def check_latex(text: str, columns: int) -> list[list[str]]:
     """Check for mistakes that LaTeX refuses; return the texts of its cells by line."""
     check_escapes(text)
+    check_compiled(text)
     assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text)[::-1]
 
     lines: list[list[str]] = []
@@ -462,27 +495,32 @@ def test_latex_has_a_short_form_that_fits_the_text(
     lines = check_latex(text, 18)
     assert "difference" not in text.partition(r"\end{table}")[0] and text.count(r"\resizebox{") == 1
     assert [cell.rpartition("{")[2] for cell in lines[0] if cell] == ["one}", "two}"] * 2
-    assert lines[3][:3] == ["fedavg", r"45.00 $\pm$ 7.07\textsuperscript{$\ne$$\dagger$}", "65.80 [1]"]
+    assert lines[3][:3] == ["fedavg", r"45.00 ± 7.07\textsuperscript{$\ne$†}", "65.80 {[}1]"]
     assert r"Signs: $\ne$ not reproduced" in text
 
 
 LABELS = {
-    "[0.1, 0.5]": "{}[0.1, 0.5]",
-    "* plain": "{}* plain",
+    "[0.1, 0.5]": "{[}0.1, 0.5]",
+    " [b] x": "{[}b] x",
+    "\n* plain": "{*} plain",
     "\u03b1 \u2192 \u03b2 \u2265 3": r"$\alpha$ $\rightarrow$ $\beta$ $\ge$ 3",
-    "\u0141\u00f3d\u017a": r"\L{}\'{o}d\'{z}",
-    "\u03a9 \u0391 \u00b5": r"$\Omega$ A $\mu$",
-    "\u4e2d": "{}[U+4E2D]",
-    "-0.5 \u2013 1": "$-$0.5 -- 1",
+    "\u0141\u00f3d\u017a e\u0301 \u1ec5": "\u0141\u00f3d\u017a \u00e9 \\~{\\^{e}}",
+    "\u03a9 \u0397 \u03a1 \u00b5": r"$\Omega$ H P µ",
+    "\u03db \u03dd \u03ac": "{[}U+03DB] {[}U+03DD] {[}U+03AC]",
+    "\u4e2d": "{[}U+4E2D]",
+    "-0.5 \u2013 1": "$-$0.5 \u2013 1",
     "A\nB": "A B",
     "a|b --x": r"a\textbar{}b -{}-x",
-    "m\u00b2 H\u2082 \u00bd \u03f5 \u03d5": r"m\textsuperscript{2} H\textsubscript{2} 1/2 $\epsilon$ $\phi$",
+    "?` !\u2018 \u2013- ''": "?\\textasciigrave{} !{}\u2018 \u2013{}- '{}'",
+    "90\u00b0 \u0153 \u0111 \u00f0 \u20ac \u00a3 \u00a7 \u00a9 \u00ab\u00bb": "90° œ đ ð € £ § © «»",
+    "x\u2032 \u2207 \u223c": r"x$'$ $\nabla$ $\sim$",
+    "m\u00b2 H\u2082 \u2157 \u03f5 \u03d5": r"m² H\textsubscript{2} 3/5 $\epsilon$ $\phi$",
 }
 
 
 @pytest.mark.parametrize(("label", "shown"), LABELS.items(), ids=ascii)
 def test_latex_has_any_label_at_the_start_of_a_row(runs: Runs, label: str, shown: str) -> None:
-    """TeX would take a leading bracket or star for an argument of the line before."""
+    """TeX would take a bracket or star for an argument of the line before, also after a blank."""
     runs.add({"method": "first"}, 0.5)
     runs.add({"method": label}, 0.5)
     lines = check_latex(written(runs, runs.table(ACCURACY))["tex"], 1)
@@ -567,10 +605,26 @@ def test_latex_escapes_texts_everywhere(runs: Runs, text: str) -> None:
 
 def test_latex_has_every_character_of_the_declarations() -> None:
     """Titles, captions, labels, assumptions and notes on published values lose no character."""
-    for path in [*CONFIG.rglob("*.yaml"), *CONFIG.rglob("*.csv")]:
-        text = latex(path.read_text(encoding="utf-8"))
+    lines = {
+        line
+        for path in [*CONFIG.rglob("*.yaml"), *CONFIG.rglob("*.csv")]
+        for line in path.read_text(encoding="utf-8").splitlines()
+    }
+    text = "\n\n".join(map(latex, sorted(lines)))
+    check_escapes(text)
+    assert "{[}U+" not in text
+    check_compiled(text)
+
+
+def test_latex_compiles_every_character() -> None:
+    """Also next to each other: no two of them become a dash, a quotation mark, or an inverted mark."""
+    characters = [chr(code) for code in range(0x3000)]
+    joining = [one for one in TEXT_CHARACTERS if unicodedata.category(one)[0] == "P"]
+    pairs = map("".join, itertools.product(sorted(joining), repeat=2))
+    for texts in (characters, pairs):
+        text = latex(" ".join(texts))
         check_escapes(text)
-        assert "[U+" not in text, path
+        check_compiled(text)
 
 
 # ---------------------------------------------------------------- real runs
