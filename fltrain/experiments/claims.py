@@ -136,7 +136,8 @@ class InRegion(Quantity):
 class Printed(Quantity):
     """The claim states the gain of a cell ``over`` the baseline of the item's table.
 
-    It has the cell's verdict on the gain, at full scale only. ``at`` has a label for each axis of the table.
+    It has the cell's verdict on the gain, at full scale only. ``at`` has a label for each axis of the table;
+    ``mean_over`` its rows names a cell of the row of averages.
     """
 
     kind: Literal["cell"]

@@ -54,7 +54,7 @@ from fltrain.reporting.frame import (
 )
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED
-from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.text import markdown_table, p_text, without_tags
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
@@ -508,7 +508,7 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
         FltrainError: if the table does not print such a gain.
     """
     axes = (sheet.table.rows, sheet.table.columns, sheet.table.panels) if sheet.table else ()
-    place = [", ".join(test.at.get(axis or "", ())) for axis in axes]
+    place = [AVERAGE if axis in test.mean_over else ", ".join(test.at.get(axis or "", ())) for axis in axes]
     for cell in cells:
         here = [cell.row, cell.column, cell.panel] == place and cell.measure == test.measure
         if here and cell.published_gain is not None:

@@ -103,7 +103,7 @@ def _in_latex(character: str) -> str:
         return found
     if character in TEXT_CHARACTERS:
         return character
-    base, *marks = unicodedata.normalize("NFD", character)
+    base, *marks = list(unicodedata.normalize("NFD", character))
     if base.isascii() and base.isalpha() and marks and all(mark in _ACCENTS for mark in marks):
         for mark in marks:
             base = rf"\{_ACCENTS[mark]}{{{base}}}"

@@ -373,6 +373,26 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
 
+def test_a_claim_about_a_printed_average_gain_has_its_verdict(runs: Runs, tmp_path: Path) -> None:
+    """The average over the rows, which ``mean_over`` names, is a cell of its own."""
+    path = tmp_path / "toy.csv"
+    path.write_text("method,plugin,metric,value,std,note\n,x,avg_gain,1.0,,\n")
+    for method, gain in (("a", 0.5), ("b", 1.5)):
+        for plugin, more in (("none", 0.0), ("x", gain)):
+            names = {"method": method, "plugin": plugin}
+            values = [50 + more + step for step in (-0.01, 0.0, 0.01)]
+            runs.add(names, *values, reported={"plugin": plugin})
+    average = {"of": "gain", "reported": "avg_gain"}
+    sheet = runs.sheet(
+        measures=[{"measure": "final_accuracy", "gain_over": {"plugin": "none"}, "average": average}]
+    )
+    cells = table_cells(sheet, runs.results.record, Published.read(path))
+    test = {"kind": "cell", **GAIN, "at": {"plugin": "x"}, "mean_over": ["method"]}
+    found = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
+    assert found.verdict == "supported" and found.estimate == pytest.approx(1.0)
+    assert "the cell average / x of " in found.evidence
+
+
 def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) -> None:
     """Each names one cell, whose printed gain rounds to the claim's number."""
     reported, found = ROOT / "config" / "reported", 0
@@ -391,7 +411,7 @@ def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) 
                 )
                 assert cell.published_gain == pytest.approx(stated, abs=0.05), claim.claim
                 found += 1
-    assert found == 5
+    assert found == 6
 
 
 def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> None:
