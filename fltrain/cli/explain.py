@@ -33,8 +33,11 @@ def explain(
 ) -> None:
     """Show layer, file and line of each setting of a cell."""
     planned = options.one_item(plan(config, scale), item)
-    words = {label.casefold() for label in cell or ()}
-    entries = [entry for entry in planned.entries if entry.number == 0 and words <= _labels(entry)]
+    entries = [entry for entry in planned.entries if entry.number == 0]
+    exact = set().union(*map(_labels, entries))
+    for word in cell or ():
+        fold = str if word in exact else str.casefold
+        entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
     if len(entries) != 1:
         axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in planned.axes.items())
         found = f"{planned.id} has {count(len(entries), 'cell')}"
@@ -65,7 +68,7 @@ def explain(
 
 def _labels(entry: Entry) -> set[str]:
     """Return a cell's labels, each alone and with its axis."""
-    return {word.casefold() for axis, label in entry.labels.items() for word in (label, f"{axis}={label}")}
+    return {word for axis, label in entry.labels.items() for word in (label, f"{axis}={label}")}
 
 
 def _text(value: object) -> str:

@@ -18,7 +18,21 @@ ConfigOption = Annotated[Path, typer.Option(help="Folder that contains papers/ a
 ItemsArgument = Annotated[
     list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1) (default: all).")
 ]
-SeedsOption = Annotated[int | None, typer.Option(help="Maximum number of seeds (default: the item's own).")]
+
+
+def number_of_seeds(text: str) -> int:
+    """Return the value of an option ``--seeds``."""
+    if not (text.isdecimal() and int(text)):
+        raise typer.BadParameter(f"{text!r} is not a number of seeds; --seeds 3 takes the first three")
+    return int(text)
+
+
+SeedsOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=number_of_seeds, metavar="N", help="Maximum number of seeds (default: the item's own)."
+    ),
+]
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(

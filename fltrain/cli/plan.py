@@ -41,8 +41,9 @@ def show_plan(
     """Show the runs behind each table and figure, and their costs.
 
     Costs are the multiply-adds of the runs, counted from the shapes of their networks, with gradients, tests
-    and all further passes of methods. The count is exact for clients of equal size. --gpu and --measure add
-    the time.
+    and all further passes of methods. The count is exact for clients of equal size. Passes that need
+    an earlier round (MOON) count at their mean share if only some clients train in a round. --gpu and
+    --measure add the time.
     """
     from fltrain.experiments.work import Work
 
@@ -76,7 +77,8 @@ def show_plan(
         """Return the numbers of an item; a + marks runs without a number of multiply-adds."""
         known = [counts[run] for run in runs if run in counts]
         more = "" if len(known) == len(runs) else " +"
-        texts = [*map(str, (cells, len(runs), len(done & set(runs)))), _prefixed(sum(known)) + more]
+        texts = [*map(str, (cells, len(runs), len(done & set(runs))))]
+        texts.append(_prefixed(sum(known)) + more if known or not runs else "?")
         texts.append(_prefixed(sum(known) / len(known)) if known else "")
         if speeds:
             left = (needed[run] for run in runs if run in needed and run not in done)
@@ -96,9 +98,10 @@ def show_plan(
     typer.echo(f"cohorts: {', '.join(dict.fromkeys(cohorts))}")
     prefixes = "G 1e9, T 1e12, P 1e15, E 1e18"
     typer.echo(f"multiply-adds: of convolutions and linear layers ({prefixes}); mean per run")
-    if unknown := len(runs) - len(counts):
-        lack = "config/datasets.yaml lacks the dataset's size"
-        typer.echo(f"{count(unknown, 'run')} (+) not counted: {lack}")
+    if unknown := [spec.dataset.name for run, spec in runs.items() if run not in counts]:
+        names = ", ".join(dict.fromkeys(unknown))
+        lack = f"datasets.yaml has no counts or size of the images of {names}"
+        typer.echo(f"{count(len(unknown), 'run')} (+) not counted: {lack}")
     typer.echo(origin)
     if out:
         import pandas as pd

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fltrain.cli.options import ResultsOption
-from fltrain.core.errors import FltrainError
+from fltrain.cli.options import ResultsOption, number_of_seeds
+from fltrain.core.errors import FltrainError, Problems
 from fltrain.core.strict_yaml import read_plain, read_text
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
@@ -27,8 +27,8 @@ def _option(envvar: str, metavar: str, text: str, min: float | None = None) -> A
     return typer.Option(envvar=envvar, metavar=metavar, help=text, min=min)
 
 
-def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
-    """Yield the runs that a file describes after changes of settings, one for each combination.
+def runs_of(path: Path | None, changes: Sequence[str]) -> list[RunSpec]:
+    """Return the runs that a file describes after changes of settings, one for each combination.
 
     Args:
         path: file with a run, or a record's spec; None is standard input. Its settings may be incomplete
@@ -37,22 +37,27 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> Iterator[RunSpec]:
     """
     settings, where = read_plain(path), str(path or "standard input")
     if not changes:
-        yield RunSpec.recorded(settings, where)
-        return
+        return [RunSpec.recorded(settings, where)]
     from fltrain.experiments.layers import merge  # not for jobs of a workflow, which change nothing
 
     if not isinstance(settings, Mapping):
         raise FltrainError(f"{where}: not a run; write a mapping from settings to values")
-    choices: list[list[tuple[str, dict[str, Any]]]] = []
+    choices: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for change in changes:
         key, equals, text = change.partition("=")
-        if not (key and equals and text):
+        if not (all(key.split(".")) and equals and text):
             raise FltrainError(f"--set: {change!r}: write KEY=VALUE, for example training.lr=0.05")
-        choices.append([(f"{key}={value}", _patch(key, value)) for value in alternatives(text)])
-    for combination in itertools.product(*choices):
+        if key in choices:
+            raise FltrainError(f"--set: {key!r} is set twice; write alternatives with commas: {key}=A,B")
+        choices[key] = [(f"{key}={value}", _patch(key, value)) for value in alternatives(text)]
+    specs, found = list[RunSpec](), Problems()
+    for combination in itertools.product(*choices.values()):
         names, patches = zip(*combination, strict=True)
         changed = functools.reduce(merge, patches, settings)
-        yield RunSpec.recorded(changed, f"{where} with {' '.join(names)}")
+        with found.collected():
+            specs.append(RunSpec.recorded(changed, f"{where} with {' '.join(names)}"))
+    found.refuse(where)
+    return specs
 
 
 def _patch(key: str, text: str) -> dict[str, Any]:
@@ -101,7 +106,8 @@ def train(
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train each run with the seeds 0 to N - 1.")
+        int | None,
+        typer.Option(parser=number_of_seeds, metavar="N", help="Train each run with the seeds 0 to N - 1."),
     ] = None,
     again: Annotated[
         bool,
@@ -116,9 +122,14 @@ def train(
     A stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed run resumes from its last checkpoint.
     """
     paths, stopping = [None if name == "-" else Path(name) for name in specs], Stopping()
+    if seeds and any(change.partition("=")[0] == "seed" for change in changes or ()):
+        raise FltrainError(f"--seeds {seeds} and --set seed=... contradict each other; leave out one of them")
     every = [*(changes or ()), *([f"seed={','.join(map(str, range(seeds)))}"] if seeds else ())]
-    # Each run once, even if several files describe it.
-    parsed = {spec.run_id: spec for path in paths for spec in runs_of(path, every)}
+    parsed, found = dict[str, RunSpec](), Problems()  # each run once, even if several files describe it
+    for path in paths:
+        with found.collected():
+            parsed |= {spec.run_id: spec for spec in runs_of(path, every)}
+    found.refuse("train")
     where = Results(results)
     due = []
     stopping.heed()

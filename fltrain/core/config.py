@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from fltrain.core.errors import FltrainError, problems
+from fltrain.core.errors import FltrainError, together
 from fltrain.core.located import place_of
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+_ALTERNATIVE = re.compile(r"(constrained-)?(bool|int|float|str)|(literal|tuple|function-[\w-]+)\[.*")
+"""Pydantic's names of the alternatives of a setting, as parts of the place of a fault."""
 _LIST = "input should be a list ([a, b], or [a] for a single one)"
 _WANTED = {
     "bool_type": "input should be true or false",
@@ -46,8 +48,8 @@ def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> None:
-    """Refuse words that are not among the known ones.
+def unknown(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> Iterator[str]:
+    """Yield a message on each word that is not among the known ones.
 
     Args:
         problem: beginning of the message; the word and the known words follow.
@@ -58,7 +60,13 @@ def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed
     known = list(known)
     for word in words:
         if word not in known:
-            raise FltrainError(f"{problem} {word!r}{suggest(word, known)} ({listed}: {', '.join(known)})")
+            yield f"{problem} {word!r}{suggest(word, known)} ({listed}: {', '.join(known)})"
+
+
+def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> None:
+    """Refuse a word that is not among the known ones; ``unknown`` describes the arguments."""
+    for message in unknown(problem, words, known, listed):
+        raise FltrainError(message)
 
 
 def file_name(name: str, what: str = "name") -> str:
@@ -112,8 +120,12 @@ class KnownNames(tuple[str, ...]):
 
 
 class Settings(BaseModel):
-    """Base of everything a user can write in a config: frozen, strict, unknown keys refused."""
+    """Base of everything a user can write in a config: frozen, strict, unknown keys refused.
 
+    ``HINTS`` has the remedy for a key that users try, but that is none.
+    """
+
+    HINTS: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     def all_settings(self) -> dict[str, Any]:
@@ -138,14 +150,13 @@ class Settings(BaseModel):
             return cls.model_validate(data, context=context)
         except ValidationError as error:
             found = faults(error, cls)
-        lines = [(*(place_of(data, keys) or (where, 0)), _line(keys, what)) for keys, what in found.items()]
-        raise problems(
-            where,
-            [
-                f"{'' if where.startswith(file) else f'{file}: '}{f'line {number}: ' if number else ''}{line}"
-                for file, number, line in sorted(lines, key=lambda line: line[:2])
-            ],
-        )
+        lines = [(*(place_of(data, keys) or ("", 0)), _line(keys, what)) for keys, what in found.items()]
+        parts = []
+        for file, number, line in sorted(lines, key=lambda line: line[:2]):
+            inside = bool(file) and where.startswith(file)
+            line = f"line {number}: {line}" if number else line
+            parts.append(("", f"{where}: {line}") if inside else (where, f"{file}: {line}" if file else line))
+        raise together(where, parts)
 
 
 def nested(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -168,6 +179,7 @@ def plain(value: Any) -> Any:
 def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...], str]:
     """Return a message on each fault that pydantic found in settings, by the path of the user's keys."""
     found: dict[tuple[str, ...], str] = {}
+    wrong_types: dict[tuple[str, ...], str] = {}
     for fault in error.errors(include_url=False):
         keys: tuple[str, ...] = ()
         kinds, fields = [kind], list[FieldInfo]()
@@ -176,7 +188,7 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
             chosen = [one for one in kinds if part in _names(one)]
             if chosen and not fields:  # discriminated unions add the chosen name to the location
                 kinds = chosen
-            elif not str(part).startswith("function-"):
+            elif not _ALTERNATIVE.fullmatch(str(part)):
                 kinds = [inner for field in fields for inner in nested(field.annotation)] if fields else kinds
                 keys = (*keys, str(part))
         conflicts = fault.get("ctx", {}).get("error")
@@ -187,9 +199,17 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
                     path, what = "", message
                 place = (*keys, *filter(None, path.split(".")))
                 found[place] = f"{found[place]}; {what}" if place in found else what
+        elif fault["type"].endswith(("_type", "literal_error")):
+            message = _message(fault, kinds, fields)
+            if keys in wrong_types:
+                others = wrong_types[keys].partition(", got ")[0]
+                message = f"{others} or {message.removeprefix('input should be ')}"
+            wrong_types[keys] = message
         else:
             found.setdefault(keys, _message(fault, kinds, fields))
-    return found
+    # If the type fits one of a setting's alternatives, only this one's faults count.
+    fitting = {keys[:length] for keys in (*found, *wrong_types) for length in range(len(keys))} | found.keys()
+    return found | {keys: message for keys, message in wrong_types.items() if keys not in fitting}
 
 
 def _names(kind: type[BaseModel]) -> list[Any]:
@@ -207,6 +227,7 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     if kind == "missing" and names:
         return f"field required (known: {', '.join(names[0])})"
     message = _WANTED.get(kind) or fault["msg"].removeprefix("Value error, ")
+    message = re.sub("^(Tuple|Dictionary) (should have .* items?).*", r"input \2", message)
     message = message[0].lower() + message[1:]
     if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
         message += f", got {shown!r}"
@@ -218,6 +239,9 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
 def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
     """Return a message on an unknown key with the known ones, and the place of a setting of that name."""
     fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+    for kind in kinds:
+        if issubclass(kind, Settings) and key in kind.HINTS:
+            return f"unknown key {key!r}; {kind.HINTS[key]}"
     word = _SYNONYMS.get(key, key)
     elsewhere = [
         f"{name}.{word}"

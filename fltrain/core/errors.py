@@ -33,12 +33,16 @@ class FltrainError(ValueError):
 
     The message is one line with the setting, its value, the allowed values and a remedy. ``problems`` follow
     in a line each. (A ValueError, so that pydantic reports it like its own faults during validation.)
+
+    Attributes:
+        parts: place and text of each problem, see ``together``.
     """
 
     exit_code: ClassVar[int] = 2
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
         super().__init__("\n  ".join(map(_one_line, (message, *problems))))
+        self.parts: Sequence[tuple[str, str]] = [("", message)]
 
 
 class MethodError(FltrainError):
@@ -81,12 +85,30 @@ MOST_PROBLEMS = 20
 """Number of problems that one message shows."""
 
 
-def problems(where: str, lines: Sequence[str]) -> FltrainError:
-    """Return one error for all problems of a file, one on each line."""
-    if len(lines) == 1:
-        return FltrainError(f"{where}: {lines[0]}")
-    more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
-    return FltrainError(f"{where}: {len(lines)} problems:", [*lines[:MOST_PROBLEMS], *more])
+def together(where: str, parts: Sequence[tuple[str, str]]) -> FltrainError:
+    """Return one error for several problems, one on each line.
+
+    Args:
+        where: the whole that is faulty, for example a file.
+        parts: place and text of each problem. Equal texts are one problem, shown at its first place.
+    """
+    first: dict[str, str] = {}
+    for place, text in parts:
+        first.setdefault(text, place)
+    lines = [f"{place}: {text}" if place else text for text, place in first.items()]
+    if len(lines) > 1:
+        shown = [line.removeprefix(f"{where}: ") for line in lines[:MOST_PROBLEMS]]
+        more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
+        error = FltrainError(f"{where}: {len(lines)} problems:", [*shown, *more])
+    else:
+        error = FltrainError(lines[0])
+    error.parts = parts
+    return error
+
+
+def problems(where: str, lines: Iterable[str]) -> FltrainError:
+    """Return one error for the problems of one place."""
+    return together(where, [(where, line) for line in lines])
 
 
 class Problems(list[FltrainError]):
@@ -105,8 +127,7 @@ class Problems(list[FltrainError]):
         if len(self) == 1:
             raise self[0]
         if self:
-            parts = [str(error).split("\n  ") for error in self]
-            raise problems(where, [line for lines in parts for line in lines[len(lines) > 1 :]])
+            raise together(where, [part for error in self for part in error.parts])
 
 
 @contextmanager

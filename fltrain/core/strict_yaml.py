@@ -14,7 +14,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from fltrain.core.config import Settings, suggest
-from fltrain.core.errors import FltrainError, as_mistake
+from fltrain.core.errors import FltrainError, Problems, as_mistake
 from fltrain.core.located import FileLine, LocatedList, LocatedMapping
 
 _TAG = "tag:yaml.org,2002:"
@@ -33,6 +33,7 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
         super().__init__(stream)
         self._blocks = blocks
         self._merged: dict[yaml.Node, bool] = {}  # False: in the course of it
+        self.repeated: list[yaml.Node] = []
 
     def number(self, node: yaml.ScalarNode) -> int | float:
         """Return an integer or a float."""
@@ -67,7 +68,7 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
             if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
                 raise _fault(key, f"the key {key.value!r} is no text; write it in quotes")
             if key.value in names:
-                raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
+                self.repeated.append(key)
             names.add(key.value)
             if key.value == "use" and self._blocks is not None:
                 named = value.value if isinstance(value, yaml.SequenceNode) else [value]
@@ -141,7 +142,13 @@ def _tree_of(text: str, where: str) -> yaml.Node:
 def _data(trees: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> list[Any]:
     with _refusing(trees[0].start_mark.name):
         loader = _Loader("", blocks)
-        return [loader.construct_object(tree, deep=True) for tree in trees]
+        data = [loader.construct_object(tree, deep=True) for tree in trees]
+    found = Problems()
+    for key in loader.repeated:
+        with found.collected(), _refusing(""):
+            raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
+    found.refuse(trees[0].start_mark.name)
+    return data
 
 
 def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:

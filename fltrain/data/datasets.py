@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, Problems
 from fltrain.core.own import own_folder
 from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
@@ -165,19 +165,26 @@ def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
     states facts.
     """
     entries: dict[str, DatasetEntry] = {}
+    found = Problems()
     for source in (path, own) if own else (path,):
         data = read_plain(source)
         if not isinstance(data, Mapping):
             raise FltrainError(f"{source}: found no entries, expected a mapping from names to datasets")
         for name, entry in data.items():
-            where = f"{source}: {file_name(name, f'name of a dataset in {source}')}"
-            if name in ("test", "local_test", "validation"):
-                raise FltrainError(f"{where}: this is the name of a split; choose another name")
-            if isinstance(entry, Mapping) and entry.get("reader") in ("medmnist", {"name": "medmnist"}):
-                own_source = {"path", "files"} & entry.keys()
-                entry = {**({} if own_source else medmnist_entry(name, where)), **entry, "reader": "npz"}
-            entries[name] = DatasetEntry.parse(entry, where)
+            with found.collected():
+                entries[name] = _entry(name, entry, source)
+        found.refuse(str(source))
     return dict(sorted(entries.items()))
+
+
+def _entry(name: str, entry: Any, source: Path) -> DatasetEntry:
+    where = f"{source}: {file_name(name, f'name of a dataset in {source}')}"
+    if name in ("test", "local_test", "validation"):
+        raise FltrainError(f"{where}: this is the name of a split; choose another name")
+    if isinstance(entry, Mapping) and entry.get("reader") in ("medmnist", {"name": "medmnist"}):
+        own_source = {"path", "files"} & entry.keys()
+        entry = {**({} if own_source else medmnist_entry(name, where)), **entry, "reader": "npz"}
+    return DatasetEntry.parse(entry, where)
 
 
 SHIPPED = Path(__file__).parents[2] / "config" / "datasets.yaml"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from fltrain.core.config import ListOf, Settings, check_known
-from fltrain.core.errors import FltrainError
-from fltrain.runs.measures import measure
+from fltrain.core.config import ListOf, Settings, unknown
+from fltrain.runs.measures import MEASURES
 
 Labels = dict[str, str]
 """Axis -> label of one of its points."""
@@ -29,10 +28,10 @@ NO_AXES = (*COLUMNS, "rows", "series")
 """Names of columns that an axis cannot have."""
 
 
-def _check_labels(field: str, labels: Labels, axes: Axes) -> None:
-    check_known(f"{field}: unknown axis", labels, axes, "axes")
+def _unknown_labels(field: str, labels: Labels, axes: Axes) -> Iterator[str]:
+    yield from unknown(f"{field}: unknown axis", labels, axes, "axes")
     for axis, label in labels.items():
-        check_known(f"{field}: unknown label", [label], axes[axis], f"labels of {axis!r}")
+        yield from unknown(f"{field}: unknown label", [label], axes.get(axis, [label]), f"labels of {axis!r}")
 
 
 class ItemLayout(Settings):
@@ -44,20 +43,20 @@ class ItemLayout(Settings):
     PLACES: ClassVar[tuple[str, ...]] = ()
     NO_AXIS: ClassVar[tuple[str, ...]] = ()
 
-    def _places(self) -> list[str]:
-        """Return the axes that the layout names."""
-        return [name for place in self.PLACES if (name := getattr(self, place)) is not None]
+    def _places(self) -> list[tuple[str, str]]:
+        """Return the fields that name an axis, each with the axis."""
+        return [(place, name) for place in self.PLACES if (name := getattr(self, place)) is not None]
 
-    def check(self, axes: Axes) -> None:
-        """Refuse a layout that names unknown axes or labels, or that would mix the points of an axis."""
-        shown = self._places()
-        check_known("layout: unknown axis", shown, [*axes, *self.NO_AXIS], "axes")
-        for name in shown:
-            if shown.count(name) > 1:
-                raise FltrainError(f"the layout names the axis {name!r} twice")
+    def faults(self, axes: Axes) -> Iterator[str]:
+        """Yield unknown axes and labels, and axes whose points the layout would mix, each after its field."""
+        shown = [name for _, name in self._places()]
+        for number, (place, name) in enumerate(self._places()):
+            yield from unknown(f"{place}: unknown axis", [name], [*axes, *self.NO_AXIS], "axes")
+            if name in shown[:number]:
+                yield f"{place}: the layout names the axis {name!r} twice"
         for axis, labels in axes.items():
             if len(labels) > 1 and axis not in shown:
-                raise FltrainError(f"the layout does not show the axis {axis!r}; add it to the layout")
+                yield f"the layout does not show the axis {axis!r}; add it to the layout"
 
 
 class Average(Settings):
@@ -104,6 +103,35 @@ class Measured(Settings):
     interval: bool = False
     place: Literal["best", "median"] = "best"
 
+    def faults(self, axes: Axes) -> Iterator[str]:
+        """Yield settings that do not fit the axes or the measure, each after its field."""
+        for reference in ("gain_over", "relative_to", "target_of"):
+            yield from _unknown_labels(reference, getattr(self, reference), axes)
+        if self.average and self.average.of == "gain" and not self.gain_over:
+            yield "average: 'of: gain' needs 'gain_over'"
+        yield from unknown("measure: unknown measure", [self.measure], MEASURES)
+        if (what := MEASURES.get(self.measure)) is None:
+            return
+        if what.targeted == "seconds" and self.printed_target:
+            yield (
+                f"printed_target: {self.measure!r} needs seconds, and this is an accuracy; write 'target_of'"
+            )
+        elif bool(what.targeted) != bool(self.target_of or self.printed_target):
+            targets = "needs" if what.targeted else "has no target; remove"
+            yield f"measure: {self.measure!r} {targets} 'target_of' or 'printed_target'"
+        if self.gain_margin and (not self.gain_over or what.margin.relative or self.average):
+            yield (
+                "gain_margin: it needs 'gain_over', a measure in points and no 'average'; "
+                f"{self.measure!r} has not all of these"
+            )
+        if self.average and what.over_seeds != "mean":
+            yield f"average: {self.measure!r} is not a mean over seeds; remove its 'average'"
+        if what.over_seeds == "max" and (self.gain_over or self.relative_to):
+            yield (
+                f"measure: {self.measure!r} is a maximum over seeds, which cannot be paired: it has no "
+                "'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
+            )
+
 
 class Table(ItemLayout):
     """Layout of a table.
@@ -133,47 +161,21 @@ class Table(ItemLayout):
     spread_by: ListOf[str] = ()
     mean_over: ListOf[str] = ()
 
-    def _places(self) -> list[str]:
-        return [*super()._places(), *self.mean_over]
+    def _places(self) -> list[tuple[str, str]]:
+        return [*super()._places(), *(("mean_over", axis) for axis in self.mean_over)]
 
-    def check(self, axes: Axes) -> None:
-        check_known("spread_by: unknown axis", self.spread_by, axes, "axes")
+    def faults(self, axes: Axes) -> Iterator[str]:
+        yield from unknown("spread_by: unknown axis", self.spread_by, axes, "axes")
         headings = [(measured.measure, measured.label) for measured in self.measures]
-        for name, label in headings:
-            if headings.count((name, label)) > 1:
-                raise FltrainError(f"the measure {name!r} is shown twice; tell them apart by 'label'")
         names = dict.fromkeys(name for name, _ in headings)
-        check_known("order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
-        for measured in self.measures:
-            what = measure(measured.measure)
-            if what.targeted == "seconds" and measured.printed_target:
-                raise FltrainError(
-                    f"the measure {measured.measure!r} needs seconds, and 'printed_target' is an "
-                    "accuracy; write 'target_of'"
-                )
-            if bool(what.targeted) != bool(measured.target_of or measured.printed_target):
-                targets = "needs" if what.targeted else "has no target; remove"
-                raise FltrainError(
-                    f"the measure {measured.measure!r} {targets} 'target_of' or 'printed_target'"
-                )
-            if measured.average and measured.average.of == "gain" and not measured.gain_over:
-                raise FltrainError("an average 'of: gain' needs 'gain_over'")
-            if measured.gain_margin and (not measured.gain_over or what.margin.relative or measured.average):
-                raise FltrainError(
-                    f"'gain_margin' needs 'gain_over', a measure in points and no 'average'; "
-                    f"{measured.measure!r} has not all of these"
-                )
-            if measured.average and what.over_seeds != "mean":
-                raise FltrainError(f"{measured.measure!r} is not a mean over seeds; remove its 'average'")
-            if what.over_seeds == "max" and (measured.gain_over or measured.relative_to):
-                raise FltrainError(
-                    f"{measured.measure!r} is a maximum over seeds, which cannot be paired: it has "
-                    "no 'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
-                )
-            dimension = {what.dimension: ("several", "labels")} if what.dimension else {}
-            super().check({**axes, **dimension})
-            for reference in ("gain_over", "relative_to", "target_of"):
-                _check_labels(reference, getattr(measured, reference), axes)
+        yield from unknown("order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
+        for number, measured in enumerate(self.measures):
+            if headings[number] in headings[:number]:
+                yield f"measures.{number}: {measured.measure!r} is shown twice; tell them apart by 'label'"
+            yield from (f"measures.{number}.{fault}" for fault in measured.faults(axes))
+        known = [MEASURES[name].dimension for name in names if name in MEASURES]
+        for dimension in dict.fromkeys(known or [None]):
+            yield from super().faults({**axes, **({dimension: ("several", "labels")} if dimension else {})})
 
 
 class Panel(Settings):
@@ -229,17 +231,17 @@ class Curves(ItemLayout):
     rows: str | None = None
     panels: ListOf[Panel]
 
-    def check(self, axes: Axes) -> None:
+    def faults(self, axes: Axes) -> Iterator[str]:
         if self.smoothing % 2 == 0:
-            raise FltrainError(f"smoothing: {self.smoothing} {self.over} have no centre; use an odd number")
-        super().check(axes)
-        for panel in self.panels:
+            yield f"smoothing: {self.smoothing} {self.over} have no centre; use an odd number"
+        yield from super().faults(axes)
+        for number, panel in enumerate(self.panels):
             for key in ("reduction_from", "difference_from"):
                 base: Labels = getattr(panel, key)
-                _check_labels(key, base, axes)
+                place = f"panels.{number}.{key}"
+                yield from _unknown_labels(place, base, axes)
                 if base and set(base) != {self.series}:
-                    names = ", ".join(map(repr, base))
-                    raise FltrainError(f"{key} names {names}, but the lines show {self.series!r}")
+                    yield f"{place}: names {', '.join(map(repr, base))}, but the lines show {self.series!r}"
 
 
 class Points(ItemLayout):
@@ -260,11 +262,12 @@ class Points(ItemLayout):
     series: str | None = None
     measure: str
 
-    def check(self, axes: Axes) -> None:
-        super().check(axes)
-        what = measure(self.measure)
-        if what.targeted or what.dimension or what.over_seeds == "max":
-            raise FltrainError(f"the measure {self.measure!r} is not one number for each run; choose another")
+    def faults(self, axes: Axes) -> Iterator[str]:
+        yield from super().faults(axes)
+        yield from unknown("measure: unknown measure", [self.measure], MEASURES)
+        what = MEASURES.get(self.measure)
+        if what and (what.targeted or what.dimension or what.over_seeds == "max"):
+            yield f"measure: {self.measure!r} is not one number for each run; choose another"
 
 
 class Ranking(ItemLayout):
@@ -287,12 +290,14 @@ class Ranking(ItemLayout):
     difference_from: str
     margin: float = Field(gt=0)
 
-    def check(self, axes: Axes) -> None:
-        super().check(axes)
-        _check_labels("difference_from", {self.rows: self.difference_from}, axes)
-        what = measure(self.measure)
-        if what.targeted or what.dimension or what.margin.relative or what.over_seeds != "mean":
-            raise FltrainError(f"the measure {self.measure!r} is not one in points; choose another")
+    def faults(self, axes: Axes) -> Iterator[str]:
+        yield from super().faults(axes)
+        if self.rows in axes:
+            yield from _unknown_labels("difference_from", {self.rows: self.difference_from}, axes)
+        yield from unknown("measure: unknown measure", [self.measure], MEASURES)
+        what = MEASURES.get(self.measure)
+        if what and (what.targeted or what.dimension or what.margin.relative or what.over_seeds != "mean"):
+            yield f"measure: {self.measure!r} is not one in points; choose another"
 
 
 class Histogram(ItemLayout):

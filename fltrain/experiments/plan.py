@@ -7,16 +7,17 @@ the settings of a cell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
 from fltrain.core.config import check_known
-from fltrain.core.errors import FltrainError, Problems, count
+from fltrain.core.errors import FltrainError, Problems, count, problems
 from fltrain.core.located import LocatedMapping, located, place_of
 from fltrain.core.own import place_of_file
+from fltrain.data.datasets import registry
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
 from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merge
@@ -142,6 +143,7 @@ def plan(config: Path, scale: str) -> Plan:
         config: folder with ``papers/`` and ``scales/``.
         scale: stem of a file in ``scales/``.
     """
+    registry()  # a faulty entry is reported once, not for each cell
     labels = read_added(config, "labels.yaml", DisplayLabels).labels
     register = read_added(config, "register.yaml", Register)
     search = read_added(config, "search.yaml", Search)
@@ -151,11 +153,14 @@ def plan(config: Path, scale: str) -> Plan:
     for name in dict.fromkeys(item_id.partition("/")[0] for item_id in chosen.items):
         with found.collected():
             papers[name] = declared(config, name, Paper, labels)
-            check_reported(reported_folder(config, name), papers[name])
-    found.refuse(where)
+    for name, paper in papers.items():
+        with found.collected():
+            check_reported(reported_folder(config, name), paper)
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")
+        if name not in papers:
+            continue
         items = [item] if item else list(papers[name].items)
         with found.collected():
             check_known(f"{where}: unknown item", [f"{name}/{one}" for one in items], papers[name].ids)
@@ -238,7 +243,7 @@ def _expand(
     spaces = str(place_of_file(config, "search.yaml") / "search.yaml")
     entries: list[Entry] = []
     applied: list[Special] = []
-    faulty: dict[str, FltrainError] = {}
+    found = Problems()
     for combination in itertools.product(*layers.axes.values()):
         labels = dict(zip(layers.axes, combination, strict=True))
         of_cell, settings = layers.cell(labels)
@@ -258,7 +263,7 @@ def _expand(
             if drawn:
                 runs = _checked(specs, merge(settings, drawn), where)
         except FltrainError as error:
-            faulty.setdefault(str(error).removeprefix(where), error)
+            found.append(error)
             continue
         for number, seed in enumerate(seeds):
             if seed not in runs:
@@ -266,9 +271,15 @@ def _expand(
             entries.append(Entry(labels, reported, number, runs[seed], of_cell))
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.
     shown = with_labels(layers.axes, (entry.labels for entry in entries))
-    found = Problems(faulty.values())
-    with found.collected():
-        _check_layout(config, paper, name, layers.axes if faulty else shown)
+    faulty = bool(found)
+    axes = {axis: list(labels) for axis, labels in (layers.axes if faulty else shown).items()}
+    path = ("items", name)
+    for keys, faults in {
+        (): register.unknown(paper.assumptions),
+        path: register.unknown(item.assumptions),
+        (*path, "table" if item.table else "figure"): item.layout.faults(axes),
+    }.items():
+        found.extend(_located(config, paper, item_id, keys, fault) for fault in faults)
     if faulty:
         found.refuse(item_id)
     planned = PlannedItem(
@@ -277,7 +288,7 @@ def _expand(
         scale=scale,
         reduction=own,
         item=item,
-        assumptions=register.texts((*paper.assumptions, *item.assumptions), item_id),
+        assumptions=register.texts((*paper.assumptions, *item.assumptions)),
         axes=shown,
         entries=entries,
         applied=tuple(applied),
@@ -287,20 +298,16 @@ def _expand(
         with found.collected():
             _check_exceptions(item_id, item.exceptions, [planned])
     with found.collected():
-        _check_needs(planned)
+        found.extend(_unmet_needs(planned))
     found.refuse(item_id)
     return planned
 
 
-def _check_layout(config: Path, paper: Paper, name: str, axes: Mapping[str, Collection[str]]) -> None:
-    """Refuse a layout that does not fit the axes of its item, with file and line."""
-    item = paper.items[name]
-    try:
-        item.layout.check({axis: list(labels) for axis, labels in axes.items()})
-    except FltrainError as error:
-        keys = ("items", name, "table" if item.table else "figure")
-        file, line = place_of(read_declaration(config, "paper", paper.paper)[1], keys) or (config, 1)
-        raise FltrainError(f"{paper.paper}/{name}: {file}: line {line}: {error}") from None
+def _located(config: Path, paper: Paper, where: str, keys: Sequence[str], fault: str) -> FltrainError:
+    """Return a fault of a paper's declaration with file and line; it begins with a path below ``keys``."""
+    path = (*keys, *fault.partition(": ")[0].split("."))
+    file, line = place_of(read_declaration(config, "paper", paper.paper)[1], path) or (config, 1)
+    return problems(where, [f"{file}: line {line}: {fault}"])
 
 
 def _checked(specs: Specs, settings: LocatedMapping, where: str) -> dict[int, RunSpec]:
@@ -314,8 +321,8 @@ def _checked(specs: Specs, settings: LocatedMapping, where: str) -> dict[int, Ru
     return specs[key]
 
 
-def _check_needs(item: PlannedItem) -> None:
-    """Refuse runs that cannot give the numbers of the table, the figure or a claim.
+def _unmet_needs(item: PlannedItem) -> Iterator[FltrainError]:
+    """Yield reasons why the runs cannot give the numbers of the table, the figure or a claim.
 
     Every run needs the curves and models of a figure. At least one run needs each measure, and all that
     claims use.
@@ -324,7 +331,7 @@ def _check_needs(item: PlannedItem) -> None:
     for curve in curves_of(item.layout):
         for cell, spec in specs.items():
             if lack := lacking(spec, curve, item.id):
-                raise FltrainError(f"{item.id} ({cell}): the curve {curve!r} needs {lack}; set it")
+                yield problems(f"{item.id} ({cell})", [f"the curve {curve!r} needs {lack}; set it"])
     claimed = [
         (f"claim {claim.claim!r}", quantity.measure or quantity.curve or "")
         for claim in item.paper.claims
@@ -334,16 +341,14 @@ def _check_needs(item: PlannedItem) -> None:
     for what, name in [*(("the layout", name) for name in measures_of(item.layout)), *claimed]:
         lacks = [lacking(spec, name, item.id) for spec in specs.values()]
         if all(lacks):
-            raise FltrainError(f"{item.id}: {what} uses {name!r}, which needs {lacks[0]}; set it")
+            yield problems(item.id, [f"{what} uses {name!r}, which needs {lacks[0]}; set it"])
     if item.rule == "model_figure":
         allowed = ("clients",) if isinstance(item.layout, Preference) else ("model", "clients")
         for cell, spec in specs.items():
             if spec.evaluation.keep not in allowed:
                 wanted = " or ".join(f"'{keep}'" for keep in allowed)
-                raise FltrainError(
-                    f"{item.id} ({cell}): the figure analyses models; set evaluation.keep to {wanted}, "
-                    f"not {spec.evaluation.keep!r}"
-                )
+                keep = f"set evaluation.keep to {wanted}, not {spec.evaluation.keep!r}"
+                yield problems(f"{item.id} ({cell})", [f"the figure analyses models; {keep}"])
 
 
 def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fltrain.core.config import check_known, suggest
-from fltrain.core.errors import FltrainError
+from fltrain.core.config import check_known, suggest, unknown
+from fltrain.core.errors import FltrainError, Problems
 from fltrain.experiments.schema import Item, Paper
 
 Names = Mapping[str, str]
@@ -181,21 +181,27 @@ def check_reported(folder: Path, paper: Paper) -> None:
     Items name a file of values, its columns and metrics; claims are rows of ``<paper>_claims.csv``.
 
     Raises:
-        FltrainError: if a file cannot be read, or lacks a column, metric or claim.
+        FltrainError: with all files that cannot be read, and columns, metrics or claims that they lack.
     """
+    found = Problems()
     for name, item in paper.items.items():
         if item.reported:
-            _check_item(f"{paper.paper}/{name}", item, folder / item.reported.file)
+            with found.collected():
+                place, path = f"{paper.paper}/{name}", folder / item.reported.file
+                found.extend(map(FltrainError, _unknown_in_item(place, item, path)))
     if paper.claims:
         path = folder / f"{paper.paper}_claims.csv"
-        stated = {(one.where, one.claim) for one in read_claims(path)}
-        for claim in paper.claims:
-            if (claim.where, claim.claim) not in stated:
-                near = suggest(claim.claim, [text for _, text in stated])
-                raise FltrainError(f"{path}: has no claim {claim.claim!r} where {claim.where!r}{near}")
+        with found.collected():
+            stated = {(one.where, one.claim) for one in read_claims(path)}
+            for claim in paper.claims:
+                if (claim.where, claim.claim) not in stated:
+                    near = suggest(claim.claim, [text for _, text in stated])
+                    lack = f"{path}: has no claim {claim.claim!r} where {claim.where!r}{near}"
+                    found.append(FltrainError(lack))
+    found.refuse(paper.paper)
 
 
-def _check_item(item_id: str, item: Item, path: Path) -> None:
+def _unknown_in_item(item_id: str, item: Item, path: Path) -> Iterator[str]:
     columns, rows = read_reported(path, REQUIRED)
     names: dict[str, set[str]] = {}
     points = [point for axis in item.axes.values() for point in axis.values()]
@@ -204,9 +210,10 @@ def _check_item(item_id: str, item: Item, path: Path) -> None:
             names.setdefault(column, set()).add(name)
     # A single name does not distinguish cells.
     distinct = [column for column, used in names.items() if len(used) > 1]
-    check_known(f"{item_id}: reported: {path} has no column", distinct, columns, "columns")
+    yield from unknown(f"{item_id}: reported: {path} has no column", distinct, columns, "columns")
     measures = item.table.measures if item.table else ()
     shown = [one for measured in measures for one in (measured, measured.average) if one]
     compared = [one.reported for one in shown if one.reported]
     metrics = sorted({row["metric"] for row in rows})
-    check_known(f"{item_id}: reported: {path} has no row of the metric", compared, metrics, "metrics")
+    lack = f"{item_id}: reported: {path} has no row of the metric"
+    yield from unknown(lack, compared, metrics, "metrics")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
+from fltrain.core.config import Conflicts, FileName, ListOf, Settings, check_known, file_name, unknown
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import natural
 from fltrain.core.located import LocatedMapping, located, place_of
@@ -318,18 +318,24 @@ class Paper(Settings):
 
     @model_validator(mode="after")
     def _claims_of_items(self) -> Self:
-        for claim in self.claims:
-            for quantity in quantities(claim.test):
-                problem = f"claim {claim.claim!r}:"
-                check_known(f"{problem} there is no item", [quantity.item], self.items)
-                axes = self.items[quantity.item].axes
-                choices = list(quantity.choices)
-                chosen = [*quantity.mean_over, *(axis for axis, _ in choices)]
-                check_known(f"{problem} {quantity.item} has no axis", chosen, axes, "axes")
-                for axis, labels in choices:
-                    known = axes[axis]
-                    check_known(f"{problem} {quantity.item} has no {axis!r}", labels, known, "labels")
+        if found := [*self._unknown_in_claims()]:
+            raise Conflicts(found)
         return self
+
+    def _unknown_in_claims(self) -> Iterator[str]:
+        """Yield items, axes and labels that claims name, but that do not exist."""
+        for number, claim in enumerate(self.claims):
+            problem = f"claims.{number}: claim {claim.claim!r}:"
+            for quantity in quantities(claim.test):
+                yield from unknown(f"{problem} there is no item", [quantity.item], self.items)
+                if quantity.item not in self.items:
+                    continue
+                axes, choices = self.items[quantity.item].axes, list(quantity.choices)
+                chosen = [*quantity.mean_over, *(axis for axis, _ in choices)]
+                yield from unknown(f"{problem} {quantity.item} has no axis", chosen, axes, "axes")
+                for axis, labels in choices:
+                    has_no = f"{problem} {quantity.item} has no {axis!r}"
+                    yield from unknown(has_no, labels, axes.get(axis, labels), "labels")
 
 
 class Register(Settings):
@@ -341,11 +347,16 @@ class Register(Settings):
 
     entries: dict[str, Ambiguity] = {}
 
-    def texts(self, names: Iterable[str], where: str) -> tuple[str, ...]:
-        """Return the named entries as sentences."""
-        problem = f"{where}: assumptions: register.yaml has no entry"
-        check_known(problem, names, self.entries, "add it there, or name one of")
-        return tuple(f"{name}: {self.entries[name].text}" for name in dict.fromkeys(names))
+    def texts(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the named entries as sentences; skip unknown ones."""
+        known = (name for name in dict.fromkeys(names) if name in self.entries)
+        return tuple(f"{name}: {self.entries[name].text}" for name in known)
+
+    def unknown(self, names: Sequence[str]) -> Iterator[str]:
+        """Yield each name without an entry, after its place in ``assumptions``."""
+        for number, name in enumerate(names):
+            problem = f"assumptions.{number}: register.yaml has no entry"
+            yield from unknown(problem, [name], self.entries, "add it there, or name one of")
 
 
 class Reduction(Settings):
@@ -443,7 +454,11 @@ def read_added(config: Path, name: str, kind: type[AnySettings]) -> AnySettings:
         if (file := place / name).exists():
             found = read_settings(file, kind)
             for key in found.model_fields_set:
-                merged.setdefault(key, {}).update(getattr(found, key))
+                entries, added = merged.setdefault(key, {}), getattr(found, key)
+                if both := entries.keys() & added.keys():
+                    names = ", ".join(map(repr, sorted(both)))
+                    raise FltrainError(f"{file}: {key}: {config / name} has {names}, too; choose other names")
+                entries.update(added)
     return kind(**merged)
 
 

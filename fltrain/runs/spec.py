@@ -7,7 +7,7 @@ machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
@@ -40,6 +40,18 @@ AnyDataset = Annotated[
     ),
 ]
 FORMS = {f"fed{form}": f"is written {{name: fedopt, form: {form}}}" for form in ("adam", "yogi", "adagrad")}
+
+
+ONE_SEED = (
+    "a run has one seed (seed: 0); `fltrain train --seeds 3` trains it with seeds 0 to 2; papers have "
+    "'seeds' beside 'settings'"
+)
+
+
+def _one_seed(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        raise ValueError(ONE_SEED)
+    return value
 
 
 def choices() -> dict[str, Any]:
@@ -175,8 +187,9 @@ class RunSpec(Settings):
     evaluation: Evaluation = Evaluation()
     batchnorm: Literal["average", "local"] = "average"
     precision: Precision = "fp32"
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: Annotated[int, BeforeValidator(_one_seed)] = Field(default=0, ge=0, lt=2**63)
 
+    HINTS: ClassVar[Mapping[str, str]] = {"seeds": ONE_SEED}
     engine: ClassVar[int] = ENGINE_REVISION
 
     @model_validator(mode="after")

@@ -73,7 +73,7 @@ def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
             main()
         out, err = capsys.readouterr()
         assert (left.value.code, out) == (2, "")
-        assert re.fullmatch(r"error: [^\n]+\n", err), err
+        assert re.fullmatch(r"error: [^\n]+\n(  [^\n]+\n)*", err), err
         return err
 
     return run
@@ -263,12 +263,39 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
             ["run.yaml with method=fedpro: method: unknown method 'fedpro'; did you mean"],
         ),
         ("plugins=[", ["--set plugins", "not YAML"]),
+        (".=3", ["--set: '.=3': write KEY=VALUE"]),
+        (
+            "rounds=1 --set rounds=2",
+            ["--set: 'rounds' is set twice; write alternatives with commas: rounds=A,B"],
+        ),
+        ("seed=3,4 --seeds 2", ["--seeds 2 and --set seed=... contradict each other; leave out one of them"]),
     ],
 )
 def test_wrong_changes_give_one_line(tmp_path: Path, fail: Fail, change: str, words: list[str]) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(MINUTE))
-    message = fail("train", "run.yaml", "--set", change)
+    message = fail("train", "run.yaml", "--set", *change.split())
     assert all(word in message for word in words), message
+
+
+def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(spec(roundz=1))
+    (tmp_path / "good.yaml").write_text(spec())
+    for arguments, expected in {
+        "one.yaml two.yaml": ["one.yaml: line 10: roundz: unknown", "two.yaml: line 10: roundz: unknown"],
+        "good.yaml --set method=fedavg,fedprx,scafold": [
+            "unknown method 'fedprx'",
+            "unknown method 'scafold'",
+        ],
+    }.items():
+        _, *lines = fail("train", *arguments.split()).splitlines()
+        assert [text in line for text, line in zip(expected, lines, strict=True)] == [True, True], lines
+
+
+@pytest.mark.parametrize("command", ["train good.yaml", "plan", "status"])
+def test_a_list_of_seeds_is_refused_with_the_number(command: str) -> None:
+    shown = cli(*command.split(), "--seeds", "0,1,2", code=2).output
+    assert "'0,1,2' is not a number of seeds; --seeds 3 takes the first three" in " ".join(shown.split())
 
 
 @pytest.fixture
@@ -363,6 +390,15 @@ def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> No
         assert (facts["executor"], facts["threads"]) == ("sequential", 2)
     refusal = fail("train", "0.json", "--again", "--quiet", "--cuda-graph", "--device", "cpu")
     assert "--cuda-graph: needs a CUDA device, not 'cpu'; leave out --cuda-graph" in refusal
+
+
+def test_plan_names_datasets_without_a_size(config: Path, register: Callable[[Yaml], None]) -> None:
+    register({"mine": {"reader": "npz", "path": "mine.npz"}})
+    write_config(config, {"table": {**TWO_METHODS, "settings": {"dataset": "mine"}}})
+    shown = cli("plan", "--scale", "one").stdout
+    line = next(cells_of(line) for line in shown.splitlines() if "toy/table" in line)
+    assert line[4:7] == ["0", "?", ""]
+    assert "2 runs (+) not counted: datasets.yaml has no counts or size of the images of mine\n" in shown
 
 
 def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:

@@ -281,7 +281,7 @@ def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     first, second = "T-1: Rounds: 100 (alternatives: 50).", "T-2: Rate: 0.01."
     assert (table.sheet.assumptions, figure.sheet.assumptions) == ((first, second), (first,))
     message = config.error(put(["T-11"], *TABLE, "assumptions"))
-    assert "toy/table: assumptions: register.yaml has no entry 'T-11'; did you mean 'T-1'" in message
+    assert "line 1: assumptions.0: register.yaml has no entry 'T-11'; did you mean 'T-1'" in message
 
 
 @pytest.fixture
@@ -386,6 +386,19 @@ def test_explain_finds_a_cell_whose_label_is_also_a_part_of_others() -> None:
     assert written[int(place[1]) - 1].strip() == "lr: 0.00828"
 
 
+def test_labels_that_differ_in_case_select_each_cell_alone(folder: Path) -> None:
+    item = folder / "papers" / "toy" / "table2.yaml"
+    data = yaml.safe_load(item.read_text())
+    data["axes"]["method"] = {label: {"set": {"method": label.lower()}} for label in ("fedavg", "FedProx")}
+    data["axes"]["method"]["FEDAVG"] = {"set": {"method": "scaffold"}}
+    item.write_text(yaml.safe_dump(data))
+    for label, method in {"fedavg": "fedavg", "method=FEDAVG": "scaffold", "fedprox": "fedprox"}.items():
+        first, *_ = explained(folder, "tiny", "toy/table2", label, "bp")
+        assert f"run digits-{method}-" in first
+    with pytest.raises(FltrainError, match="2 cells of toy/table2 match 'FedAvg', 'bp'"):
+        explained(folder, "tiny", "toy/table2", "FedAvg", "bp")
+
+
 def test_labels_with_their_axes_select_each_cell_alone(folder: Path) -> None:
     """Also if two axes share their labels, and if a label has commas and equals signs."""
     names = {"0.1": 0.1, "c = 0.5, large": 0.5}
@@ -474,11 +487,68 @@ def test_faults_of_cells_and_layouts_are_named_together(config: Config) -> None:
 
     heading, *lines = config.error(edit).splitlines()
     assert heading == "toy/table: 2 problems:"
-    method, measure = sorted(lines)
+    method, measure = lines
     assert "unknown method 'fedprocs'; did you mean 'fedprox'?" in method, lines
-    assert re.search("papers/toy.yaml: line [0-9]+: unknown measure 'final_acc'; did you mean", measure), (
-        lines
-    )
+    assert re.search("toy.yaml: line 1: measures.0.measure: unknown measure 'final_acc'; did you", measure)
+
+
+MANY_FAULTS = """\
+paper: toy
+title: A toy
+citation: none
+assumptions: [T-11]
+settings:
+  dataset: digits
+  partition: {name: dirichlet, alfa: 0.1}
+  model: mobilenet_tiny
+  method: fedavg
+items:
+  table:
+    title: One
+    reported: no.csv
+    axes: {method: [fedavg, fedprox], plugin: {BP: {}, FLFA: {set: {plugins: [flfo]}}}}
+    table:
+      rows: methd
+      columns: plugin
+      measures:
+        - measure: final_acc
+          gain_over: {plugin: XX}
+  other:
+    title: Two
+    axes: {method: [fedavg, fedprox]}
+    table:
+      rows: method
+      measures: [{measure: final_accuracy}]
+claims:
+  - {where: x, claim: c, test: {kind: positive, item: other, measure: final_accuracy}}
+"""
+
+
+def test_all_faults_of_a_paper_are_named_once_with_their_lines(config: Config) -> None:
+    """Settings of several cells and items, the layout, assumptions and published values."""
+    for path, text in {
+        "papers/toy": MANY_FAULTS,
+        "scales/tiny": json.dumps({**SCALE, "items": ["toy"]}),
+    }.items():
+        (config.folder / f"{path}.yaml").write_text(text)
+    with pytest.raises(FltrainError) as raised:
+        plan(config.folder, "tiny")
+    heading, *lines = str(raised.value).splitlines()
+    found = [line.strip().replace(f"{config.folder}/", "") for line in lines]
+    expected = [
+        r"reported/no.csv: there is no such file",
+        r"reported/toy_claims.csv: there is no such file",
+        r"toy/table \(fedavg, BP\): papers/toy.yaml: line 7: partition.alfa: .* did you mean 'alpha'",
+        r"toy/table \(fedavg, FLFA\): papers/toy.yaml: line 14: plugins.0: unknown plug-in 'flfo'",
+        r"toy/table: papers/toy.yaml: line 4: assumptions.0: register.yaml has no entry 'T-11'",
+        r"toy/table: papers/toy.yaml: line 19: measures.0.measure: unknown measure 'final_acc'",
+        r"toy/table: papers/toy.yaml: line 20: measures.0.gain_over: unknown label 'XX'",
+        r"toy/table: papers/toy.yaml: line 16: rows: unknown axis 'methd'; did you mean 'method'",
+        r"toy/table: papers/toy.yaml: line 16: the layout does not show the axis 'method'",
+    ]
+    assert heading == f"scale 'tiny': {len(expected)} problems:"
+    missing = [text for text in expected if not any(re.match(text, line) for line in found)]
+    assert (missing, len(found)) == ([], len(expected)), found
 
 
 def test_seeds_of_a_selection_are_a_number() -> None:
@@ -589,7 +659,7 @@ def when(settings: Yaml) -> list[Yaml]:
             put(when({"plugin": "FLFA"}), *TABLE, "exceptions"),
             ["no setting 'plugin'; did you mean 'plugins'?"],
         ),
-        (put(when({}), *TABLE, "exceptions"), ["0.when: dictionary should have at least 1 item"]),
+        (put(when({}), *TABLE, "exceptions"), ["0.when: input should have at least 1 item"]),
     ],
 )
 def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[str]) -> None:
@@ -606,6 +676,9 @@ def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[s
         ([{"toy/table": {"axes": {"plugins": ["flfa"]}}}], "items", ["toy/table", "'plugins'", "'plugin'"]),
         ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, "axes", ["'BP'"]),
         (when({"methd": "fedavg"}), "exceptions", ["a run has no setting 'methd'; did you mean 'method'?"]),
+        (0, "seeds", ["tiny.yaml: line 1: seeds: input should be greater than or equal to 1, got 0"]),
+        ([0, 0], "seeds", ["tiny.yaml: line 1: seeds: the seed 0 is listed twice"]),
+        ("3", "seeds", ["line 1: seeds: input should be a valid integer or a list ([a, b], or", "got '3'"]),
     ],
 )
 def test_mistakes_in_a_scale_are_named(config: Config, value: Any, key: str, words: list[str]) -> None:

@@ -74,15 +74,17 @@ def test_registers_are_added_and_names_in_both_places_refused(
     study = {**PAPER, "paper": "study", "items": {"figure": TWO_METHODS}}
     write_papers(own, study, scale={**SCALE, "scale": "both", "items": ["toy", "study"]})
     entry = {"question": "q", "assumed": "a"}
-    for folder, entries in (
-        (config, {"one": entry, "two": entry}),
-        (own, {"two": {**entry, "assumed": "b"}}),
-    ):
-        (folder / "register.yaml").write_text(yaml.safe_dump({"entries": entries}))
+    for folder, name in ((config, "one"), (own, "two")):
+        (folder / "register.yaml").write_text(yaml.safe_dump({"entries": {name: entry}}))
     monkeypatch.setenv(VARIABLE, str(own))
     assert [item.id for item in plan(config, "both").items] == ["toy/table", "study/figure"]
-    found = read_added(config, "register.yaml", Register).entries
-    assert {name: one.assumed for name, one in found.items()} == {"one": "a", "two": "b"}
+    assert [*read_added(config, "register.yaml", Register).entries] == ["one", "two"]
+    shutil.copy(config / "register.yaml", own)
+    with pytest.raises(
+        FltrainError, match=r"own/register.yaml: entries: .*config/register.yaml has 'one', too"
+    ):
+        plan(config, "both")
+    (own / "register.yaml").unlink()
     with pytest.raises(FltrainError, match="unknown scale 'bot'; did you mean 'both'"):
         plan(config, "bot")
     shutil.copy(config / "papers" / "toy.yaml", own / "papers")

@@ -86,6 +86,13 @@ def test_mistakes_are_refused_with_their_line(text: str, message: str, tmp_path:
     assert shown.startswith(f"{tmp_path}/some.yaml: ") and shown.isprintable() and len(shown) < 1000
 
 
+def test_all_repeated_keys_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        FltrainError, match=r"some.yaml: 2 problems:\n  line 2: .*'a'.*\n  line 4: .*'c' occurs"
+    ):
+        parsed("a: 1\na: 2\nb: {c: 1,\n c: 2}", tmp_path)
+
+
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FltrainError, match=r"^standard input: line 2: not YAML: the key 'a' occurs twice"):
         cli("train", "-", given="a: 1\na: 2")

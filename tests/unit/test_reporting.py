@@ -250,8 +250,7 @@ def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: 
         ("average", {"of": "value"}, "remove its 'average'"),
     ):
         sheet = runs.table({**best, key: of}, columns="plugin")
-        with pytest.raises(FltrainError, match=message):
-            sheet.table.check(sheet.axes)
+        assert any(message in fault for fault in sheet.table.faults(sheet.axes))
 
 
 ON_THE_TEST_SET = [
@@ -319,8 +318,8 @@ def test_a_table_can_show_the_mean_over_an_axis(runs: Runs) -> None:
     stem = shown["stem", "low"]
     assert (stem.seeds, stem.n, stem.missing, len(stem.runs)) == (3, 2, 1, 6)
     layout = runs.sheet(table={**pooled, "mean_over": []}).table
-    with pytest.raises(FltrainError, match="does not show the axis 'dataset'"):
-        layout.check({"strategy": ["low"], "dataset": ["a", "b"]})
+    (fault,) = layout.faults({"strategy": ["low"], "dataset": ["a", "b"]})
+    assert "does not show the axis 'dataset'" in fault
 
 
 def test_published_shares_are_found_by_block(runs: Runs, published: Path) -> None:

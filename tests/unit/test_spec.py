@@ -78,6 +78,15 @@ def refusal(**changes: Any) -> str:
         ({"plugins": "flfa"}, "plugins: input should be a list ([a, b], or [a] for a single"),
         ({"plugins": ["flfa", "flfa"]}, "'flfa' is named twice"),
         (
+            {"plugins": [{"name": "flfa", "layers": 1.5}]},
+            "plugins.0.layers: input should be a list ([a, b], or [a] for a single one) or 'all', got 1.5",
+        ),
+        ({"seed": [0, 1, 2]}, "seed: a run has one seed (seed: 0); `fltrain train --seeds 3` trains"),
+        (
+            {"seeds": [0, 1, 2]},
+            "seeds: unknown key 'seeds'; a run has one seed (seed: 0); `fltrain train --seeds 3` trains",
+        ),
+        (
             {"method": "perfedavg", "training": {"batch_size": 1}, "local_test": {}},
             "training.batch_size: 'perfedavg' takes 2 different batches for a step",
         ),
