@@ -11,6 +11,7 @@ import importlib
 import inspect
 import itertools
 import json
+import os
 import re
 import sys
 import tomllib
@@ -19,6 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+from fltrain.core.own import VARIABLE
+
+os.environ.pop(VARIABLE, None)  # the pages concern the project alone, without the user's own folder
 
 import torch
 from click import Context

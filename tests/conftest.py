@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,14 +18,21 @@ from fltrain.runtime.determinism import determined
 if TYPE_CHECKING:
     import torch
 
-# Tests ignore the own folder of the user who runs them.
-os.environ.pop(VARIABLE, None)
+# Tests ignore the own folder of the user who runs them, unless the option --own is given. Workers have other
+# arguments, and the environment of the process that started them.
+if "--own" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ.pop(VARIABLE, None)
 
 # Files of tests need not survive a power loss, and a record has ten flushes of a few milliseconds each.
 os.fsync = lambda file: None
 
 # PyTorch and the collected tests stay until the end: searching them for garbage takes seconds.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for methods and networks in the user's own folder."""
+    parser.addoption("--own", action="store_true", help=f"test components in {VARIABLE}, too")
 
 
 def pytest_collection_finish() -> None:

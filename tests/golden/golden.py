@@ -352,8 +352,11 @@ def components() -> Iterator[Entry]:
 
 
 def entries() -> list[Entry]:
-    """Yield every entry; an entry comes after those that it builds on."""
-    by_key = {entry.key: entry for entry in reversed([*components(), *runs()])}
+    """Return every entry of this project, each after the entries that it builds on."""
+    ours = (
+        entry for entry in [*components(), *runs()] if "(fltrain." in entry.revision or entry.revision == DATA
+    )
+    by_key = {entry.key: entry for entry in reversed(list(ours))}
     return list(reversed(by_key.values()))
 
 

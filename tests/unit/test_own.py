@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "config" / "examples" / "own"
 
 
-def run(folder: Path, *arguments: str, given: str = "") -> str:
-    """The output of a program in a folder with the project's configuration, and with the template."""
-    environment = {**os.environ, "COLUMNS": "250", VARIABLE: str(TEMPLATE)}
+def run(folder: Path, *arguments: str, given: str = "", own: Path = TEMPLATE) -> str:
+    """The output of a program in a folder with the project's configuration, and with an own folder."""
+    environment = {**os.environ, "COLUMNS": "250", VARIABLE: str(own)}
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, input=given
     )
@@ -63,6 +63,33 @@ def test_the_template_is_planned_and_trained(project: Path) -> None:
 def test_the_workflow_makes_the_template(project: Path) -> None:
     dry = run(project, "-m", "snakemake", "--dry-run", "--config", "scale=mine")
     assert "results/runs/my-digits-fedhalf-" in dry and "results/mine/mine/table1.csv" in dry, dry
+
+
+def test_generated_files_have_no_components_of_the_own_folder() -> None:
+    pages = ("schemas/run.json", "schemas/register.json")
+    assert run(ROOT, "docs/generate.py", "--check", *pages) == ""
+
+
+@pytest.mark.slow
+def test_own_methods_and_networks_are_tested_on_request(tmp_path: Path) -> None:
+    """The generated tests, with the template's method and the network of the guide."""
+    shutil.copytree(TEMPLATE, tmp_path / "own")
+    (tmp_path / "own" / "models").mkdir()
+    guide = (ROOT / "docs" / "add-a-network.md").read_text()
+    (tmp_path / "own" / "models" / "mine.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    command = (
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "tests/properties/test_every_method.py",
+    )
+    chosen = ("-k", "two_layer or (fedhalf and (overwrite or neutral_base))")
+    assert "3 passed" in run(ROOT, *command, "--own", *chosen, own=tmp_path / "own")
+    assert " passed" not in run(ROOT, *command, *chosen, own=tmp_path / "own")
 
 
 def test_registers_are_added_and_names_in_both_places_refused(
