@@ -55,7 +55,7 @@ from fltrain.reporting.frame import (
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.text import markdown_table, p_text, without_tags
+from fltrain.reporting.text import markdown_table, p_text, shared_decimals, without_tags
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
@@ -356,12 +356,12 @@ class Wording:
 
     Attributes:
         unit: its unit after a space; curves have none, and multiples name their cell.
-        form: its format: differences have a sign.
+        sign: ``+`` if it is a difference, which has a sign; else empty.
         subtraction: the subtraction behind it and the sum, for example ``C = 0.1 minus C = 0``; can be empty.
     """
 
     unit: str
-    form: str
+    sign: str
     subtraction: str
 
     @classmethod
@@ -385,15 +385,20 @@ class Wording:
             parts.append(
                 "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
             )
-        form = "+" * bool(parts) + ("z.2f" if unit in (" %", " points") else ".4g")
+        sign = "+" * bool(parts)
         if test.part and len(test.part) > 1:
             parts.append(f"sum of {' and '.join([', '.join(test.part[:-1]), test.part[-1]])}")
-        return cls(unit, form, ", ".join(parts))
+        return cls(unit, sign, ", ".join(parts))
+
+    def form(self, value: float, interval: Interval | None) -> str:
+        """Return the format of a number and of its interval."""
+        return f"{self.sign}z.{shared_decimals(value, interval)}f"
 
     def number(self, value: float, interval: Interval | None, about: str) -> str:
         """Return a number with its unit and interval, and notes on it."""
-        around = " [{}, {}]".format(*(f"{end:{self.form}}" for end in interval)) if interval else ""
-        return f"{value:{self.form}}{self.unit}{around}" + (f" ({about})" if about else "")
+        form = self.form(value, interval)
+        around = " [{}, {}]".format(*(f"{end:{form}}" for end in interval)) if interval else ""
+        return f"{value:{form}}{self.unit}{around}" + (f" ({about})" if about else "")
 
 
 def _labels(chosen: LabelChoice) -> str:
@@ -476,7 +481,8 @@ def _described(
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
         words += [f"{test.kind} at {agreeing} of {len(means)}"] if sign else []
-        ends = (f"{means[end]:{wording.form}} ({end})" for end in (low, high))
+        form = wording.form(mean, interval)
+        ends = (f"{means[end]:{form}} ({end})" for end in (low, high))
         words.append(f"from {' to '.join(ends)}")
     return Finding("undecided", ", ".join([*words, *numbers.lost]), "", mean, interval, number=number)
 

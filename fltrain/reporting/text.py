@@ -30,6 +30,22 @@ def number_text(
     return text if std is None else f"{text} ± {std:.{decimals}f}"
 
 
+def shared_decimals(value: float, interval: Interval | None) -> int:
+    """Return the decimals that a number shares with its interval: two digits of the half-width.
+
+    Without a half-width they are three digits of the number. Up to two more decimals show the side of zero on
+    which an end lies.
+    """
+    half = (interval[1] - interval[0]) / 2 if interval else 0.0
+    size, digits = (half, 2) if half else (abs(value), 3)
+    if not math.isfinite(size):
+        return 0
+    exponent = int(f"{size:.{digits - 1}e}".partition("e")[2])
+    least = max(0, digits - 1 - exponent)
+    enough = (more for more in range(least, least + 3) if all(round(end, more) for end in interval or ()))
+    return next(enough, least)
+
+
 def p_text(p: float) -> str:
     """Format a p value, for example ``p 0.032`` or ``p < 0.001``; more digits show a side of the level."""
     if p < 0.001:

@@ -166,8 +166,8 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "mean of 2 places: +1.00 points [-0.69, +2.69] (x minus none) over 3 seeds, positive at 1 of 2, from "
-        "+0.00 (b) to +2.00 (a); above 0: one-sided p 0.113."
+        "mean of 2 places: +1.0 points [-0.7, +2.7] (x minus none) over 3 seeds, positive at 1 of 2, from "
+        "+0.0 (b) to +2.0 (a); above 0: one-sided p 0.113."
     )
 
 
@@ -225,8 +225,8 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).evidence.startswith("+23.33 points [")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.4538 × none [")
+    assert runs.judged(ABOVE).evidence.startswith("+23 points [-2, +49]")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.45 × none [")
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
@@ -367,8 +367,8 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     stated = published - 51.5
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
-    interval = f"[{found.low:+.2f}, {found.high:+.2f}]"
-    assert found.number == f"+0.60 points {interval} (stated {stated:.4g})"
+    interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
+    assert found.number == f"+0.600 points {interval} (stated {stated:.4g})"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
@@ -540,7 +540,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
     found = runs.judged(both)
     assert (found.estimate, "1 place without a number" in found.evidence) == (6.5, True)
-    assert "(sum of stem and head)" in found.number and "by part: stem 2.75, head 5;" in found.evidence
+    assert "(sum of stem and head)" in found.number and "by part: stem 2.75, head 5.00;" in found.evidence
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
     assert "updates.drift of stem, tail" in runs.judged({**both, "part": ["stem", "tail"]}).evidence
 

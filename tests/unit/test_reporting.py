@@ -1,6 +1,7 @@
 """Tables of hand-made records: numbers by hand, and the written files."""
 
 import itertools
+import math
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import TEXT_CHARACTERS, latex, number_text, p_text
+from fltrain.reporting.text import TEXT_CHARACTERS, latex, number_text, p_text, shared_decimals
 from fltrain.runs.measures import CURVES, MEASURES
 from fltrain.runs.record import Record, write_record
 
@@ -550,6 +551,22 @@ def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
     assert number_text(-0.001, 2) == "0.00" and number_text(-0.001, 2, "+") == "+0.00"
     assert number_text(-0.0, 1, "+", interval=(-0.04, 0.04)) == "+0.0 [+0.0, +0.0]"
     assert number_text(-0.005001, 2) == "-0.01"
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "decimals"),
+    [
+        *[(-0.02, (-0.04426, 0.0009561), 3), (2.63, (0.33, 4.93), 1), (-583, (-696.6, -469.3), 0)],
+        *[(0.1, (0.0004, 0.0996), 4), (0.1, (0.0, 0.2), 2), (-3.9, (-7.83, -0.03), 2), (0, (-1e-9, 1), 2)],
+        *[(2.345, None, 2), (0.008329, (0.008329, 0.008329), 5), (1105.2, None, 0), (0.0, None, 2)],
+        *[(math.inf, None, 0), (0.0, (-math.inf, math.inf), 0)],
+    ],
+)
+def test_a_number_and_its_interval_share_decimals(
+    value: float, interval: tuple[float, float] | None, decimals: int
+) -> None:
+    """Two digits of the half-width; more only if an end would look like zero; three digits without it."""
+    assert shared_decimals(value, interval) == decimals
 
 
 def test_a_p_value_near_the_level_shows_its_side() -> None:
