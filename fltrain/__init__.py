@@ -121,8 +121,9 @@ def compare(
         A row per variant (column ``compared``) and setting in which the runs differ. ``seeds`` and
         ``diverged`` count runs. ``mean``, ``std`` and the 90 % interval from ``low`` to ``high`` are over
         ``n`` seeds, accuracies in percent. ``gain``, ``gain_std``, ``gain_low`` and ``gain_high`` are those
-        of the paired difference to the baseline. ``runs`` has the run IDs. All but ``compared`` are named
-        as in the CSV files of tables.
+        of the paired difference to the baseline, of whose runs ``base_diverged`` diverged. If all runs of a
+        side diverged, these numbers are missing, because chance accuracy is no measurement. ``runs`` has the
+        run IDs. All but ``compared`` are named as in the CSV files of tables.
 
     Raises:
         FltrainError: if a name is unknown, or no run is left.

@@ -19,7 +19,7 @@ Axes = Mapping[str, Sequence[str]]
 """Axis -> labels of its points."""
 
 COLUMNS = (
-    *("seed", "run", "state", "value", "gain", "names", "spread_family", "composition"),
+    *("seed", "run", "state", "value", "gain", "base_state", "names", "spread_family", "composition"),
     *("floor", "averaged", "best", "best_at_end"),
 )
 """Columns of a frame of numbers in addition to the axes (``fltrain.reporting.frame``)."""

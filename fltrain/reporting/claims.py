@@ -525,6 +525,8 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
 def _printed(sheet: ItemJob, test: Printed, cells: Sequence[TableCell]) -> Finding:
     """Return the verdict of the table's cell on the gain that the claim states."""
     cell = printed_cell(sheet, test, cells)
+    if cell.lost_gain:
+        return Finding("undecided", f"{cell.lost_gain} in all seeds", "no test: there is no gain")
     gain, stated, ends = cell.gain or 0.0, cell.published_gain or 0.0, cell.interval("gain_difference_")
     interval = (stated + ends[0], stated + ends[1]) if ends else None
     number = Wording.of(sheet, test).number(gain, interval, f"stated {stated:.4g}")

@@ -1,10 +1,10 @@
 """One tidy frame behind tables, claims and figures, read from records.
 
 It has one line for each run and place of a sheet. Its columns are the sheet's axes (and the dimension of the
-measure), ``seed``, ``run``, ``state`` (done, diverged, damaged or missing), ``value`` and ``gain``,
-``names`` (of the cell in the published table), ``composition`` (names of method and plug-ins),
-``spread_family``, which is equal for cells that moderate each other's spreads over seeds, and ``floor``, the
-smallest believable spread.
+measure), ``seed``, ``run``, ``state`` (done, diverged, damaged or missing), ``value``, ``gain`` and the
+``base_state`` of the run that the gain is over, ``names`` (of the cell in the published table),
+``composition`` (names of method and plug-ins), ``spread_family``, which is equal for cells that moderate each
+other's spreads over seeds, and ``floor``, the smallest believable spread.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ def measured_values(sheet: ItemJob, runs: Runs, measured: Measured, published: P
         frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)["value"]
     frame["gain"] = math.nan
     if measured.gain_over:
-        frame["gain"] = frame["value"] - at_labels(frame, measured.gain_over)["value"]
+        base = at_labels(frame, measured.gain_over)
+        frame["gain"] = frame["value"] - base["value"]
+        frame["base_state"] = base["state"].fillna(MISSING)
     return frame
 
 
@@ -226,9 +228,13 @@ def combined(
         first, *others = names
         return {key: text for key, text in first.items() if all(one.get(key) == text for one in others)}
 
+    def worst(states: pd.Series) -> str:
+        return str(max(states, key=STATES.index))
+
     summaries: dict[str, Any] = {
         "run": " ".join,
-        "state": lambda states: max(states, key=STATES.index),
+        "state": worst,
+        "base_state": worst,
         "names": shared,
         "spread_family": lambda families: max(families, key=len),
         "composition": "first",
@@ -378,7 +384,8 @@ def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
 def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.DataFrame:
     """Return values minus the mean of those with the given labels, at the same place and seed.
 
-    ``relative`` differences are in per cent of that mean. The state is the worse one.
+    ``relative`` differences are in per cent of that mean. The state is the worse one. If all runs of a side
+    diverged at a place, their difference is no measurement (NaN), as in tables (``TableCell.lost_gain``).
     """
     other = combined(frame[has_labels(frame, labels)], labels.keys())
     where = [*places(other), "seed"]
@@ -388,6 +395,15 @@ def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.
     if relative:
         value = 100 * value / base.abs().where(base != 0)
         frame = frame.assign(floor=0.0)
-    states = zip(both["state"], both["state of other"].fillna(MISSING), strict=True)
-    state = [max(pair, key=STATES.index) for pair in states]
-    return frame.assign(value=value.to_numpy(), state=state)
+    sides = both[["state", "state of other"]].fillna(MISSING)
+    place = [both[axis] for axis in places(frame)] or [pd.Series("all", index=both.index)]
+    lost = pd.Series(False, index=both.index)
+    for side in sides:
+        lost |= sides[side].groupby(place, sort=False).transform(_all_diverged)
+    state = [max(pair, key=STATES.index) for pair in sides.itertuples(index=False)]
+    return frame.assign(value=value.mask(lost).to_numpy(), state=state)
+
+
+def _all_diverged(states: pd.Series) -> bool:
+    ended = states[~states.isin(ABSENT)]
+    return not ended.empty and bool((ended == DIVERGED).all())

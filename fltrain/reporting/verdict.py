@@ -79,7 +79,6 @@ class RuleInputs:
         gain_family: the same for gains: also of one plug-in.
         base: equal for gains over the same runs. They share its luck, so they do not moderate each other.
         floor: smallest believable standard deviation: one test image.
-        base_diverged: diverged runs of the base method.
         published_gain_stds: deviations of the two values whose difference is the published gain.
         averaged: number of rows that gains are averages over.
         points: values are percentages or their differences, so that gains have margins in points. Others
@@ -92,7 +91,6 @@ class RuleInputs:
     gain_family: Hashable = None
     base: Hashable = None
     floor: float = 0.0
-    base_diverged: int = 0
     published_gain_stds: tuple[float | None, float | None] = (None, None)
     averaged: int = 1
     points: bool = True
@@ -130,7 +128,7 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     )
     gains = moderated(
         [
-            Sample(cell.gains, inputs.floor, cell.diverged + inputs.base_diverged > 0)
+            Sample(cell.gains, inputs.floor, bool(cell.diverged or cell.base_diverged))
             for cell, inputs in cells
         ],
         [(inputs.gain_family, inputs.averaged) for _, inputs in cells],
@@ -285,6 +283,8 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, valu
     if ours:
         low, high = ours.interval
         cell = cell.replace(gain_low=low, gain_high=high)
+    if cell.lost_gain:
+        return cell
     if cell.gain_margin:
         # True gains lie inside or outside the margin; ``compare`` controls false discoveries.
         inside = abs(mean) < cell.gain_margin
@@ -325,7 +325,7 @@ def _published_gain_error(cell: TableCell, inputs: RuleInputs, ours: Contrast, v
     seeds = cell.published_seeds or 1
     if not cell.values:  # an average of gains, of which the paper prints no parts
         return ours.spread.std / math.sqrt(seeds)
-    base = replace(values, values=cell.base_values, diverged=inputs.base_diverged > 0)
+    base = replace(values, values=cell.base_values, diverged=bool(cell.base_diverged))
     own = (values.spread.std, base.spread.std)
     pairs = zip(own, inputs.published_gain_stds, strict=True)
     stds = [(s or max(own)) if std is None else std for s, std in pairs]

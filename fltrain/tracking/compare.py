@@ -27,7 +27,7 @@ from fltrain.tracking.runs import RecordedRun
 
 NUMBERS = (
     *("seeds", "diverged", "n", "mean", "std", "low", "high"),
-    *("gain", "gain_std", "gain_low", "gain_high"),
+    *("gain", "gain_std", "gain_low", "gain_high", "base_diverged"),
 )
 """Columns of the data frame with numbers, named as in the CSV files of tables (``TableCell``)."""
 
@@ -86,7 +86,9 @@ class Comparison:
         if any(cell.diverged for cell in self.cells):
             counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
             notes.append(f"diverged runs {counted}")
-        if any(cell.interval("gain_") for cell in self.cells):
+        if any(cell.lost_gain and cell.gains for cell in self.cells):
+            notes.append("no difference if all runs of a line, or of the baseline, diverged")
+        if any(cell.interval("gain_") and not cell.lost_gain for cell in self.cells):
             notes.append("in brackets: 90 % intervals of differences")
         return notes
 
@@ -99,16 +101,20 @@ class Comparison:
     @property
     def frame(self) -> pd.DataFrame:
         """A row per cell: conditions, ``compared`` (the variant), ``NUMBERS`` and ``runs``, its run IDs."""
-        rows = [{**self._places(cell), **cell.model_dump(include={*NUMBERS, "runs"})} for cell in self.cells]
+        rows = [
+            {**self._places(cell), **cell.measured(NUMBERS), **cell.model_dump(include={"runs"})}
+            for cell in self.cells
+        ]
         names = [*self._places(self.cells[0]), *NUMBERS, "runs"]
-        return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(NUMBERS[3:], float))
+        types = {"n": int, **dict.fromkeys(NUMBERS[3:], float)}
+        return pd.DataFrame(rows, columns=names).fillna({"n": 0}).astype(types)
 
     def rows(self) -> list[dict[str, str]]:
         """Return the table as text, by heading: mean and deviation, gain and its 90 % interval."""
         rows = []
         for cell in self.cells:
             pairs = len(cell.gains)
-            few = f" ({count(pairs, 'pair')})" if 0 < pairs != cell.n else ""
+            few = f" ({count(pairs, 'pair')})" if 0 < pairs != cell.n and not cell.lost_gain else ""
             row = {
                 **self._places(cell),
                 "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),

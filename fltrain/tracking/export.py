@@ -40,9 +40,11 @@ FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
 TABLES, CELLS = "tables", "cells"
 """Experiments of all tables and figures, and of the cells of all tables."""
-OUTCOMES = ("diverged", "published", "published_gain")
-CELL_METRICS = ("mean", "std", "n", "gain", "gain_low", "gain_high", *OUTCOMES)
-"""Metrics of a cell: columns of the table's CSV file. If all runs diverged, it has the outcomes only."""
+CELL_METRICS = (
+    *("mean", "std", "n", "gain", "gain_low", "gain_high"),
+    *("diverged", "base_diverged", "published", "published_gain"),
+)
+"""Metrics of a cell: columns of the table's CSV file."""
 
 _CELL_TAGS = ("row", "column", "panel", "measure", "verdict", "gain_verdict", "side")
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
@@ -227,6 +229,7 @@ def _cell_tags(cell: TableCell, names: Mapping[str, Mapping[str, str]]) -> dict[
         **{key: value for key in _CELL_TAGS if (value := getattr(cell, key))},
         **{key: min(values) for key, values in common.items() if len(values) == 1},
         **({"diverged": f"{cell.diverged} of {cell.seeds} runs"} if cell.diverged else {}),
+        **({"base_diverged": f"{lost} of {len(cell.gains)} runs"} if (lost := cell.base_diverged) else {}),
         "runs": " ".join(cell.runs) or NONE,
     }
 
@@ -280,9 +283,8 @@ def _name(cell: TableCell) -> str:
 
 
 def _numbers(cell: TableCell) -> dict[str, float]:
-    """Return the finite metrics of a cell. If all runs diverged, chance accuracy is no measurement."""
-    lost = cell.diverged > 0 and cell.diverged == cell.complete
-    values = {name: getattr(cell, name) for name in (OUTCOMES if lost else CELL_METRICS)}
+    """Return the finite metrics of a cell that are measurements."""
+    values = cell.measured(CELL_METRICS)
     finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
     return {name: round(value, 4) for name, value in finite.items()}  # MLflow's lists do not round
 

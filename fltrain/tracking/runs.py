@@ -113,9 +113,16 @@ class RecordedRun:
         }
 
     @property
+    def last_round(self) -> int:
+        """The round in which the run ended: the one that diverged, else the last trained one."""
+        diverged = self.record.summary.get("diverged")
+        rounds = [row["round"] for row in self.record.rows("train")]
+        return int(diverged["round"]) if diverged else max(rounds, default=self.spec.rounds)
+
+    @property
     def metrics(self) -> dict[str, Curve]:
-        """All metrics over rounds, those with one value at the last round; accuracies from 0 to 1."""
-        finals = {name: [(self.spec.rounds, value)] for name, value in self.finals.items()}
+        """All metrics over rounds, those with one value at the run's last round; accuracies from 0 to 1."""
+        finals = {name: [(self.last_round, value)] for name, value in self.finals.items()}
         return recorded_curves(self.record) | finals
 
 
@@ -204,7 +211,8 @@ def load_runs(
 
     Columns: ``run``; ``paper``, ``items``, ``scale``, ``dataset``, ``partition``, ``model``, ``method``,
     ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round`` (from 1) and ``value``
-    (accuracies from 0 to 1). Metrics with one value belong to the last round.
+    (accuracies from 0 to 1). Metrics with one value belong to the last round that was trained, also of a run
+    that diverged.
 
     Args:
         results: folder that holds ``runs/``.

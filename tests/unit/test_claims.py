@@ -20,6 +20,7 @@ from fltrain.reporting import claims as judgement
 from fltrain.reporting.claims import printed_cell
 from fltrain.reporting.summary import paper_summary
 from fltrain.reporting.tables.cells import cells as table_cells
+from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.record import Results
 
 from .helpers import DIVERGED, MISSING, Cells, accuracies, drifts, shipped
@@ -187,6 +188,25 @@ def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
     assert "over 3 seeds" in found.evidence, "seeds of both methods"
     assert "1 diverged, 1 not run" in found.evidence
+
+
+@pytest.mark.parametrize("judge", ["average", "every"])
+def test_a_gain_over_a_base_that_diverged_is_no_number(runs: Runs, judge: str) -> None:
+    """All runs of a side: chance accuracy has no spread, so that its difference would be significant."""
+    for base, better in (((DIVERGED,) * 3, (90.0, 91.0, 90.5)), ((50.0, 51.0, 52.0), (DIVERGED,) * 3)):
+        runs.cells.clear()
+        for plugin, values in {"none": base, "x": better}.items():
+            runs.add({"method": "a", "plugin": plugin}, *values)
+        for kind in ("positive", "negative"):
+            found = runs.judged({**POSITIVE, "kind": kind, "judge": judge})
+            assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
+            assert "3 diverged, 1 place without a number" in found.evidence
+        stated = runs.judged({"kind": "value", **GAIN}, stated=80.0)
+        assert (stated.verdict, stated.number) == ("undecided", "")
+    runs.pairs({"b": CLEAR, "c": CLEAR, "d": CLEAR})
+    found = runs.judged({**POSITIVE, "judge": judge})
+    assert (found.verdict, found.estimate) == ("undecided", pytest.approx(2.1))
+    assert "3 diverged, 1 place without a number" in found.evidence
 
 
 def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
@@ -391,6 +411,15 @@ def test_a_claim_about_a_printed_average_gain_has_its_verdict(runs: Runs, tmp_pa
     found = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
     assert found.verdict == "supported" and found.estimate == pytest.approx(1.0)
     assert "the cell average / x of " in found.evidence
+
+
+def test_a_claim_about_a_printed_gain_over_a_base_that_diverged_stays_open(runs: Runs) -> None:
+    runs.pairs({"a": CLEAR})
+    cell = TableCell(row="a", column="x", measure="final_accuracy", published_gain=2.0, gains=(80.0,) * 3)
+    test = {"kind": "cell", **SIDES, "at": {"method": "a", "plugin": "x"}, "over": {"plugin": "none"}}
+    found = runs.judged(test, cells={"paper/toy": [cell.replace(gain=80.0, base_diverged=3)]})
+    assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
+    assert found.evidence == "base diverged in all seeds; no test: there is no gain."
 
 
 def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) -> None:

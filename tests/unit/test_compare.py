@@ -125,6 +125,41 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
 
 
+@pytest.mark.parametrize(("lost", "text"), [("moon", "diverged"), ("fedavg", "base diverged")])
+def test_a_difference_is_no_measurement_if_all_runs_of_a_side_diverged(
+    tmp_path: Path, lost: str, text: str
+) -> None:
+    """Neither in the terminal nor in the data frame; lines of which some runs diverged have one."""
+    results = Results(tmp_path)
+    for method in ("fedavg", "fedprox", "moon"):
+        for seed in (0, 1, 2):
+            record(results, tiny(method=method, seed=seed), 0.5 + seed / 100, diverged=method == lost)
+    compared = compare(chosen(tmp_path))
+    lines, printed = by_name(compared), {row["compared"]: row for row in compared.rows()}
+    assert printed["moon"]["difference to fedavg"] == text
+    assert printed[lost]["final accuracy, %"] == "3 of 3 diverged"
+    numbers = ("gain", "gain_std", "gain_low", "gain_high")
+    assert all(math.isnan(lines["moon"][name]) for name in numbers)
+    assert (
+        all(math.isnan(lines[lost][name]) for name in ("mean", "std", "low", "high")) and not lines[lost]["n"]
+    )
+    assert (lines["moon"]["diverged"], lines["moon"]["base_diverged"]) == (
+        (3, 0) if lost == "moon" else (0, 3)
+    )
+    assert math.isnan(lines["fedprox"]["gain"]) == (lost == "fedavg")
+    assert "no difference if all runs of a line, or of the baseline, diverged" in compared.notes
+    assert ("in brackets: 90 % intervals of differences" in compared.notes) == (lost == "moon")
+
+
+@pytest.mark.parametrize(("lost", "last"), [(True, 2), (False, 3)])
+def test_costs_stand_in_the_round_in_which_a_run_ended(tmp_path: Path, lost: bool, last: int) -> None:
+    """Not in the last planned one, which a diverged run never reached."""
+    record(Results(tmp_path), tiny(), 0.5, diverged=lost)
+    frame = fltrain.load_runs(tmp_path, config=CONFIG)
+    rounds = frame.groupby("metric", observed=True)["round"].max()
+    assert rounds[["seconds", "traffic", "train_loss"]].tolist() == [last] * 3
+
+
 def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     results = Results(tmp_path)
     plain = record(results, tiny(), 0.5)
@@ -186,7 +221,8 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
     for cell in shown:
         line = lines.loc[cell.row, cell.panel, "none" if cell.column == "base" else "ecgr"]
         assert [line[name] for name in NUMBERS] == pytest.approx(
-            [math.nan if (number := getattr(cell, name)) is None else number for name in NUMBERS], nan_ok=True
+            [math.nan if number is None else number for number in cell.measured(NUMBERS).values()],
+            nan_ok=True,
         )
 
 
@@ -200,7 +236,9 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
             compare(chosen(root), metric=metric)
-    assert compare(chosen(root, "status=diverged")).frame["mean"][0] == pytest.approx(10)
+    found = compare(chosen(root, "status=diverged"))
+    assert found.rows()[0]["final accuracy, %"] == "1 of 1 diverged"
+    assert found.frame[["n", "mean"]].values.tolist() == [[0, pytest.approx(math.nan, nan_ok=True)]]
 
 
 def test_records_with_unknown_settings_are_left_out_in_one_line(

@@ -599,6 +599,72 @@ def test_cells_are_compared_in_per_cent(toy: Toy, printed: Path) -> None:
     assert better.gain_verdict == "direction reproduced"
 
 
+@pytest.fixture
+def lost(tmp_path: Path) -> Toy:
+    """All runs of the base diverged, all of the plug-in, and one of each."""
+    made = Toy(tmp_path / "results")
+    made.fill("a", "none", DIVERGED, DIVERGED, DIVERGED)
+    made.fill("a", "x", 0.90, 0.91, 0.905)
+    made.fill("b", "none", 0.70, 0.71, 0.72)
+    made.fill("b", "x", DIVERGED, DIVERGED, DIVERGED)
+    made.fill("c", "none", DIVERGED, 0.60, 0.60)
+    made.fill("c", "x", 0.62, DIVERGED, 0.63)
+    return made
+
+
+@pytest.mark.parametrize("changes", [{}, REDUCED], ids=["full", "reduced"])
+@pytest.mark.parametrize("margin", [None, 0.5], ids=["published gains", "own margin"])
+def test_a_gain_is_no_measurement_if_all_runs_of_a_side_diverged(
+    lost: Toy, printed: Path, tmp_path: Path, changes: Yaml, margin: float | None
+) -> None:
+    """Chance accuracy has no spread, so that its intervals would be narrow. The CSV file has the numbers."""
+    sheet = lost.sheet(changes=changes, gain_margin=margin)
+    over, of, part = (cells(lost, sheet, printed)[method, "x"] for method in "abc")
+    assert (over.gain, of.gain, part.gain) == pytest.approx((80.5, -61, (52 - 50 + 3) / 3))
+    assert over.interval("gain_") == pytest.approx((80.5 - 0.843, 80.5 + 0.843), abs=0.001)
+    assert [(cell.diverged, cell.base_diverged) for cell in (over, of, part)] == [(0, 3), (3, 0), (1, 1)]
+    assert [cell.lost_gain for cell in (over, of, part)] == ["base diverged", "diverged", ""]
+    assert [gain_text(cell) for cell in (over, of)] == ["base diverged", "diverged"]
+    assert gain_text(part) == "1 of 3 of the base diverged; +1.67 ± 51.01"
+    assert value_text(of) == "3 of 3 diverged" and value_text(over) == "90.50 ± 0.50"
+    assert over.gain_verdict is of.gain_verdict is None
+    assert (part.gain_verdict is None) == (margin is None), "the paper's run failed"
+    outputs = {form: tmp_path / f"table.{form}" for form in ("md", "tex", "csv", "html")}
+    tables.write(sheet, lost.results.record, printed, outputs)
+    texts = {form: path.read_text() for form, path in outputs.items()}
+    assert [cell.lost_gain for cell in read_csv(outputs["csv"]) if cell.column == "x"] == [
+        *("base diverged", "diverged", "")
+    ]
+    for form, end in {"md": " |", "tex": " ", "html": "</td>"}.items():
+        assert f"base diverged{end}" in texts[form] and "+1.67 ± 51.01" in texts[form].replace(r"$\pm$", "±")
+        assert not re.search(r"80\.50|61\.00", texts[form].replace("71.00", "")), form
+        assert "all runs of a cell or of its base diverged, there is no gain" in texts[form]
+    assert not re.search(r'class="gain (good|bad)', texts["html"])
+    assert not re.search(r'data-value="-?(10\.0|80\.5|61)', texts["html"]), "they sort as gaps"
+    assert "(base diverged)" not in texts["md"]
+
+
+def test_an_average_over_rows_with_a_lost_gain_is_lost(lost: Toy, printed: Path) -> None:
+    average = cells(lost, lost.sheet(average={"of": "gain", "reported": "avg_gain"}), printed)["average", "x"]
+    assert (average.diverged, average.base_diverged, average.lost_gain) == (3, 3, "diverged")
+    assert (gain_text(average), average.gain_verdict) == ("diverged", None)
+    assert average.gain == pytest.approx((80.5 - 61 + 5 / 3) / 3)
+
+
+def test_one_seed_ranks_nothing(tmp_path: Path, printed: Path) -> None:
+    sentence = "Rows are ordered by their mean final accuracy over all columns."
+    for seeds, order in ((1, ["a", "b"]), (2, ["b", "a"])):
+        toy = Toy(tmp_path / str(seeds))
+        toy.fill("a", "x", *[0.5] * seeds)
+        toy.fill("b", "x", *[0.6] * seeds)
+        sheet, path = toy.sheet(order_by="final_accuracy"), {"md": tmp_path / "table.md"}
+        assert [row for row, _ in cells(toy, sheet, printed)] == order
+        tables.write(sheet, toy.results.record, printed, path)
+        text = path["md"].read_text()
+        assert re.findall(r"^\| ([ab]) ", text, re.M) == order
+        assert (sentence in text) == (seeds > 1) != ("ordered" not in text)
+
+
 def test_a_reduced_scale_has_no_verdict(toy: Toy, printed: Path) -> None:
     sheet = toy.sheet(changes=REDUCED)
     shown = cells(toy, sheet, printed)

@@ -137,6 +137,34 @@ def test_a_ranking_shows_paired_differences_with_their_intervals(runs: Runs) -> 
     assert rows["B"] == pytest.approx((3, 3 - half, 3 + half)), "of the differences 2, 2 and 5"
     assert rows["C"][0] == pytest.approx((1 + 2 + 10 - 70) / 3), "digits have ten classes"
     assert "Every method, A included: tuned settings. Differences from A, paired by seed" in note(spec)
+    assert "(3 seeds), with 90 % intervals" in note(spec) and "ordered by their mean" in note(spec)
+
+
+@pytest.mark.parametrize("lost", ["diverged", "base diverged"])
+def test_a_ranking_shows_words_if_all_runs_of_a_side_diverged(runs: Runs, lost: str) -> None:
+    accuracies = {"A": (0.60, 0.70, 0.80), "B": (0.62, 0.72, 0.85), "C": (0.61, 0.71, 0.82)}
+    accuracies["C" if lost == "diverged" else "A"] = (DIVERGED,) * 3
+    for method, values in accuracies.items():
+        runs.add({"method": method, "data": "one"}, *values)
+    spec, numbers = figures.draw(
+        runs.figure(kind="ranking", measure="final_accuracy", **RANKING), runs.results
+    )
+    words = dict(zip(numbers["method"], numbers["lost"], strict=True))
+    assert words == ({"B": "", "C": lost} if lost == "diverged" else {"B": lost, "C": lost})
+    svg = figures.to_svg(spec)
+    assert svg.count(f">{lost}</text>") == sum(map(bool, words.values()))
+    points = re.findall(r'<g class="mark-symbol role-mark[^>]*>(.*?)</g>', svg)
+    assert sum(group.count("<path") for group in points) == sum(not word for word in words.values())
+
+
+def test_one_seed_ranks_nothing_and_has_no_intervals(runs: Runs) -> None:
+    for method, value in {"A": 0.6, "C": 0.5, "B": 0.7}.items():
+        runs.add({"method": method, "data": "one"}, value)
+    sheet = runs.figure(kind="ranking", measure="final_accuracy", **RANKING)
+    spec, numbers = figures.draw(sheet, runs.results)
+    assert numbers["method"].tolist() == ["C", "B"], "the order of the axis"
+    assert "(1 seed), without intervals" in note(spec)
+    assert "ordered" not in note(spec) and "90 %" not in note(spec)
 
 
 def test_panels_side_by_side_share_an_axis_that_can_fit_the_late_rounds(runs: Runs) -> None:

@@ -7,7 +7,7 @@ import shutil
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import jsonschema
@@ -199,6 +199,23 @@ def test_a_forest_plot_of_gains_is_in_points() -> None:
         *("\u22122", "0", "2", "gain, in points", "one"),
     ]
     assert places(picture, "symbol") == [pytest.approx(0.75 * WIDTH)] and "mark-rect" not in picture
+
+
+@pytest.mark.parametrize("of", ["gain", "difference"])
+def test_a_forest_plot_has_words_if_all_runs_diverged(of: Literal["gain", "difference"]) -> None:
+    numbers = {
+        name: {f"{name}_low": 79.0, f"{name}_high": 81.0, name: 80.0} for name in ("gain", "difference")
+    }
+    cell = TableCell(item="a", row="one", label="accuracy, %", margin=1.0, gains=(80.0,), **numbers[of])
+    lost = cell.replace(row="two", seeds=3, diverged=3, verdict="not reproduced")
+    base = cell.replace(row="three", base_diverged=1)
+    words = {"gain": ["base diverged", "diverged"], "difference": ["diverged"]}[of]
+    picture = forest([cell, lost, base], {"a": "A"}, of)
+    assert sorted(re.findall(r">([a-z ]*diverged)</text>", picture)) == words
+    assert len(places(picture, "symbol")) == 3 - len(words)
+    assert re.findall(r">(one|two|three)</text>", picture) == ["one", "two", "three"]
+    assert "var(--bad)" not in picture
+    assert forest([lost], {"a": "A"}, of).count("diverged</text>") == 1
 
 
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:

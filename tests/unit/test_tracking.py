@@ -26,7 +26,7 @@ from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import Export, _numbers, by_seeds, in_words
+from fltrain.tracking.export import Export, _cell_tags, _numbers, by_seeds, in_words
 from fltrain.tracking.server import colours_of, experiments
 from fltrain.tracking.store import TrackedRun, writing
 
@@ -229,11 +229,34 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     assert metrics["seconds"] == costs["seconds"]["total"]
 
 
+LARGE_GAIN = {"gain": 80.5, "gain_low": 79.7, "gain_high": 81.3}
+
+
 def test_a_cell_whose_runs_all_diverged_is_no_measurement() -> None:
     """Chance accuracy with a deviation of zero would look like one."""
     lost = TableCell(seeds=2, n=2, diverged=2, mean=10.0, std=0.0, published=50.0)
     assert _numbers(lost) == {"diverged": 2, "published": 50.0}
     assert _numbers(lost.replace(diverged=1))["mean"] == 10.0
+
+
+@pytest.mark.parametrize(
+    ("runs", "numbers", "tags"),
+    [
+        ((0, 3), {"mean": 90.5, "n": 3}, {"base_diverged": "3 of 3 runs"}),
+        ((3, 0), {}, {"diverged": "3 of 3 runs"}),
+        ((0, 1), {"mean": 90.5, "n": 3, **LARGE_GAIN}, {"base_diverged": "1 of 3 runs"}),
+    ],
+)
+def test_a_lost_gain_is_no_metric(
+    runs: tuple[int, int], numbers: dict[str, float], tags: dict[str, str]
+) -> None:
+    """If all runs of a side diverged, the counts say so."""
+    gains = {"gains": (80.0, 81.0, 80.5), **LARGE_GAIN, "published_gain": 2.0}
+    lost, base_lost = runs
+    cell = TableCell(seeds=3, n=3, mean=90.5, diverged=lost, base_diverged=base_lost, **gains)
+    expected = {**numbers, "diverged": lost, "base_diverged": base_lost, "published_gain": 2.0}
+    assert _numbers(cell) == expected
+    assert {key: text for key, text in _cell_tags(cell, {}).items() if "diverged" in key} == tags
 
 
 def test_a_diverged_run_has_finite_metrics_only(exported: Exports) -> None:

@@ -67,8 +67,11 @@ def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
         FltrainError: if none of its runs is there, or a record lacks the numbers that the figure shows.
     """
     assert sheet.figure is not None
-    notes = _notes(sheet, sheet.figure, results)
+    records = {cell.run: record for cell, record in finished(sheet, results.record)}
+    if not records and not isinstance(sheet.figure, Bubbles):
+        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs has a record; train them first")
     rows, numbers = _drawn(sheet, sheet.figure, results)
+    notes = _notes(sheet, sheet.figure, results, records, numbers)
     return style.footnote(style.figure(rows), notes), numbers
 
 
@@ -122,21 +125,24 @@ def to_svg(spec: Spec) -> str:
 
 
 # ---------------------------------------------------------------- notes
-def _notes(sheet: ItemJob, figure: Figure, results: Results) -> str:
+def _notes(
+    sheet: ItemJob, figure: Figure, results: Results, records: Mapping[str, Record], numbers: pd.DataFrame
+) -> str:
     """Return notes on lines and bands, and on missing and diverged runs; ``figure.txt`` has their words."""
     if isinstance(figure, Bubbles):
         return sheet.scale_note
-    records = {cell.run: record for cell, record in finished(sheet, results.record)}
-    if not records:
-        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs has a record; train them first")
     missing = {cell.run for cell in sheet.cells} - set(records)
     damaged = {run for run in missing if results.record(run).complete}
     ended = {run for run, record in records.items() if diverged(record)}
     notes_on = {"Not run": missing - damaged, "Damaged": damaged, "Diverged": ended}
+    seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
+    if isinstance(figure, Ranking) and len(numbers):
+        seeds = int(numbers["seeds"].max())
     text = TEMPLATES.get_template("figure.txt").render(
         sheet=sheet,
         figure=figure,
-        seeds=len({cell.seed for cell in sheet.cells if cell.run in records}),
+        seeds=seeds,
+        intervals=isinstance(figure, Ranking) and numbers["low"].notna().any(),
         accuracy=isinstance(figure, Points) and measure(figure.measure).accuracy,
         lost={what: _named(sheet, runs) for what, runs in notes_on.items() if runs},
     )
@@ -337,23 +343,31 @@ def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
 
 # ---------------------------------------------------------------- ranking
 def ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> pd.DataFrame:
-    """Return mean, ``low`` and ``high`` end of the differences by row (best first) and series.
+    """Return mean, ``low`` and ``high`` end of the differences by row and series, the best row first.
 
     They are the gains of a table of these runs, without the row from which the others differ. The ends are
-    missing (NaN) if there is no interval.
+    missing (NaN) if there is no interval. ``lost`` names the side of which all runs diverged, see
+    ``TableCell.lost_gain``. With one seed, rows keep the order of their axis.
     """
     measured = Measured(measure=figure.measure, gain_over={figure.rows: figure.difference_from})
     table = Table(rows=figure.rows, columns=figure.series, measures=(measured,))
     rows = [
-        (cell.row, cell.column, cell.gain, *(cell.interval("gain_") or (np.nan, np.nan)), len(cell.gains))
+        (
+            *(cell.row, cell.column, cell.gain),
+            *(cell.interval("gain_") or (np.nan, np.nan)),
+            *(len(cell.gains), cell.lost_gain),
+        )
         for cell in cells(sheet.model_copy(update={"table": table}), runs, Published())
         if cell.gains
     ]
-    names = [figure.rows, figure.series, "difference", "low", "high", "seeds"]
+    names = [figure.rows, figure.series, "difference", "low", "high", "seeds", "lost"]
     numbers = pd.DataFrame(sorted(rows), columns=names)
-    order = numbers.groupby(figure.rows)["difference"].mean()
+    if numbers["seeds"].max() > 1:
+        order = -numbers.groupby(figure.rows)["difference"].mean()
+    else:
+        order = pd.Series({row: place for place, row in enumerate(sheet.axes[figure.rows])})
     return numbers.sort_values(
-        figure.rows, key=lambda rows: -rows.map(order), kind="stable", ignore_index=True
+        figure.rows, key=lambda rows: rows.map(order), kind="stable", ignore_index=True
     )
 
 
@@ -366,19 +380,27 @@ def draw_ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> Drawn:
     for label in series:
         y: Spec = {"field": figure.rows, "type": "nominal", "title": None, "sort": rows}
         y["axis"] = {"labelLimit": 0, "labels": not panels}
-        layers = intervals("difference", x, y, {"color": {"value": style.INDIGO}}, figure.margin)
         shown, heading = numbers[numbers[figure.series] == label], [named(figure.series, label)]
+        look = {"color": {"value": style.INDIGO}}
+        layers = intervals("difference", shown, x, y, look, figure.margin)
         panels.append(panel(heading, len(series), shown, layers, height=22 * max(len(rows), 1)))
     return [panels], numbers
 
 
 def intervals(
-    middle: str, x: Spec, y: Spec, look: Spec, margin: float | None, grey: str = style.GREY
+    middle: str,
+    shown: pd.DataFrame,
+    x: Spec,
+    y: Spec,
+    look: Spec,
+    margin: float | None,
+    grey: str = style.GREY,
 ) -> list[Spec]:
     """Return the layers of points with intervals, next to zero and in front of a margin around it.
 
     Args:
         middle: column of the points; their intervals reach from ``low`` to ``high``.
+        shown: the numbers of the panel. A text in the column ``lost`` stands in the place of a number.
         x: encoding of these columns.
         y: encoding of the rows.
         look: further encodings of points and intervals.
@@ -387,11 +409,16 @@ def intervals(
     """
     ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, **look}
     points = {"x": {**x, "field": middle}, "y": y, **look}
+    layers: list[Spec] = [{"mark": "rule", "encoding": ends}, {"mark": style.POINT, "encoding": points}]
+    if shown["lost"].any():
+        layers = [{**layer, "transform": [{"filter": "!datum.lost"}]} for layer in layers]
+        words = {"x": {"datum": 0, "type": "quantitative"}, "y": y, "text": {"field": "lost"}}
+        text = {"type": "text", "align": "left", "dx": 4, "color": grey}
+        layers.append({"mark": text, "encoding": words, "transform": [{"filter": "datum.lost"}]})
     return [
         *([] if margin is None else [style.line(grey, x=-margin, x2=margin)]),
         style.line(grey, x=0),
-        {"mark": "rule", "encoding": ends},
-        {"mark": style.POINT, "encoding": points},
+        *layers,
     ]
 
 

@@ -39,7 +39,8 @@ def forest(
     """Return differences below one another as an SVG element.
 
     Args:
-        cells: cells of a paper; those without an interval are left out.
+        cells: cells of a paper; those without an interval are left out. If all runs of a side diverged, these
+            words stand in the place of the number.
         titles: title of each item, the heading of its cells if there are several items.
         of: differences to published values, in margins, or gains in points.
 
@@ -53,9 +54,12 @@ def forest(
         unit = cell.margin if of == "difference" else float(cell.label.endswith("%"))
         if interval and unit and middle is not None and all(map(math.isfinite, interval)):
             verdict = cell.full_verdict if of == "difference" else cell.gain_verdict
+            lost = cell.lost_gain if of == "gain" else "diverged" * cell.lost
             numbers = {"low": interval[0] / unit, "high": interval[1] / unit, "middle": middle / unit}
+            numbers = dict.fromkeys(numbers, 0.0) if lost else numbers
             rows.append(
                 {
+                    "lost": lost,
                     **{name: max(-most, min(most, number)) for name, number in numbers.items()},
                     "cut": max(map(abs, numbers.values())) > most,
                     **{"item": cell.item, "label": cell.label, "place": cell.place},
@@ -65,7 +69,7 @@ def forest(
     if not 0 < len(rows) <= MOST:
         return ""
     frame = pd.DataFrame(rows)
-    ends = most if of == "difference" else math.ceil(frame[["low", "high"]].abs().to_numpy().max())
+    ends = most if of == "difference" else max(1, math.ceil(frame[["low", "high"]].abs().to_numpy().max()))
     groups = list(frame.groupby(["item", "label"], sort=False))
     several_items = frame["item"].nunique() > 1
     several_labels = len(groups) > frame["item"].nunique()
@@ -86,12 +90,12 @@ def _panel(heading: str, shown: pd.DataFrame, of: str, ends: float, title: str) 
     axis = {"values": ticks, "labels": bool(title), "ticks": bool(title), "labelFlush": False}
     axis |= {"domain": False, "grid": False, "format": "~g"}
     x = quantity(None, title or None, scale={"domain": [-ends, ends], "nice": False}, axis=axis)
-    y: Spec = {"field": "place", "type": "nominal", "title": None, "sort": None}
+    y: Spec = {"field": "place", "type": "nominal", "title": None, "sort": list(shown["place"])}
     y["axis"] = {"domain": False, "ticks": False, "labelPadding": 8}
     look: Spec = {"color": {"field": "colour", "type": "nominal", "scale": None}, "strokeWidth": {"value": 2}}
     return {
         "title": textwrap.wrap(heading, WIDTH // 6),
         **{"width": WIDTH, "height": {"step": ROW}},
         "data": {"values": shown.to_dict("records")},
-        "layer": intervals("middle", x, y, look, 1.0 if of == "difference" else None, "currentColor"),
+        "layer": intervals("middle", shown, x, y, look, 1.0 if of == "difference" else None, "currentColor"),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -93,7 +94,8 @@ def _cells(
     if values.empty:
         return []
     table, over = layout_of(sheet), measured.gain_over
-    values = values.join(at_labels(values, over).add_prefix("base_"))
+    base = at_labels(values, over)[["value", "run", "names", "composition"]]
+    values = values.join(base.add_prefix("base_"))
     baseline = _is_baseline(values, measured)
     shown = [axis for axis in (table.rows, table.columns, table.panels) if axis]
     return [
@@ -147,11 +149,12 @@ def _cell(
         over_seeds=what.over_seeds,
         seeds=len(lines),
         diverged=states[DIVERGED],
+        base_diverged=int((gained["base_state"] == DIVERGED).sum()) if gains else None,
         damaged=states[DAMAGED],
         missing=states[MISSING],
         value_seeds=tuple(valued["seed"]),
         values=values,
-        base_values=tuple(lines["base_value"].dropna()) if has_base and not average else (),
+        base_values=tuple(gained["base_value"]) if has_base and not average else (),
         plugin="" if average else added,
         gain_seeds=tuple(gained["seed"]),
         gains=gains,
@@ -173,7 +176,6 @@ def _cell(
         gain_family=(*family, first["composition"][1:]),
         base=tuple(lines["base_run"].dropna()) or None,
         floor=float(lines["floor"].max()),
-        base_diverged=0 if average else int((lines["base_state"] == DIVERGED).sum()),
         published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
         averaged=int(first["averaged"]) if average else 1,
         points=points,
@@ -195,9 +197,17 @@ def _difference(value: PublishedValue | None, base: PublishedValue | None) -> fl
     return value.value - base.value
 
 
+def ranked(table: Table, shown: Iterable[TableCell]) -> bool:
+    """Return if the rows are sorted by a measure: if so declared, and if a cell of it has several seeds."""
+    return any(cell.n > 1 for cell in shown if cell.measure == table.order_by)
+
+
 def _ordered(table: Table, shown: list[TableCell]) -> list[TableCell]:
-    """Sort rows by the mean of a measure over columns and panels, if so declared; gaps and averages last."""
-    if table.order_by is None:
+    """Sort rows by the mean of a measure over columns and panels, if so declared; gaps and averages last.
+
+    With one seed, nothing is ranked.
+    """
+    if not ranked(table, shown):
         return shown
     means: dict[str, list[float]] = {}
     for cell in shown:

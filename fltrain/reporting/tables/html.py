@@ -52,8 +52,8 @@ def sections(
 ) -> list[dict[str, Any]]:
     """Return a section for each place of a table: its cells, one for each measure, and the runs behind them.
 
-    ``rows`` have a seed, the values and gains of the cells with it, and its run; None if there are several,
-    as for averages.
+    ``rows`` have a seed, the values and gains of the cells with it (``headings``), and its run; None if there
+    are several, as for averages.
     """
     listed = {cell.run: described(runs(cell.run), cell.seed, folder) for cell in sheet.cells}
     places: dict[str, list[TableCell]] = {}
@@ -62,18 +62,21 @@ def sections(
     parts: list[dict[str, Any]] = []
     for anchor, cells in places.items():
         members = [listed[run] for run in dict.fromkeys(run for cell in cells for run in cell.runs)]
+        headings: list[str] = []
         columns: list[dict[int, str]] = []
         for cell in cells:
+            headings.append(cell.label)
             columns.append(_by_seed(cell.value_seeds, cell.values, cell.decimals, ""))
-            if cell.gains:
+            if cell.gains and not cell.lost_gain:
+                headings.append("gain")
                 columns.append(_by_seed(cell.gain_seeds, cell.gains, cell.decimals, "+"))
         rows = []
         for seed in sorted({run["seed"] for run in members}.union(*columns)):
             same = [run for run in members if run["seed"] == seed]
             values = [column.get(seed, "") for column in columns]
             rows.append((seed, values, same[0] if len(same) == 1 else None))
-        section = {"anchor": anchor, "name": cells[0].place, "cells": cells, "rows": rows, "runs": members}
-        parts.append(section)
+        section = {"anchor": anchor, "name": cells[0].place, "cells": cells, "headings": headings}
+        parts.append({**section, "rows": rows, "runs": members})
     return parts
 
 

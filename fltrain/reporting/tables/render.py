@@ -13,7 +13,7 @@ from statistics import median
 
 from fltrain.experiments.layout import ItemJob, Measured, named
 from fltrain.reporting.pages import TEMPLATES
-from fltrain.reporting.tables.cells import layout_of
+from fltrain.reporting.tables.cells import layout_of, ranked
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
 from fltrain.reporting.verdict import EXPECTED, expected_counts
@@ -53,7 +53,7 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
         if cell.gains or (cell.gain is None and cell.published_gain is not None and cell.published is None):
             return ""  # an average of gains has no value
         return lost or next((name for name, count in absent.items() if count), "—")
-    if cell.diverged and cell.diverged == cell.complete:
+    if cell.lost:
         return lost
     text = number_text(cell.mean, cell.decimals, "", cell.std, cell.interval() if as_interval else None)
     if cell.mean == math.inf and cell.n > 1:  # a seed misses the target
@@ -64,10 +64,15 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
 
 
 def gain_text(cell: TableCell, as_interval: bool = False) -> str:
-    """Return our gain with its spread or interval."""
-    return number_text(
-        cell.gain, cell.decimals, "+", cell.gain_std, cell.interval("gain_") if as_interval else None
-    )
+    """Return our gain with its spread or interval; diverged runs of the base are counted first.
+
+    If all runs of a side diverged, they stand in its place.
+    """
+    if cell.lost_gain:
+        return cell.lost_gain if cell.gains else ""
+    lost = f"{cell.base_diverged} of {len(cell.gains)} of the base diverged; " if cell.base_diverged else ""
+    interval = cell.interval("gain_") if as_interval else None
+    return lost + number_text(cell.gain, cell.decimals, "+", cell.gain_std, interval)
 
 
 def published_text(cell: TableCell) -> str:
@@ -138,7 +143,9 @@ class GridEntry:
         Of costs, less is better. A verdict has its own colour, which the margin decides.
         """
         cell, interval = self.cell, self.cell.interval("gain_")
-        if self.kind != "gain" or cell.gain_verdict or not interval or interval[0] <= 0 <= interval[1]:
+        if self.kind != "gain" or cell.gain_verdict or cell.lost_gain:
+            return ""
+        if not interval or interval[0] <= 0 <= interval[1]:
             return ""
         what = measure(cell.measure)
         if not (what.accuracy or what.margin.relative):
@@ -159,9 +166,11 @@ def entries_of(
         return number_text(value, cell.decimals, "+", None, interval) if finite else ""
 
     noted = tuple(marks[note] for note in _notes_on(cell) if note in marks)
+    numbers = cell.measured(("mean", "gain", "difference"))
     difference = signed(cell.difference, cell.interval("difference_"))
-    own = GridEntry(value_text(cell, as_interval), "own", cell, cell.mean)
-    gain = GridEntry(gain_text(cell, as_interval), "gain", cell, cell.gain)
+    difference = "diverged" if difference and cell.lost else difference
+    own = GridEntry(value_text(cell, as_interval), "own", cell, numbers["mean"])
+    gain = GridEntry(gain_text(cell, as_interval), "gain", cell, numbers["gain"])
     return {
         cell.label: own,
         "gain": gain,
@@ -169,7 +178,7 @@ def entries_of(
             published_text(cell), "published", cell, cell.published, noted
         ),
         "published gain": GridEntry(signed(cell.published_gain), "published-gain", cell, cell.published_gain),
-        "difference": GridEntry(difference, "difference", cell, cell.difference),
+        "difference": GridEntry(difference, "difference", cell, numbers["difference"]),
         "verdict": GridEntry(own.badge, "verdict", cell),
         "verdict on the gain": GridEntry(gain.badge, "verdict", cell),
     }
@@ -213,7 +222,7 @@ class Grid:
         }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         rows = dict.fromkeys(cell.row for cell in shown)
-        if layout.order_by is None:  # a column may lack the first rows
+        if not ranked(layout, shown):  # a column may lack the first rows
             order = [*sheet.axes.get(layout.rows, ()), *rows]
             rows = dict.fromkeys(sorted(rows, key=order.index))
         return cls(
@@ -281,6 +290,9 @@ class Notes:
             summaries={one.label or measure(one.measure).label: _over_seeds(one) for one in layout.measures},
             cells=shown,
             general=general,
+            ordered_by=measure(layout.order_by or "").label.partition(",")[0]
+            if ranked(layout, shown)
+            else "",
             own_margins=list(own),
             judged=judged,
             margins=_ranges(judged, "margin"),

@@ -27,6 +27,10 @@ GainVerdict = Literal[
 AVERAGE = "average"
 """Label of the row of averages."""
 
+OF_VALUE = ("n", "mean", "std", "low", "high", "difference", "difference_low", "difference_high")
+OF_GAIN = ("gain", "gain_std", "gain_low", "gain_high")
+"""Columns with numbers that are no measurement if all runs diverged."""
+
 
 def _split(separator: str) -> BeforeValidator:
     return BeforeValidator(lambda text: text.split(separator) if isinstance(text, str) else text)
@@ -83,6 +87,7 @@ class TableCell(BaseModel):
     seeds: int = _column("seeds that were planned", 0)
     n: int = _column("seeds with a value, diverged ones included", 0)
     diverged: int = _column("seeds whose run diverged; they count as chance accuracy", 0)
+    base_diverged: int | None = _column("of the seeds of the gain: those whose run of the base diverged")
     damaged: int = _column("seeds whose record is damaged", 0)
     missing: int = _column("seeds without a record", 0)
     value_seeds: Integers = _column("seeds of the values", ())
@@ -159,6 +164,23 @@ class TableCell(BaseModel):
         """More than half of the runs diverged or never reached the target."""
         never = sum(map(math.isinf, self.values))
         return 2 * max(self.diverged, never) > self.complete
+
+    @property
+    def lost(self) -> bool:
+        """All runs diverged, so that their value, chance accuracy, is no measurement."""
+        return 0 < self.diverged == self.complete
+
+    @property
+    def lost_gain(self) -> Literal["", "diverged", "base diverged"]:
+        """Side of which all runs diverged, so that the gain is no measurement; empty if there is none."""
+        if self.lost:
+            return "diverged"
+        return "base diverged" if 0 < (self.base_diverged or 0) == len(self.gains) else ""
+
+    def measured(self, columns: Iterable[str]) -> dict[str, Any]:
+        """Return some columns of the cell; numbers that are no measurement are None."""
+        unmeasured = (*OF_VALUE * self.lost, *OF_GAIN * bool(self.lost_gain))
+        return {name: None if name in unmeasured else getattr(self, name) for name in columns}
 
     @property
     def judged(self) -> bool:
