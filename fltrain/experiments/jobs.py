@@ -5,6 +5,7 @@ The rules in ``workflow/rules`` only pass wildcards to these look-ups.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 import re
@@ -103,22 +104,20 @@ class Jobs:
             ]
         return []
 
-    def unknown_targets(self, arguments: Sequence[str], rules: Iterable[str] = ()) -> list[str]:
-        """Return a line for each target that does not exist, with the nearest one.
-
-        Args:
-            arguments: arguments of Snakemake.
-            rules: names of all rules.
-        """
-        lines, scale = [], self.request.scale
-        targets = {*rules, *(name for item in self.plan.items for name in item.names)}
-        for word in arguments:
-            if re.fullmatch(r"\w+[_/][\w.]+", word) and word not in targets:
-                items = [item.id for item in self.plan.items if item.paper.paper == re.split("[_/]", word)[0]]
-                known = f" at scale {scale} (known: {', '.join(items)})" if items else ""
-                if hint := suggest(word, targets, 0.8) or known:
-                    lines.append(f"there is no target {word!r}{hint}")
-        return lines
+    def hint(self, target: str) -> str:
+        """Return a line on a target that does not exist, with the nearest one or the known ones."""
+        scale, papers = self.request.scale, {item.paper.paper for item in self.plan.items}
+        if target in papers:
+            return f"the paper {target!r} is no target; run snakemake --config scale={scale} items={target}"
+        pages = [f"{self.folder}/{page}" for page in ("index.html", *(f"{one}/index.html" for one in papers))]
+        targets = {item.name: item.id for item in reversed(self.plan.items)}
+        targets |= {name: name for item in self.plan.items for name in item.names - papers}
+        targets |= {file: file for file in (*self.outputs(), *pages)}
+        if near := difflib.get_close_matches(target, targets, 1, 0.7):
+            return f"there is no target {target!r}; did you mean {targets[near[0]]!r}?"
+        items = [item.id for item in self.plan.items if item.paper.paper == re.split("[_/]", target)[0]]
+        known = f"known: {', '.join(items)}" if items else f"`fltrain plan --scale {scale}` lists them"
+        return f"there is no target {target!r} at scale {scale} ({known})"
 
     # ------------------------------------------------------------ data and partitions
     @cached_property

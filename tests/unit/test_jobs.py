@@ -115,14 +115,18 @@ def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> N
         jobs(folder).refuse_damaged()
 
 
-def test_unknown_targets_are_told(folder: Path) -> None:
-    arguments = ["snakemake", "--until", "model_figure", "--config", "scale=one", "toy_table1", "toy/table1"]
-    wrong = ["toy_tabel1", "toy/tabel1", "toy/bubbles", "files/place.html"]
-    assert jobs(folder).unknown_targets([*arguments, *wrong], ["all", "model_figure"]) == [
-        "there is no target 'toy_tabel1'; did you mean 'toy_table1'?",
-        "there is no target 'toy/tabel1'; did you mean 'toy/table1'?",
-        "there is no target 'toy/bubbles' at scale one (known: toy/table1, toy/figure1, toy/figure2)",
-    ]
+def test_the_nearest_target_is_named(folder: Path) -> None:
+    made = jobs(folder)
+    path = f"{made.results.root}/one/toy/"
+    for wrong, right in {
+        **{"toy_tabel1": "toy_table1", "toy/tabel1": "toy/table1", "figuer1": "toy/figure1"},
+        **{f"{path}tabel1.html": f"{path}table1.html", f"{path}indx.html": f"{path}index.html"},
+    }.items():
+        assert made.hint(wrong) == f"there is no target {wrong!r}; did you mean {right!r}?"
+    assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
+    known = "known: toy/table1, toy/figure1, toy/figure2"
+    assert made.hint("toy/bubbles") == f"there is no target 'toy/bubbles' at scale one ({known})"
+    assert made.hint("x") == "there is no target 'x' at scale one (`fltrain plan --scale one` lists them)"
 
 
 def test_two_workflows_cannot_work_in_a_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.own import PACKAGE, VARIABLE, import_own
+from fltrain.data.datasets import registry
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Register, read_added
 
@@ -120,6 +121,17 @@ def test_registers_are_added_and_names_in_both_places_refused(
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(FltrainError, match="nowhere: there is no such folder; copy config/examples/own"):
         plan(config, "one")
+
+
+def test_wrong_entries_of_datasets_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_papers(tmp_path, {**PAPER, "items": {"one": TWO_METHODS, "two": TWO_METHODS}})
+    (tmp_path / "datasets.yaml").write_text("a: {reader: npz, pathh: x}\nb: {reader: npz}\n")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    registry.cache_clear()
+    with pytest.raises(
+        FltrainError, match=r"2 problems:\n  a: line 1: pathh: .*\n  b: line 2: reader 'npz'.*$"
+    ):
+        plan(tmp_path, "one")
 
 
 def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
