@@ -479,7 +479,7 @@ def test_the_sensitivity_table_of_the_fair_table_is_that_of_its_cells() -> None:
         assert verdict == cell.gain_verdict
         changed += [(f"{panel} / {row} / {column}", cell.exploratory)] if verdict == "inconclusive" else []
     assert len(changed) == 7 and all(exploratory for _, exploratory in changed)
-    assert all(f"| fair/accuracy | {place} |" in PROTOCOL for place, _ in changed)
+    assert "These are seven cells of `fair/accuracy`: FedDyn was" in PROTOCOL
     assert {one.place for one in published if one.exploratory} == {place for place, _ in changed}
 
 
@@ -636,7 +636,7 @@ def test_a_gain_is_no_measurement_if_all_runs_of_a_side_diverged(
         *("base diverged", "diverged", "")
     ]
     for form, end in {"md": " |", "tex": " ", "html": "</td>"}.items():
-        assert f"base diverged{end}" in texts[form] and "+1.67 ± 51.01" in texts[form].replace(r"$\pm$", "±")
+        assert f"base diverged{end}" in texts[form] and "+1.67 ± 51.01" in texts[form]
         assert not re.search(r"80\.50|61\.00", texts[form].replace("71.00", "")), form
         assert "all runs of a cell or of its base diverged, there is no gain" in texts[form]
     assert not re.search(r'class="gain (good|bad)', texts["html"])
@@ -751,9 +751,9 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
     outputs = {form: tmp_path / f"table.{form}" for form in ("md", "tex", "csv")}
     sheet = toy.sheet(changes={"reduced": reduced})
     tables.write(sheet, toy.results.record, printed, outputs)
-    texts = {form: path.read_text() for form, path in outputs.items()}
+    texts = {form: path.read_text().replace("{[}", "[") for form, path in outputs.items()}
     for form in ("md", "tex"):
-        assert texts[form].count("70.00 ± 0.50 [1]" if form == "md" else r"70.00 $\pm$ 0.50 [1]") == 1
+        assert texts[form].count("70.00 ± 0.50 [1]") == 1
         assert "[1] Doubtful as published: the two are alike." in texts[form]
         assert "F-1: something is assumed." in texts[form]
         assert ("Assumed at full scale, where" in texts[form]) == reduced
