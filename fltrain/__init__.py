@@ -113,8 +113,9 @@ def compare(
         where: conditions on the runs, as for ``load_runs``.
         metric: a measure without a target, such as ``best_accuracy``, or ``test_loss`` after the last round;
             default: the first of the table that ``where`` names, or ``final_accuracy``.
-        over: settings to compare, by dotted names; default: method and plug-ins.
-        baseline: variant that gains are over; default: FedAvg, or the first one.
+        over: settings to compare, by dotted names; default: those that the gains of this table compare, or
+            method and plug-ins.
+        baseline: variant that gains are over; default: the base of this table, FedAvg, or the first one.
         config: folder with ``papers/`` and ``scales/``.
 
     Returns:

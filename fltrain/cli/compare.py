@@ -26,10 +26,17 @@ def compare(
     ] = None,
     over: Annotated[
         str | None,
-        typer.Option(help="Settings to compare, by dotted names (default: method and plug-ins)."),
+        typer.Option(
+            help="Settings to compare, by dotted names (default: those that the gains of the table that you "
+            "name compare, or method and plug-ins)."
+        ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="Variant to compare with (default: fedavg, or the first one).")
+        str | None,
+        typer.Option(
+            help="Variant to compare with (default: the base of the table that you name, fedavg, or the "
+            "first one)."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
     results: ResultsOption = Path("results"),

@@ -31,6 +31,8 @@ NUMBERS = (
 )
 """Columns of the data frame with numbers, named as in the CSV files of tables (``TableCell``)."""
 
+OWN_BASE = "the table's base"
+
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
 _NEUTRAL = (
@@ -46,7 +48,8 @@ class Comparison:
 
     Attributes:
         metric: name of the measure.
-        baseline: variant that the gains are over, in the same condition and paired by seed.
+        baseline: variant that the gains are over, in the same condition and paired by seed; ``OWN_BASE`` if
+            the chosen table has another base in each condition, which is the first variant there.
         conditions: settings that distinguish the columns of the cells; by column, their values.
         dependent: further settings in which the columns differ.
         over: settings that the variants differ in, as they were chosen.
@@ -137,9 +140,11 @@ def compare(
         runs: the chosen runs.
         metric: a measure of single runs without a target; default: the chosen table's first, or
             ``final_accuracy``.
-        over: settings to compare, by dotted name or its beginning; default: method and plug-ins, or all
-            settings in which the runs differ if they all have the same method.
-        baseline: variant for the gains; default: FedAvg, or the first variant.
+        over: settings to compare, by dotted name or its beginning; default: those in which the chosen table's
+            gains differ from their base, else method and plug-ins, or all settings in which the runs differ
+            if they all have the same method.
+        baseline: variant for the gains; default: the base of the chosen table, else FedAvg, or the first
+            variant.
 
     Raises:
         FltrainError: if metric, setting or baseline is unknown, or runs with the same settings and seed have
@@ -156,36 +161,69 @@ def compare(
                 f"over {name!r}: the chosen runs do not differ in it{suggest(name, differing)} (they differ "
                 f"in: {', '.join(differing) or 'nothing but their seeds'})"
             )
-    wanted = over or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
+    own = _own_bases(runs, metric) if not over and baseline is None else {}
+    wanted = over or _differing_from(own, settings)
+    wanted = wanted or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
     compared = [key for key in differing if begins(key, wanted)]
     conditions = [key for key in differing if key not in compared]
     variants = _variants(runs, settings[compared])
     names = list(dict.fromkeys(variants.values()))
-    base = names[0] if baseline is None else baseline
-    if base not in names:
+    shown = _distinguishing(settings[conditions])
+    columns: dict[str, dict[str, str]] = {}
+    column_of: dict[str, str] = {}
+    for run, values in zip(runs, settings[shown].to_numpy().tolist(), strict=True):
+        column = ", ".join(f"{key}={text}" for key, text in zip(shown, values, strict=True))
+        columns[column] = dict(zip(shown, values, strict=True))
+        column_of[run.run_id] = column
+    columns = dict(sorted(columns.items(), key=lambda pair: [*map(_sortable, pair[1].values())]))
+    of_columns = {(column_of[run], variants[run]) for run in own.values()}
+    bases = dict(of_columns)
+    if len(bases) < len(of_columns):  # several in one condition
+        bases = {}
+    base = baseline or (names[0] if not bases else min(bases.values()))
+    if len({*bases.values()}) > 1:  # each condition has its own
+        base = OWN_BASE
+        variants |= {run: base for run in variants if variants[run] == bases.get(column_of[run])}
+    elif base not in names:
         raise FltrainError(
             f"baseline {base!r}: there is none{suggest(base, names)} (there are: {'; '.join(names)})"
         )
     order = list(dict.fromkeys([base, *names]))
-    shown = _distinguishing(settings[conditions])
-    columns: dict[str, dict[str, str]] = {}
     lines: dict[tuple[str, str, int], list[RecordedRun]] = {}
-    for run, values in zip(runs, settings[shown].to_numpy().tolist(), strict=True):
-        column = ", ".join(f"{key}={text}" for key, text in zip(shown, values, strict=True))
-        columns[column] = dict(zip(shown, values, strict=True))
-        lines.setdefault((column, variants[run.run_id], run.spec.seed), []).append(run)
-    columns = dict(sorted(columns.items(), key=lambda pair: [*map(_sortable, pair[1].values())]))
-    found = cells(
-        _job(metric, {"condition": list(columns), "compared": order}, lines),
-        {run.run_id: run.record for run in runs}.__getitem__,
-        Published(),
-    )
+    for run in runs:
+        lines.setdefault((column_of[run.run_id], variants[run.run_id], run.spec.seed), []).append(run)
+    found = [
+        cell.replace(row=bases[cell.column]) if cell.row == OWN_BASE else cell
+        for cell in cells(
+            _job(metric, {"condition": list(columns), "compared": order}, lines),
+            {run.run_id: run.record for run in runs}.__getitem__,
+            Published(),
+        )
+    ]
     if not any(cell.n for cell in found) and any(cell.seeds > cell.diverged for cell in found):
         lack = lacking(runs[0].spec, metric, "metric")
         why = f"; their specs lack {lack}" if lack else ""
         raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
     dependent = [key for key in conditions if key not in shown]
     return Comparison(metric, base, columns, dependent, wanted, found)
+
+
+def _own_bases(runs: Sequence[RecordedRun], metric: str) -> dict[str, str]:
+    """Return the base of each run in the chosen table, by ID, as far as it is among the runs.
+
+    If the table does not show the metric, its first gain decides.
+    """
+    chosen = {run.run_id for run in runs}
+    bases = {run.run_id: run.bases.get(metric) or next(iter(run.bases.values()), "") for run in runs}
+    return {run: base for run, base in bases.items() if base in chosen and base != run}
+
+
+def _differing_from(bases: Mapping[str, str], settings: pd.DataFrame) -> list[str]:
+    """Return the settings in which runs differ from their bases; a method's name stands for its settings."""
+    ours, theirs = settings.loc[list(bases)], settings.loc[list(bases.values())]
+    varied = (ours.to_numpy() != theirs.to_numpy()).any(axis=0)
+    names = [str(name) for name, differs in zip(settings, varied, strict=True) if differs]
+    return [name for name in names if not any(begins(name, [root]) for root in names if root != name)]
 
 
 def _job(
@@ -250,13 +288,13 @@ def _distinguishing(conditions: pd.DataFrame) -> list[str]:
 
 
 def _differing(runs: Sequence[RecordedRun]) -> pd.DataFrame:
-    """Return the settings that are not the same in all runs, method and plug-ins first: a row per run.
+    """Return the settings that are not the same in all runs, method and plug-ins first: a row per run ID.
 
     Settings of methods and plug-ins count only if they differ between runs of one method.
     """
     names = [{key: run.fields[key] for key in _METHOD} for run in runs]
-    frame = pd.DataFrame([{**name, **run.settings, **name} for name, run in zip(names, runs, strict=True)])
-    frame = frame.fillna(NONE)
+    rows = [{**name, **run.settings, **name} for name, run in zip(names, runs, strict=True)]
+    frame = pd.DataFrame(rows, index=[run.run_id for run in runs]).fillna(NONE)
     inner = [key for key in map(str, frame) if begins(key, _METHOD) and key not in _METHOD]
     values = frame.nunique()
     values.update(frame.groupby([run.spec.composition.name for run in runs])[inner].nunique().max())

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
+from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.plan import plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
@@ -52,6 +53,7 @@ class RecordedRun:
         fields: see ``FIELDS``.
         family: of its cell in the table that was chosen, see ``Cell``; empty if none or several were.
         measures: names of the measures of this table.
+        bases: ID of the run that the table's gain of this run is over, by measure.
     """
 
     record: Record
@@ -59,6 +61,7 @@ class RecordedRun:
     fields: Mapping[str, str]
     family: tuple[str, ...] = ()
     measures: tuple[str, ...] = ()
+    bases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, record: Record, memberships: Memberships) -> Self:
@@ -175,12 +178,25 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     conditions = _by_id(conditions, {item for run in runs for item in run.fields["items"].split()})
     named = {name for one in conditions if one.key == "items" and not one.excluded for name in one.values}
     items = [item for planned in plans.values() for item in planned.items if named == {item.id}]
-    families = {cell.run: cell.family for item in items for cell in item.sheet.cells}
-    tables = [item.item.table for item in items if item.item.table]
+    sheets = [item.sheet for item in items]
+    families = {cell.run: cell.family for sheet in sheets for cell in sheet.cells}
+    tables = [sheet.table for sheet in sheets if sheet.table]
     measures = tuple(dict.fromkeys(one.measure for table in tables for one in table.measures))
+    bases: dict[str, dict[str, str]] = {}
+    for sheet in sheets:
+        for run, own in _bases(sheet).items():
+            bases.setdefault(run, {}).update(own)
     try:
         chosen = choose(runs, conditions, lambda run: run.named)
-        return [replace(run, family=families.get(run.run_id, ()), measures=measures) for run in chosen]
+        return [
+            replace(
+                run,
+                family=families.get(run.run_id, ()),
+                measures=measures,
+                bases=bases.get(run.run_id, {}),
+            )
+            for run in chosen
+        ]
     except FltrainError as error:
         unknown = sum(run.fields["paper"] == UNASSIGNED for run in runs)
         if unknown and keys & {"paper", "items"} and "scale" not in keys:
@@ -189,6 +205,18 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
                 "if another scale has them, name it, for example --where scale=published"
             ) from None
         raise
+
+
+def _bases(sheet: ItemJob) -> dict[str, dict[str, str]]:
+    """Return, by run and measure, the ID of the run that a table's gain is over."""
+    places = {(*sorted(cell.labels.items()), cell.seed): cell.run for cell in sheet.cells}
+    found: dict[str, dict[str, str]] = {}
+    for measured in sheet.table.measures if sheet.table and not sheet.table.best_of else ():
+        for cell in sheet.cells if measured.gain_over else ():
+            base = places.get((*sorted({**cell.labels, **measured.gain_over}.items()), cell.seed))
+            if base is not None:
+                found.setdefault(cell.run, {})[measured.measure] = base
+    return found
 
 
 def _by_id(conditions: Iterable[Condition], ids: Iterable[str]) -> tuple[Condition, ...]:

@@ -16,7 +16,7 @@ from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.compare import NUMBERS, Comparison, compare
+from fltrain.tracking.compare import NUMBERS, OWN_BASE, Comparison, compare
 from fltrain.tracking.runs import RecordedRun, find_runs
 
 from .helpers import cli, seal, tiny, write_config
@@ -215,8 +215,9 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
     moderating = {cell.spread_cells for cell in shown if not cell.diverged}
     assert moderating == ({11, 12} if spread_by else {23}), "without the diverged cell"
     where = "items=toy/table scale=one"
-    frame = fltrain.compare(tmp_path / "results", where=where, over=["plugins"], config=config)
-    assert compare(find_runs(tmp_path / "results", where, config)).metric == "best_accuracy"
+    frame = fltrain.compare(tmp_path / "results", where=where, config=config)
+    found = compare(find_runs(tmp_path / "results", where, config))
+    assert (found.metric, found.baseline, list(found.over)) == ("best_accuracy", "none", ["plugins"])
     lines = frame.set_index(["method", "partition.alpha", "compared"])
     for cell in shown:
         line = lines.loc[cell.row, cell.panel, "none" if cell.column == "base" else "ecgr"]
@@ -224,6 +225,45 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
             [math.nan if number is None else number for number in cell.measured(NUMBERS).values()],
             nan_ok=True,
         )
+
+
+def test_a_table_can_have_another_base_under_each_condition(tmp_path: Path) -> None:
+    """Each skew has its own learning rate of the base; a gain over FedAvg at 0.1 would be another one."""
+    rates = {"0.1": 0.2, "10.0": 0.3}
+    settings = {"default": {"set": {}}, "tuned": {"set": {"training": {"lr": 0.2}}}}
+    item = {
+        "title": "A toy",
+        "axes": {
+            "method": ["fedavg", "moon"],
+            "settings": settings,
+            "skew": {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in rates},
+        },
+        "exceptions": [
+            {"when": {"training.lr": 0.2, "partition.alpha": 10.0}, "set": {"training": {"lr": 0.3}}}
+        ],
+        "table": {
+            **{"rows": "method", "columns": "settings", "panels": "skew"},
+            "measures": [
+                {"measure": "final_accuracy", "gain_over": {"method": "fedavg", "settings": "tuned"}}
+            ],
+        },
+    }
+    config = write_config(tmp_path / "config", {"table": item}, seeds=3)
+    results = Results(tmp_path / "results")
+    (planned,) = plan(config, "one").items
+    draws = np.random.default_rng(0)
+    for entry in planned.entries:
+        record(results, entry.spec, round(float(draws.uniform(0.5, 0.6)), 4))
+    where = "items=toy/table scale=one"
+    compared = compare(find_runs(results.root, where, config))
+    assert (compared.baseline, compared.shown) == (OWN_BASE, ["partition.alpha"])
+    first = {cell.column: cell.row for cell in reversed(compared.cells)}
+    assert first == {f"partition.alpha={skew}": f"fedavg, training.lr={rate}" for skew, rate in rates.items()}
+    shown = cells(planned.sheet, results.record, Published.read(None))
+    gains = {cell.runs: (cell.gain, cell.gain_low, cell.gain_high) for cell in shown}
+    assert {cell.runs: (cell.gain, cell.gain_low, cell.gain_high) for cell in compared.cells} == gains
+    other = compare(find_runs(results.root, where, config), baseline="moon")
+    assert other.baseline == "moon" and OWN_BASE not in {cell.row for cell in other.cells}
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
