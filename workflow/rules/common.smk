@@ -102,3 +102,15 @@ def item_files(rule, shown):
         labels=by(lambda item: {"item": literal(JOBS.items[item].item.title)}),
     )
     return files
+
+
+def hint_at_targets():
+    """Name the nearest target for each that no rule makes."""
+    if settings := workflow.dag_settings:
+        names = {rule.name for rule in workflow.rules}
+        for target in sorted(
+            {*settings.targets, *settings.until, *settings.forcerun} - names
+        ):
+            made = any(rule.is_producer(target) for rule in workflow.rules)
+            if not made and not Path(target).exists():
+                print(f"error: {JOBS.hint(target)}", file=sys.stderr)
