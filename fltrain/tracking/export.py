@@ -164,7 +164,7 @@ class Export:
             },
             sources=_digests(files),
             times=(end - seconds, end),
-            params=run.settings,
+            params=parameters(run),
             metrics=[(key, step, _shown(key, y)) for key, curve in run.metrics.items() for step, y in curve],
             files=[*files, weights] if with_model else files,
             folder="record",
@@ -245,6 +245,12 @@ def _paper(item: str) -> str:
 def _shown(metric: str, value: float) -> float:
     """Return a value as MLflow's lists show it, which do not round: accuracies in percent, two decimals."""
     return round(100 * value, 2) if factor(metric) == 100 else value
+
+
+def parameters(run: RecordedRun) -> dict[str, str]:
+    """Return the settings of a run; plug-ins and local test data have a value in every run."""
+    local_test = run.settings.get("local_test.fraction", NONE)
+    return {**run.settings, "plugins": run.fields["plugins"], "local_test": local_test}
 
 
 def skew(run: RecordedRun) -> str:

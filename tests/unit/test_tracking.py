@@ -195,6 +195,8 @@ CONDITIONS = {
     "tags.items LIKE '%flfa/figure2,%' and tags.paper LIKE '%ecgr%'": {"plain"},
     "tags.items LIKE '%flfa/figure,%'": set(),
     "params.`plugins.flfa.n_fa` = '1' and params.`method.mu` = '0.01'": {"measured"},
+    "params.`plugins` = 'flfa' and params.`local_test` = 'none'": {"measured"},
+    "params.`plugins` = 'none'": {"plain", "diverged"},
     "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
     "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, digits, alpha 0.3, ecgr/table1 (%'": {
         "measured"
