@@ -19,13 +19,14 @@ def number_text(
 ) -> str:
     """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite).
 
-    A negative number that rounds to zero has no minus sign.
+    A negative number that rounds to zero has no minus sign; an end of an interval keeps its sign, which shows
+    on which side of zero it lies.
     """
     if value is None:
         return ""
     text = "never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}"
     if interval:
-        low, high = (f"{end:{sign}z.{decimals}f}" for end in interval)
+        low, high = (f"{end or 0.0:{sign}.{decimals}f}" for end in interval)
         return f"{text} [{low}, {high}]"
     return text if std is None else f"{text} ± {std:.{decimals}f}"
 
