@@ -22,7 +22,7 @@ from fltrain.core.config import suggest
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.plan import Plan, plan, scales_with
 from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
@@ -109,6 +109,11 @@ class Jobs:
         scale, papers = self.request.scale, {item.paper.paper for item in self.plan.items}
         if target in papers:
             return f"the paper {target!r} is no target; run snakemake --config scale={scale} items={target}"
+        if other := [one for one in scales_with(self.config, target) if one != scale]:
+            return (
+                f"there is no target {target!r} at scale {scale}; scales with it: {listed(other, 3)}; run "
+                f"snakemake {target} --config scale={other[0]}"
+            )
         pages = [f"{self.folder}/{page}" for page in ("index.html", *(f"{one}/index.html" for one in papers))]
         targets = {item.name: item.id for item in reversed(self.plan.items)}
         targets |= {name: name for item in self.plan.items for name in item.names - papers}

@@ -7,7 +7,9 @@ the settings of a cell.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,10 +18,10 @@ from typing import TypeVar
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, Problems, count, problems
 from fltrain.core.located import LocatedMapping, located, place_of
-from fltrain.core.own import place_of_file
+from fltrain.core.own import place_of_file, places
 from fltrain.data.datasets import registry
 from fltrain.experiments.claims import quantities
-from fltrain.experiments.items import Entry, PlannedItem, with_labels
+from fltrain.experiments.items import Entry, PlannedItem, names_of, with_labels
 from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merge
 from fltrain.experiments.layout import Bubbles, Preference, Restriction, curves_of, measures_of
 from fltrain.experiments.published import check_reported
@@ -98,7 +100,7 @@ class Plan:
         check_known(
             f"scale {self.scale.scale!r} has no item",
             [name for name in selection.items if name not in understood],
-            sorted(item.id for item in self.items),
+            sorted({name for item in self.items for name in (item.paper.paper, item.id)}),
             "other scales may have more; it has",
         )
         items = [item for item in self.items if not selection.items or item.names & set(selection.items)]
@@ -192,6 +194,21 @@ def plan(config: Path, scale: str) -> Plan:
             if chosen.items.get(name) == Reduction():
                 _check_exceptions(name, paper.exceptions, [item for item in planned if item.paper is paper])
     return Plan(chosen, planned)
+
+
+def scales_with(config: Path, name: str) -> list[str]:
+    """Return the scales that have an item, or a paper's items, of this name; faulty files are left out."""
+    labels = read_added(config, "labels.yaml", DisplayLabels).labels
+    files = [file for place in places(config) for file in (place / "scales").glob("*.yaml")]
+    found = []
+    for scale in sorted({file.stem for file in files}):
+        with suppress(FltrainError):
+            ids = list(declared(config, scale, Scale, labels).items)
+            whole = [one for one in ids if re.match(rf"{re.escape(one)}[/_]", name)]
+            ids += [item for paper in whole for item in declared(config, paper, Paper, labels).ids]
+            if any(name in names_of(one) for one in ids):
+                found.append(scale)
+    return found
 
 
 def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:

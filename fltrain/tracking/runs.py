@@ -18,11 +18,12 @@ from typing import Any, Self
 
 import pandas as pd
 
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.config import suggest
+from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
 from fltrain.experiments.layout import ItemJob
-from fltrain.experiments.plan import plan
+from fltrain.experiments.plan import plan, scales_with
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -175,7 +176,8 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); train some, or name "
             "another results folder"
         )
-    conditions = _by_id(conditions, {item for run in runs for item in run.fields["items"].split()})
+    present = {item for run in runs for item in run.fields["items"].split()}
+    conditions = _by_id(conditions, present)
     named = {name for one in conditions if one.key == "items" and not one.excluded for name in one.values}
     items = [item for planned in plans.values() for item in planned.items if named == {item.id}]
     sheets = [item.sheet for item in items]
@@ -187,6 +189,12 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         for run, own in _bases(sheet).items():
             bases.setdefault(run, {}).update(own)
     try:
+        for name in sorted(named - present):
+            if having := scales_with(Path(config), name):
+                raise FltrainError(f"no run of {name!r} is here; scales with this item: {listed(having, 3)}")
+            known = {item.id for planned in plans.values() for item in planned.items} | present
+            if near := suggest(name, known | {one.partition("/")[0] for one in known}):
+                raise FltrainError(f"unknown item {name!r}{near}")
         chosen = choose(runs, conditions, lambda run: run.named)
         return [
             replace(

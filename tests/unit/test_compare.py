@@ -329,6 +329,8 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
+        ("items=flfa/table4", "no run of 'flfa/table4' is here; scales with this item: paper"),
+        ("items=flfa/tabel4", "no run is left with items=flfa/tabel4 .there are: none, unassigned"),
         (
             "items=flfa/table1",
             "10 runs belong to no item of the scales made in .* for example --where scale=published",

@@ -587,7 +587,8 @@ def test_items_and_cells_are_selected(config: Config) -> None:
     ("wanted", "message"),
     [
         ({"items": ["toy/table", "toy/figur"]}, "has no item 'toy/figur'; did you mean 'toy/figure'?"),
-        ({"items": "x"}, "no item 'x' (other scales may have more; it has: toy/figure, toy/table)"),
+        ({"items": ["tyo"]}, "has no item 'tyo'; did you mean 'toy'?"),
+        ({"items": "x"}, "no item 'x' (other scales may have more; it has: toy, toy/figure, toy/table)"),
         ({"where": "dataset=mnist"}, "no run is left with dataset=mnist"),
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
         (

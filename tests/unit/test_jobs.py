@@ -126,6 +126,11 @@ def test_the_nearest_target_is_named(folder: Path) -> None:
     assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
     known = "known: toy/table1, toy/figure1, toy/figure2"
     assert made.hint("toy/bubbles") == f"there is no target 'toy/bubbles' at scale one ({known})"
+    part = jobs(write_papers(folder, scale={**SCALE, "scale": "two", "items": ["toy"]}), items="other")
+    assert part.hint("toy/figure1") == (
+        "there is no target 'toy/figure1' at scale one; scales with it: two; run "
+        "snakemake toy/figure1 --config scale=two"
+    )
     assert made.hint("x") == "there is no target 'x' at scale one (`fltrain plan --scale one` lists them)"
 
 
