@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from rich.progress import track
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import factor
@@ -72,6 +73,7 @@ class Export:
         runs: IDs; runs without a complete record are skipped.
         items: tables and figures with all of their runs; those without files are left out.
         models: also export the final weights of runs that keep them.
+        labels: text of the labels of a run's cell by run ID and item, see ``labels_of``.
     """
 
     results: Results
@@ -80,6 +82,7 @@ class Export:
     runs: Collection[str]
     items: Sequence[PlannedItem] = ()
     models: bool = False
+    labels: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def to(self, uri: str) -> Counter[str]:
         """Update an MLflow store to match records, tables and figures; do not change anything else in it.
@@ -138,6 +141,9 @@ class Export:
         belongs = membership(items)
         of_items = belongs["items"].split() if items else []
         links = [f"[{item}]({_item_address(store, item)})" for item in of_items]
+        cell = cell_of(run, *of_items[:1], labels=self.labels.get((run.run_id, *of_items[:1]), ""))
+        if of_items and of_items[0] not in items.get(self.scale, ()):  # another scale has its labels
+            cell = before.get("cell", cell)
         ended = fields["status"] == "diverged"
         note = "**Diverged**: its loss became infinite or not a number.\n\n" if ended else ""
         used = f"Used by {', '.join(links)}" if links else "No table or figure uses this run"
@@ -154,7 +160,7 @@ class Export:
                 "items": "".join(f"{item}, " for item in of_items).strip() or NONE,
                 "partition_id": run.spec.partition_id,
                 "skew": skew(run),
-                "cell": cell_of(run, of_items[:1]),
+                "cell": cell,
                 "kind": "run",
                 _ITEMS: json.dumps(items),
                 NOTE: f"{note}{used}; record in `{fields['folder']}`.",
@@ -277,9 +283,23 @@ def _settings(spec: Mapping[str, Any]) -> str:
     return short_hash({key: value for key, value in spec.items() if key != "seed"})
 
 
-def cell_of(run: RecordedRun, item: Sequence[str]) -> str:
-    """Return a name that all seeds of one setting in an item share, and no other run: MLflow groups by it."""
-    names = (run.spec.composition.name, run.fields["dataset"], skew(run), *item)
+def labels_of(plan: Plan) -> dict[tuple[str, str], str]:
+    """Return the labels of each run's first cell by run ID and item, without those that all cells share."""
+    labels: dict[tuple[str, str], str] = {}
+    for item in plan.items:
+        several = [axis for axis, names in item.axes.items() if len(names) > 1]
+        for entry in item.entries:
+            text = ", ".join(named(axis, entry.labels[axis]) for axis in several if axis in entry.labels)
+            labels.setdefault((entry.spec.run_id, item.id), text)
+    return labels
+
+
+def cell_of(run: RecordedRun, *item: str, labels: str = "") -> str:
+    """Return a name that all seeds of one setting in an item share, and no other run: MLflow groups by it.
+
+    It begins with ``labels``, or with method and plug-ins without them, because lists cut its end off.
+    """
+    names = (labels or run.spec.composition.name, *item, run.fields["dataset"], skew(run))
     return f"{', '.join(names)} ({_settings(run.record.spec)[:4]})"
 
 

@@ -23,8 +23,8 @@ from fltrain.tracking.export import CELLS, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
 RUN_COLUMNS = (
-    *("metrics.`final_accuracy`", "tags.`method`", "tags.`plugins`", "tags.`dataset`", "tags.`skew`"),
-    *("tags.`seed`", "tags.`status`"),
+    *("metrics.`final_accuracy`", "params.`training.lr`", "tags.`method`", "tags.`plugins`"),
+    *("tags.`dataset`", "tags.`skew`", "tags.`seed`"),
 )
 CELL_COLUMNS = (
     *("metrics.`mean`", "metrics.`gain`", "metrics.`gain_low`", "metrics.`gain_high`"),
@@ -33,8 +33,8 @@ CELL_COLUMNS = (
 TABLE_COLUMNS = ("params.`title`", "tags.`paper`", "tags.`scale`")
 _WIDTHS = {
     **{"metrics.`final_accuracy`": 125, "tags.`seed`": 60, "tags.`skew`": 100},
-    **{"tags.`status`": 95, "tags.`gain_verdict`": 110, "tags.`verdict`": 110, "params.`title`": 380},
-    "metrics.`gain`": 65,
+    **{"tags.`gain_verdict`": 110, "tags.`verdict`": 110, "params.`title`": 380},
+    "metrics.`gain`": 90,
 }
 """Widths of columns in pixels, if their headings or contents need another one than 80."""
 _SECTIONS = ("Curves", "Model metrics")  # MLflow itself makes the second only, sorted by name
@@ -63,7 +63,7 @@ def state_of(name: str) -> dict[str, Any]:
     state: dict[str, Any] = {
         "selectedColumns": columns,
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 430 if name == CELLS else 270, "runDateAndNestInfo": 140}
+        "columnWidths": {"attributes.`Run Name`": 430 if name == CELLS else 320, "runDateAndNestInfo": 140}
         | widths,
     }
     if name in (TABLES, CELLS):
@@ -101,7 +101,8 @@ def colours_of(database: Path) -> dict[str, str]:
     """
     with closing(sqlite3.connect(database)) as connection:  # MLflow itself would read whole runs
         found = connection.execute(_GROUPS).fetchall()
-    names = sorted((name for (name,) in found), key=lambda name: (name.partition(", ")[2], name))
+    # Groups of one item, dataset and skew are neighbours.
+    names = sorted((name for (name,) in found), key=lambda name: (name.split(", ")[-3:-1], name))
     # The golden angle keeps the hues of neighbours apart.
     colours = (hls_to_rgb(0.6 + 0.382 * i, (0.4, 0.55, 0.3)[i % 3], 0.7) for i in count())
     return {

@@ -26,7 +26,7 @@ from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import Export, _cell_tags, _numbers, by_seeds, in_words
+from fltrain.tracking.export import Export, _cell_tags, _numbers, by_seeds, in_words, labels_of
 from fltrain.tracking.server import colours_of, experiments
 from fltrain.tracking.store import TrackedRun, writing
 
@@ -198,7 +198,7 @@ CONDITIONS = {
     "params.`plugins` = 'flfa' and params.`local_test` = 'none'": {"measured"},
     "params.`plugins` = 'none'": {"plain", "diverged"},
     "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
-    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, digits, alpha 0.3, ecgr/table1 (%'": {
+    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, ecgr/table1, digits, alpha 0.3 (%'": {
         "measured"
     },
 }
@@ -417,6 +417,27 @@ def test_a_run_belongs_to_the_item_with_the_most_seeds_of_its_settings() -> None
     items = {"run0": ["a"], "run1": ["a"], "run100": ["rates", "pilot"], "run101": ["pilot"]}
     plan: Any = SimpleNamespace(runs=runs, memberships=items)
     assert by_seeds(plan) == items | {"run100": ["pilot", "rates"]}
+
+
+def test_a_group_begins_with_the_labels_that_vary_in_its_item(store: Exports) -> None:
+    """Runs that differ only in their learning rate look different; another scale keeps the name."""
+    run, rates = store.measured.run_id, ("0.1", "0.01")
+    entries = [
+        SimpleNamespace(labels={"skew": "Dirichlet", "method": "FedProx", "rate": rate}, spec=spec)
+        for rate, spec in zip(rates, (PLAIN, MEASURED), strict=True)
+    ]
+    axes = {"skew": ["Dirichlet"], "method": ["FedProx", "Local"], "rate": rates}
+    plan: Any = SimpleNamespace(items=[SimpleNamespace(id="ecgr/table1", axes=axes, entries=entries)])
+    labels = labels_of(plan)
+    assert labels[run, "ecgr/table1"] == "FedProx, rate 0.01"
+    assert store.export(labels=labels) == {"unchanged": 2, "replaced": 1}
+    cell = store.tags(store.measured)["cell"]
+    assert cell.startswith("FedProx, rate 0.01, ecgr/table1, digits, alpha 0.3 (")
+    store.memberships = {run: ["fair/table1"]}
+    assert store.export(store.measured, scale="small", labels={(run, "fair/table1"): "other"}) == {
+        "replaced": 1
+    }
+    assert store.tags(store.measured)["cell"] == cell
 
 
 def test_groups_of_runs_have_colours_of_their_own(exported: Exports) -> None:
