@@ -141,8 +141,9 @@ class Export:
         belongs = membership(items)
         of_items = belongs["items"].split() if items else []
         links = [f"[{item}]({_item_address(store, item)})" for item in of_items]
-        cell = cell_of(run, *of_items[:1], labels=self.labels.get((run.run_id, *of_items[:1]), ""))
-        if of_items and of_items[0] not in items.get(self.scale, ()):  # another scale has its labels
+        first = of_items[0] if of_items else ""
+        cell = cell_of(run, first.partition("/")[2], self.labels.get((run.run_id, first), ""))
+        if first and first not in items.get(self.scale, ()):  # another scale has its labels
             cell = before.get("cell", cell)
         ended = fields["status"] == "diverged"
         note = "**Diverged**: its loss became infinite or not a number.\n\n" if ended else ""
@@ -217,7 +218,9 @@ class Export:
         forms = {file.suffix: file for file in files}
         for cell in read_csv(forms[".csv"]) if {".csv", ".html"} <= forms.keys() else ():
             name = _name(cell)
-            note = f"{name} of [{item.id}]({_item_address(store, item.id)}), {item.item.title}."
+            links = [self._run_link(store, run) for run in cell.runs if self.memberships.get(run)]
+            behind = f" Its runs: {', '.join(links)}." if links else ""
+            note = f"{name} of [{item.id}]({_item_address(store, item.id)}), {item.item.title}.{behind}"
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{name}, {item.id} ({self.scale})",
@@ -225,6 +228,12 @@ class Export:
                 times=times,
                 metrics=[(key, 0, value) for key, value in _numbers(cell).items()],
             )
+
+    def _run_link(self, store: Store, run: str) -> str:
+        """Return a link to a run in the list of its paper."""
+        home = store.experiment(_paper(self.memberships[run][0]))
+        place = opened(home, f"attributes.run_name = '{run}'")
+        return f"[{run}]({place})"
 
 
 def _cell_tags(cell: TableCell, names: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -294,12 +303,13 @@ def labels_of(plan: Plan) -> dict[tuple[str, str], str]:
     return labels
 
 
-def cell_of(run: RecordedRun, *item: str, labels: str = "") -> str:
+def cell_of(run: RecordedRun, item: str, labels: str) -> str:
     """Return a name that all seeds of one setting in an item share, and no other run: MLflow groups by it.
 
-    It begins with ``labels``, or with method and plug-ins without them, because lists cut its end off.
+    It begins with ``labels``, or with method and plug-ins without them, because lists cut its end off. The
+    item comes without its paper, which names the experiment.
     """
-    names = (labels or run.spec.composition.name, *item, run.fields["dataset"], skew(run))
+    names = [labels or run.spec.composition.name, *filter(None, [item]), run.fields["dataset"], skew(run)]
     return f"{', '.join(names)} ({_settings(run.record.spec)[:4]})"
 
 

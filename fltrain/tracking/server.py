@@ -30,14 +30,16 @@ CELL_COLUMNS = (
     *("metrics.`mean`", "metrics.`gain`", "metrics.`gain_low`", "metrics.`gain_high`"),
     *("tags.`verdict`", "tags.`gain_verdict`"),
 )
+CELL_CHARTS = ("gain", "mean", "published")
+"""Metrics of cells whose charts come first; MLflow would begin with ``base_diverged``."""
 TABLE_COLUMNS = ("params.`title`", "tags.`paper`", "tags.`scale`")
 _WIDTHS = {
-    **{"metrics.`final_accuracy`": 125, "tags.`seed`": 60, "tags.`skew`": 100},
+    **{"metrics.`final_accuracy`": 105, "tags.`seed`": 55, "tags.`skew`": 90},
+    **{"tags.`dataset`": 70, "tags.`plugins`": 70},
     **{"tags.`gain_verdict`": 110, "tags.`verdict`": 110, "params.`title`": 380},
     "metrics.`gain`": 90,
 }
 """Widths of columns in pixels, if their headings or contents need another one than 80."""
-_SECTIONS = ("Curves", "Model metrics")  # MLflow itself makes the second only, sorted by name
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -63,23 +65,38 @@ def state_of(name: str) -> dict[str, Any]:
     state: dict[str, Any] = {
         "selectedColumns": columns,
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 430 if name == CELLS else 320, "runDateAndNestInfo": 140}
+        "columnWidths": {"attributes.`Run Name`": 430 if name == CELLS else 280, "runDateAndNestInfo": 135}
         | widths,
     }
-    if name in (TABLES, CELLS):
+    if name == TABLES:
         return state
+    first = "Means and gains" if name == CELLS else "Curves"
+    line = {
+        **{"type": "LINE", "range": {}, "xAxisKey": "step", "yAxisKey": "metric"},
+        **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
+    }
+    kind = {"type": "BAR", "runsCountToCompare": 10} if name == CELLS else line
     charts = [
         {
-            **{"uuid": name, "type": "LINE", "metricKey": name, "displayName": name},
-            **{"metricSectionId": _SECTIONS[0], "isGenerated": True, "range": {}},
-            **{"xAxisKey": "step", "yAxisKey": "metric"},
-            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
+            **kind,
+            "uuid": metric,
+            "metricKey": metric,
+            "displayName": metric,
+            "metricSectionId": first,
+            "isGenerated": True,
         }
-        for name in CURVES
+        for metric in (CELL_CHARTS if name == CELLS else CURVES)
     ]
-    sections = [{"uuid": name, "name": name, "display": True, "isReordered": False} for name in _SECTIONS]
+    # MLflow itself makes the second section only, sorted by name.
+    sections = [
+        {"uuid": section, "name": section, "display": True, "isReordered": False}
+        for section in (first, "Model metrics")
+    ]
+    state |= {"compareRunCharts": charts, "compareRunSections": sections}
+    if name == CELLS:
+        return state
     group = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "cell"}]}
-    return {**state, "groupBy": group, "compareRunCharts": charts, "compareRunSections": sections}
+    return {**state, "groupBy": group}
 
 
 def experiments(database: Path) -> dict[str, str]:
@@ -89,9 +106,10 @@ def experiments(database: Path) -> dict[str, str]:
     return dict(sorted(named.items(), key=lambda pair: (pair[0] in (TABLES, CELLS), int(pair[1]))))
 
 
-def address(name: str, experiment: str) -> str:
-    """Return the address of an experiment in MLflow's interface."""
-    return opened(experiment, "", "metrics.`gain`", False) if name == CELLS else opened(experiment)
+def address(name: str, experiment: str, condition: str = "") -> str:
+    """Return the address of an experiment's runs that meet a condition, in the order of its list."""
+    order = {CELLS: "metrics.`gain`", TABLES: "tags.`item`"}.get(name, "tags.`cell`")
+    return opened(experiment, condition, order, rising=name != CELLS)
 
 
 def colours_of(database: Path) -> dict[str, str]:
@@ -118,7 +136,8 @@ def prepared(page: str, ids: dict[str, str], colours: dict[str, str]) -> str:
         key = f'MLflowLocalStorage-1.1-ExperimentPage-["{experiment}"]-ReactComponentState'
         settings[key] = state_of(name)
     settings["experimentRunColors"] = colours
-    start = next((address(name, experiment) for name, experiment in ids.items()), "#/experiments")
+    first = TABLES if TABLES in ids else next(iter(ids), "")
+    start = address(first, ids[first]) if ids else "#/experiments"
     versioned = [[key, value, short_hash(value)] for key, value in settings.items()]
     data = json.dumps([start, versioned]).replace("<", "\\u003c")
     return page.replace("<head>", f"<head>{_SCRIPT % data}", 1)

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
@@ -27,7 +28,7 @@ from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import Export, _cell_tags, _numbers, by_seeds, in_words, labels_of
-from fltrain.tracking.server import colours_of, experiments
+from fltrain.tracking.server import colours_of, experiments, prepared, state_of
 from fltrain.tracking.store import TrackedRun, writing
 
 from .helpers import seal, tiny, trained
@@ -198,9 +199,7 @@ CONDITIONS = {
     "params.`plugins` = 'flfa' and params.`local_test` = 'none'": {"measured"},
     "params.`plugins` = 'none'": {"plain", "diverged"},
     "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
-    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, ecgr/table1, digits, alpha 0.3 (%'": {
-        "measured"
-    },
+    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, table1, digits, alpha 0.3 (%'": {"measured"},
 }
 
 
@@ -432,7 +431,7 @@ def test_a_group_begins_with_the_labels_that_vary_in_its_item(store: Exports) ->
     assert labels[run, "ecgr/table1"] == "FedProx, rate 0.01"
     assert store.export(labels=labels) == {"unchanged": 2, "replaced": 1}
     cell = store.tags(store.measured)["cell"]
-    assert cell.startswith("FedProx, rate 0.01, ecgr/table1, digits, alpha 0.3 (")
+    assert cell.startswith("FedProx, rate 0.01, table1, digits, alpha 0.3 (")
     store.memberships = {run: ["fair/table1"]}
     assert store.export(store.measured, scale="small", labels={(run, "fair/table1"): "other"}) == {
         "replaced": 1
@@ -485,6 +484,9 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     }
     assert {key: tags[key] for key in expected} == expected
     assert "of [ecgr/table1](#/experiments/" in tags["mlflow.note.content"]
+    condition = quote(f"attributes.run_name = '{store.measured.run_id}'")
+    assert f"Its runs: [{store.measured.run_id}](#/experiments/" in tags["mlflow.note.content"]
+    assert condition in tags["mlflow.note.content"]
     (other,) = store.search("tags.kind = 'cell' and metrics.mean = 60")
     assert "verdict" not in other["data"]["tags"], "MLflow shows a dash"
     assert other["data"]["metrics"] == {"mean": 60.0, "n": 1, "diverged": 0}
@@ -523,6 +525,17 @@ def test_a_run_can_exceed_the_limits_of_one_request(store: Exports) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- interface
+def test_the_root_address_opens_the_tables() -> None:
+    page = prepared("<head>", {"controls": "1", "tables": "7"}, {})
+    assert '["#/experiments/7/runs?' in page and "orderByKey=tags.%60item%60" in page
+    assert '["#/experiments/1/runs?' in prepared("<head>", {"flfa": "1"}, {})
+
+
+def test_charts_of_cells_begin_with_gains() -> None:
+    assert state_of("cells")["compareRunCharts"][0]["metricKey"] == "gain"
+    assert state_of("flfa")["compareRunCharts"][0]["metricKey"] == "test_accuracy"
+
+
 @pytest.mark.slow
 def test_the_interface_is_set_up_for_our_runs_and_ends_at_once(store: Exports) -> None:
     shutil.move(store.path, store.results.tracking)
