@@ -118,8 +118,8 @@ class Toy:
         ]
         paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
         other = {"name": "other", "title": "Another paper", "contents": []}
-        scale = {"scale": "toy", "title": "on toy data", "reduced": self.reduced, "restrictions": []}
-        return {**scale, "papers": [paper, other]}
+        scale = {"scale": "toy", "heading": "Toy results", "title": "on toy data", "reduced": self.reduced}
+        return {**scale, "restrictions": [], "papers": [paper, other]}
 
     def write(self) -> "Toy":
         """Write records, published values, table, figure, claims and the overview."""

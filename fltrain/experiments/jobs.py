@@ -276,7 +276,7 @@ class Jobs:
         return ["--uri", store, "--scale", request.scale, *seeds, *where, *request.items]
 
     def listing(self) -> dict[str, Any]:
-        """Return the plan's title and restrictions, and tables and figures of each paper with their runs.
+        """Return the plan's headings and restrictions, and tables and figures of each paper with their runs.
 
         The title is empty if items have different scales.
         """
@@ -288,6 +288,7 @@ class Jobs:
         titles = {item.scale_title for item in self.plan.items}
         return {
             "scale": self.plan.scale.scale,
+            "heading": self.plan.scale.page or f"Results at the scale “{self.plan.scale.scale}”",
             "title": titles.pop() if len(titles) == 1 else "",
             "reduced": self.plan.scale.reduced,
             "restrictions": list(self.plan.restrictions),

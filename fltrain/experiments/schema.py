@@ -419,13 +419,15 @@ class Scale(Reduction):
 
     Attributes:
         scale: its name, which is also the name of the file.
-        title: its heading.
+        title: its protocol in a few words.
+        page: heading of the front page (default: one with the scale's name).
         reduced: true if runs depart from the papers' protocol; pages then give verdicts on controls only.
         items: items (``flfa/table1``) or papers (``flfa``), each with optional further changes.
     """
 
     scale: Annotated[FileName, _none_of(*FOLDERS)]
     title: str
+    page: str = ""
     reduced: bool
     items: Annotated[
         dict[str, Reduction],

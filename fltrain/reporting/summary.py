@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fltrain.core.errors import count
-from fltrain.experiments.layout import Bubbles, ItemJob
+from fltrain.experiments.layout import Bubbles, ItemJob, Table, named
 from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.table_cell import TableCell
@@ -38,12 +38,14 @@ def paper_summary(
     for claim in judged.itertuples():
         for name in str(claim.item).split(", ") if claim.verdict in JUDGED and not claim.exploratory else ():
             confirmed.setdefault(name, set()).add(str(claim.verdict))
-    every = [cell for shown in cells.values() for cell in shown]
+    tables = {sheet.id.partition("/")[2]: sheet.table for sheet in sheets if sheet.table}
+    every = [_with_axes(cell, tables[cell.item]) for shown in cells.values() for cell in shown]
     decided = [cell for cell in every if cell.item in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
     rows: list[Any] = judged.to_dict("records")
     titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
+    bases = {name: f"{title}{_minus(tables.get(name))}" for name, title in titles.items()}
     figures = [
         sheet.id.partition("/")[2]
         for sheet in sheets
@@ -55,10 +57,23 @@ def paper_summary(
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
-        "forest": forest(every, titles) or forest(decided, titles, "gain"),
+        "forest": forest(every, titles) or forest(decided, bases, "gain"),
         "counts": verdict_counts(paper["kind"], every, claims),
         "claims": claims,
     }
+
+
+def _with_axes(cell: TableCell, table: Table) -> TableCell:
+    """Return a cell whose labels that are numbers come with the name of their axis."""
+    axes = {"panel": table.panels, "row": table.rows, "column": table.columns}
+    return cell.replace(**{place: named(axis, getattr(cell, place)) for place, axis in axes.items()})
+
+
+def _minus(table: Table | None) -> str:
+    """Return the base of a table's gains, for example ``: minus FedAvg``; empty without one base."""
+    over = [one.gain_over for one in table.measures if one.gain_over] if table else []
+    bases = {", ".join(named(axis, label) for axis, label in labels.items()) for labels in over}
+    return f": minus {bases.pop()}" if len(bases) == 1 else ""
 
 
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
@@ -98,8 +113,11 @@ def findings(claims: Iterable[Mapping[str, Any]]) -> list[str]:
     firm = [claim for claim in measured if not claim["exploratory"]] or measured
     first = {claim["verdict"]: claim for claim in reversed(firm)}
     ordered = [first[verdict] for verdict in (*JUDGED, "reduced scale") if verdict in first]
-    return [
-        f"{full_verdict(claim).capitalize() + ': ' if claim['verdict'] in JUDGED else ''}"
-        f"“{claim['claim']}” ({claim['where']}; {claim['number']})."
+    verdicts = [
+        full_verdict(claim).capitalize() if claim["verdict"] in JUDGED else "Claim, not judged at this scale"
         for claim in ordered
+    ]
+    return [
+        f"{verdict}: “{claim['claim']}” ({claim['where']}; {claim['number']})."
+        for verdict, claim in zip(verdicts, ordered, strict=True)
     ]

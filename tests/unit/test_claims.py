@@ -675,7 +675,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    assert summary["findings"] == ["“a | b” (sec. 1; +2.10 points [+1.93, +2.27] (x minus none))."]
+    number = "+2.10 points [+1.93, +2.27] (x minus none)"
+    assert summary["findings"] == [f"Claim, not judged at this scale: “a | b” (sec. 1; {number})."]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 

@@ -14,7 +14,7 @@ import jsonschema
 import pandas as pd
 import pytest
 
-from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.layout import ItemJob, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
 from fltrain.reporting.tables.html import facts
@@ -413,7 +413,7 @@ SMALL = ("E grows", "reduced scale", False)
         ),
         ([LATE, OPEN], ["Undecided: “D may grow”"]),
         ([LATE], ["Supported, exploratory: “C stays”"]),
-        ([SMALL], ["“E grows”"]),
+        ([SMALL], ["Claim, not judged at this scale: “E grows”"]),
         ([], []),
     ],
 )
@@ -434,6 +434,24 @@ def test_findings_are_the_first_claim_of_each_verdict(
     ]
     without = {**measured[0], "number": ""} if measured else {"number": ""}
     assert summary.findings([without, *measured]) == [f"{text} (sec. 2; {number})." for text in expected]
+
+
+def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> None:
+    """A row ``3`` or a gain over the paper's own method cannot be read without them."""
+    layout = {**toy.sheet.model_dump(mode="json")["table"], "rows": "cut", "columns": None, "panels": None}
+    layout["measures"] = [{"measure": "final_accuracy", "gain_over": {"noise": "0"}}]
+    sheets = [
+        toy.sheet.model_copy(update={"id": f"paper/{name}", "table": Table.parse(layout, "")})
+        for name in "ab"
+    ]
+    numbers: dict[str, Any] = {"label": "accuracy, %", "gain": 1.0, "gain_low": 0.5, "gain_high": 1.5}
+    cells = {sheet.id: [TableCell(item=sheet.id[-1], row="3", **numbers)] for sheet in sheets}
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
+    judged = pd.DataFrame([["", "", "supported", False, False, "", "a, b", ""]], columns=columns)
+    heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
+    picture = summary.paper_summary(heading, sheets, judged, cells)["forest"]
+    texts = re.findall(r">([^<>]+)</text>", picture)
+    assert texts.count("cut 3") == 2 and texts.count("Accuracy &amp; gain: minus noise 0") == 2, texts
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
