@@ -105,7 +105,7 @@ define WHERE
 	@echo "Runs in MLflow:      $(1)make ui"
 endef
 
-quick: env ## make the two controls, tables whose verdicts are known beforehand, in a minute
+quick: env ## make the two controls, tables whose verdicts are known beforehand, in two minutes
 	@$(BIN)/snakemake --cores $(CORES) --config scale=demo items=controls -- results/demo/index.html
 	@echo
 	@echo "Overview:            results/demo/index.html  (open it in a browser)"
