@@ -24,6 +24,7 @@ TEMPLATE = ROOT / "config" / "examples" / "own"
 def run(folder: Path, *arguments: str, given: str = "", own: Path = TEMPLATE) -> str:
     """The output of a program in a folder with the project's configuration, and with an own folder."""
     environment = {**os.environ, "COLUMNS": "250", VARIABLE: str(own)}
+    environment.pop("PYTEST_XDIST_WORKER", None)  # a pytest that it starts is no worker of this one
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, input=given
     )
