@@ -115,6 +115,9 @@ def test_counts_of_verdicts_are_published() -> None:
     rounds, fedavg, mnist = map(
         counted, ("fedavg/table1_2nn.csv", "fedavg/claims.csv", "replication/claims.csv")
     )
+    cnn = [row for row in read("fedavg/table1_cnn_iid.csv") if row["verdict"]]
+    ratios = sorted(float(row["mean"]) / float(row["published"]) for row in cnn)
+    assert {row["verdict"] for row in cnn} == {"inconclusive"}
     cifar, fed2 = (counted("replication_cifar10/claims.csv", start) for start in ("", "Fed2"))
     bases = [row for row in read("ecgr/claims.csv") if "gains with ECGR on MNIST (new seeds)" in row["claim"]]
     controls = ("positive", "positive_bare", "spiked", "flower")
@@ -122,6 +125,8 @@ def test_counts_of_verdicts_are_published() -> None:
     true = [row for row in cells if row["falsified"] == "False"]
     values = {row["published"] for row in true}
     confirmed = {row["published"] for row in true if row["verdict"] == "reproduced"}
+    open_cells = [row for row in true if row["published"] not in confirmed]
+    assert {row["verdict"] for row in open_cells} == {"inconclusive"}
     assert "not reproduced" not in {row["verdict"] for row in true}
     assert {row["verdict"] for row in bases} == {"supported"}
     tuned = [row for row in read("fair/accuracy.csv") if row["column"] == "tuned"]
@@ -130,11 +135,15 @@ def test_counts_of_verdicts_are_published() -> None:
     stated: dict[str, list[tuple[Any, ...]]] = {
         "README.md": [
             (f"{rounds['not reproduced']} of {rounds.total()} numbers are *not reproduced*",),
-            ("for all {} base methods (*supported*)", len(bases)),
-            ("rejects all {} values that we falsified", len(cells) - len(true)),
-            ("and none of the {} true values. It confirms {}", len(values), len(confirmed)),
-            ("leaves {} *inconclusive*", len(values - confirmed)),
+            (f"{ratios[0]:.2f} to {ratios[-1]:.2f} times the published number",),
+            ("all {} numbers are *inconclusive*", len(cnn)),
+            ("*supported* for all {} base methods", len(bases)),
+            ("rejects all {} false values", len(cells) - len(true)),
+            ("and none of the {} true ones. It confirms {} true values", len(values), len(confirmed)),
+            ("The other {} stand in", len(values - confirmed)),
+            (f"stand in {len(open_cells)} cells, all *inconclusive*",),
             ("{} are *equivalent*", fair["Dirichlet 0.5", "equivalent"]),
+            ("{} *inconclusive*", fair["Dirichlet 0.5", "inconclusive"]),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
