@@ -49,6 +49,8 @@ class Quantity(Settings):
             seeds; those cells themselves do not count.
         minus: the number is the difference from the number (or gain) of the cell with these labels, all else
             equal; ``at`` names the labels on the other side.
+        reverse: the number has the other sign: that of the cell in ``over`` (or ``minus``) minus each of the
+            others, for a method that is compared with several rivals.
         at: only cells with these labels.
         mean_over: axes over which the number (or gain) is averaged.
         relative: the gain is in per cent of the number of its baseline.
@@ -66,6 +68,7 @@ class Quantity(Settings):
     minus_rounds: Share | None = None
     over: LabelChoice = {}
     minus: LabelChoice = {}
+    reverse: bool = False
     at: LabelChoice = {}
     mean_over: ListOf[str] = ()
     relative: bool = False
@@ -90,6 +93,8 @@ class Quantity(Settings):
             raise ValueError("minus_rounds: only a 'curve' has rounds; a measure is one number")
         if self.relative and not self.over:
             raise ValueError("relative: it needs a number to compare with; set 'over'")
+        if self.reverse and bool(self.over) == bool(self.minus):
+            raise ValueError("reverse: it turns one difference; set either 'over' or 'minus'")
         return self
 
 

@@ -94,6 +94,7 @@ class Finding:
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
         number: main number with its unit, its interval, and the subtraction behind it or the stated number.
+        region: where the test looks for the number, for example ``above 0.5``; empty on one side of zero.
     """
 
     verdict: ClaimVerdict
@@ -104,6 +105,7 @@ class Finding:
     p: float | None = None
     p_contradicted: float | None = None
     number: str = ""
+    region: str = ""
 
     @property
     def evidence(self) -> str:
@@ -171,7 +173,9 @@ def judge(
             return Finding("not run", "Its runs are not made here.")
         found = _of_item(sheet, test, statement, runs, published(sheet), cells.get(sheet.id, ()))
         if reduced and found.verdict != "not run":
-            return replace(found, verdict="reduced scale", decision="", p=None, p_contradicted=None)
+            return replace(
+                found, verdict="reduced scale", decision="", region="", p=None, p_contradicted=None
+            )
         return found
 
     rows: list[dict[str, Any]] = []
@@ -187,6 +191,7 @@ def judge(
         exploratory = (claim.exploratory or late) and found.verdict in JUDGED
         row = {
             **{**vars(found), "evidence": found.evidence, "reduced": reduced, "item": ", ".join(names)},
+            "number": _numbers([found]),
             **{"where": claim.where, "claim": claim.claim, "test": claim.test.kind, "stated": statement.text},
             **dict(zip(("low", "high"), found.interval or (None, None), strict=True)),
             "exploratory": exploratory,
@@ -266,7 +271,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     texts = dict.fromkeys(f"{part.verdict}: {part.evidence}" if judged else part.evidence for part in parts)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
-    main = "; ".join(dict.fromkeys(part.number for part in parts if part.number))
+    main = _numbers(parts)
     if not judged:
         return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers, number=main)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
@@ -276,6 +281,15 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
         verdict = "contradicted"
     p = None if None in contrary else min(ps, default=None)
     return Finding(verdict, numbers, p_contradicted=p, number=main)
+
+
+def _numbers(parts: Sequence[Finding]) -> str:
+    """Return the main numbers, each with the regions in which tests look for it."""
+    regions: dict[str, list[str]] = {}
+    for part in parts:
+        regions.setdefault(part.number, []).extend(filter(None, [part.region]))
+    tested = {number: ", tested: " * bool(names) + " and ".join(names) for number, names in regions.items()}
+    return "; ".join(number + names for number, names in tested.items() if number)
 
 
 # ---------------------------------------------------------------- numbers
@@ -380,7 +394,8 @@ class Wording:
             if len(others) == 1:
                 first[axis] = (others.pop(),)
         gain = f"gain over {_labels(test.over)}: " if test.over and test.minus else ""
-        parts = [f"{gain}{_labels(first) or 'others'} minus {_labels(last)}"] if last else []
+        sides = [_labels(first) or "others", _labels(last)]
+        parts = [gain + " minus ".join(sides[::-1] if test.reverse else sides)] if last else []
         if test.minus_rounds:
             parts.append(
                 "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
@@ -421,10 +436,13 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: 
     def tested(sample: Sample) -> Contrast | None:
         return contrast(sample, stated or 0.0, seeds=theirs, tries=tries)
 
+    low, high = test.region(margin)
+    region = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
+    claimed = region.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
     shown = _described(numbers, samples, tested, Wording.of(sheet, test), test, stated)
+    shown = replace(shown, region=claimed if margin and stated is None else "")
     if incomplete:
         return replace(shown, decision=INCOMPLETE)
-    low, high = test.region(margin)
     tried = {place: found for place, sample in samples.items() if (found := tested(sample))}
     opposites = dict(tried)
     if len(samples) > 1 and math.isinf(high - low) and (mean := tested(numbers.mean)):
@@ -434,8 +452,6 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: 
     least = min(corrected, default=1.0)
     if least >= LEVEL and (not tried or len(tried) < len(samples)):
         return replace(shown, decision=UNTESTABLE)
-    region = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
-    claimed = region.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
     chosen = f" (Bonferroni over {tries} places)" if tries > 1 else ""
     if least < LEVEL:
         at = f" at {[*opposites][corrected.index(least)]}" if len(samples) > 1 else ""
@@ -467,8 +483,9 @@ def _described(
         return Finding("undecided", ", ".join(["no seed has a number in all places", *numbers.lost]))
     mean, found, zero = average(ours.values), tested(ours), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
+    chosen = f", the {test.judge}" if test.judge in ("largest", "smallest") and len(numbers.at) > 1 else ""
     about = [
-        "" if place == THE_AVERAGE else place,
+        "" if place == THE_AVERAGE else place + chosen,
         wording.subtraction,
         "" if stated is None else f"stated {stated:g}",
     ]

@@ -319,6 +319,7 @@ def claimed_values(
     for labels in filter(None, (test.over, test.minus)):
         frame = differences(frame, labels, test.relative and labels is test.over)
         frame = frame[~has_labels(frame, labels)]
+    frame = frame.assign(value=-frame["value"]) if test.reverse else frame
     first = {axis: names for axis, names in test.at.items() if axis in (*test.minus, *test.mean_over)}
     frame = frame[has_labels(frame, first)]
     frame = combined(frame, test.mean_over) if test.mean_over else frame

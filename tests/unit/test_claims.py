@@ -106,6 +106,33 @@ def test_gains_at_one_place(runs: Runs, gains: Sequence[float], verdict: str, ju
     assert runs.judged({**ABOVE, **turned}).verdict == mirrored
 
 
+def test_a_reversed_gain_is_that_of_one_method_over_each_rival(runs: Runs) -> None:
+    """Only the sign of the number changes: verdict and p value are those of the gain below zero."""
+    runs.pairs({"a": CLEAR, "b": (0.5, 0.6, 0.7)})
+    gain = {**GAIN, "over": {"plugin": "x"}, "judge": "every"}
+    below, above = (
+        runs.judged({**gain, "kind": kind, "reverse": kind == "positive"})
+        for kind in ("negative", "positive")
+    )
+    assert (above.verdict, above.p) == (below.verdict, pytest.approx(below.p)) == ("supported", above.p)
+    assert (above.estimate, above.low, above.high) == pytest.approx(
+        (-below.estimate, -below.high, -below.low)
+    )
+    assert "(none minus x)" in below.number and "(x minus none)" in above.number
+    assert "positive at 2 of 2, from +0.60 (b) to +2.10 (a)" in above.evidence
+
+
+def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
+    """Both ends of a range are with one number; a side of zero needs no words."""
+    runs.pairs({"a": CLEAR})
+    between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
+    plain = runs.judged(POSITIVE).number
+    assert "tested" not in plain
+    assert runs.judged(between).number == f"{plain}, tested: above 1 and below 2.5"
+    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith(", tested: within 3")
+    assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
+
+
 EVERY: Yaml = {**POSITIVE, "judge": "every"}
 NEGATIVE: Yaml = {**POSITIVE, "kind": "negative"}
 AT_A: Yaml = {"at": {"method": "a"}}
@@ -456,6 +483,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     assert (alone.p, two.p) == (pytest.approx(p), pytest.approx(2 * p))
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
+    assert "(a, the largest; " in two.number and "largest" not in alone.number
     assert "Bonferroni over 2 places" in two.evidence and "Bonferroni" not in alone.evidence
 
 
@@ -640,6 +668,7 @@ def test_rounds_that_every_run_reaches(runs: Runs) -> None:
         {"kind": "positive", "item": "toy", "curve": "a.b", "minus_rounds": [0.5, 0.2]},
         {"kind": "positive", "item": "toy", "measure": "fall", "minus_rounds": [0.0, 0.2]},
         {"kind": "positive", "item": "toy", "measure": "fall", "relative": True},
+        {"kind": "positive", "item": "toy", "measure": "fall", "reverse": True},
         {**POSITIVE, "over": {"plugin": []}},
         {"kind": "all", "tests": [POSITIVE, {"kind": "tested", "by": "tests/x.py"}]},
     ],
