@@ -7,15 +7,20 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import ConfigOption, ItemsArgument, ResultsOption, WhereOption
+from fltrain.cli.options import DEMO, ConfigOption, ItemsArgument, ResultsOption, WhereOption
 from fltrain.cli.output import print_table
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.experiments.selection import comma_separated
+from fltrain.runs.where import parse_where
 
 
 def compare(
     items: ItemsArgument = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(help=f"Name of a file in config/scales (default: {DEMO} for items, else all runs)."),
+    ] = None,
     where: WhereOption = None,
     metric: Annotated[
         str | None,
@@ -56,6 +61,10 @@ def compare(
             if "=" in item:
                 raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
         conditions.append(f"items={','.join(items)}")
+        if not any(condition.key == "scale" for condition in parse_where(conditions)):
+            scale = scale or DEMO
+    if scale:
+        conditions.append(f"scale={scale}")
     if out and out.suffix != ".csv":
         raise FltrainError(f"{out}: name a file that ends in .csv")
     runs = find_runs(results, conditions, config)

@@ -28,7 +28,7 @@ def explain(
             "two share it (--cell method=FedProx). Repeatable.",
         ),
     ] = None,
-    scale: options.ScaleOption = "demo",
+    scale: options.ScaleOption = options.DEMO,
     config: options.ConfigOption = Path("config"),
 ) -> None:
     """Show layer, file and line of each setting of a cell."""

@@ -11,8 +11,11 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.selection import Selection
+from fltrain.runs.where import parse_where
 
 ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for data, runs and tables.")]
+DEMO = "demo"
+"""The scale that commands use by default."""
 ScaleOption = Annotated[str, typer.Option(help="Name of a file in config/scales.")]
 ConfigOption = Annotated[Path, typer.Option(help="Folder that contains papers/ and scales/.")]
 ItemsArgument = Annotated[
@@ -52,5 +55,10 @@ def one_item(planned: Plan, name: str) -> PlannedItem:
 
 def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | None) -> Selection:
     """Return the part of a scale that the options select; refuse wrong values."""
+    for one in parse_where(where or ()):
+        if one.key == "scale":
+            raise FltrainError(f"--where {one}: write --scale {one.values[0]}")
+        if one.key in ("items", "paper"):
+            raise FltrainError(f"--where {one}: write only {' '.join(one.values)}, without --where")
     stated = {"items": items, "seeds": seeds, "where": where}
     return Selection.parse({key: value for key, value in stated.items() if value is not None}, "command line")

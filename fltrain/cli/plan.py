@@ -22,7 +22,7 @@ from fltrain.runtime.devices import pick_device
 
 def show_plan(
     items: options.ItemsArgument = None,
-    scale: options.ScaleOption = "demo",
+    scale: options.ScaleOption = options.DEMO,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     gpu: Annotated[

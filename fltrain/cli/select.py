@@ -15,7 +15,7 @@ from fltrain.runs.record import Results
 
 def select(
     item: Annotated[str, typer.Argument(help="Item with the trials, for example fair/trials.")],
-    scale: ScaleOption = "fair_mnist",
+    scale: ScaleOption,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:

@@ -19,7 +19,7 @@ from fltrain.runs.today import RunStatus, changed_runs, stale_runs
 
 def status(
     items: options.ItemsArgument = None,
-    scale: options.ScaleOption = "demo",
+    scale: options.ScaleOption = options.DEMO,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     results: options.ResultsOption = Path("results"),

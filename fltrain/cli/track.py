@@ -14,7 +14,7 @@ from fltrain.runs.record import Results
 
 def track(
     items: options.ItemsArgument = None,
-    scale: options.ScaleOption = "demo",
+    scale: options.ScaleOption = options.DEMO,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     results: options.ResultsOption = Path("results"),

@@ -42,10 +42,23 @@ _SYNONYMS = {
 """Settings by their names elsewhere."""
 
 
+VERY_CLOSE = 0.75
+"""Closeness from which a suggestion replaces the list of known words."""
+
+
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def hint(word: str, known: Iterable[str], listed: str = "known") -> str:
+    """Return a hint at the known word that is very close to ``word``, or a list of all known words.
+
+    If the closest word is less close, it comes before the list. ``listed`` describes the list.
+    """
+    known = list(known)
+    return suggest(word, known, VERY_CLOSE) or f"{suggest(word, known)} ({listed}: {', '.join(known)})"
 
 
 def unknown(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> Iterator[str]:
@@ -60,7 +73,7 @@ def unknown(problem: str, words: Iterable[str], known: Iterable[str], listed: st
     known = list(known)
     for word in words:
         if word not in known:
-            yield f"{problem} {word!r}{suggest(word, known)} ({listed}: {', '.join(known)})"
+            yield f"{problem} {word!r}{hint(word, known, listed)}"
 
 
 def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> None:
@@ -248,8 +261,11 @@ def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
         for name, field in fields.items()
         if word not in fields and any(word in inner.model_fields for inner in nested(field.annotation))
     ]
-    hint = f"; did you mean {' or '.join(map(repr, elsewhere))}?" if elsewhere else suggest(word, fields)
-    return f"unknown key {key!r}{hint} (known: {', '.join(sorted(fields))})"
+    if elsewhere:
+        return f"unknown key {key!r}; did you mean {' or '.join(map(repr, elsewhere))}?"
+    if word in fields:
+        return f"unknown key {key!r}; did you mean {word!r}?"
+    return f"unknown key {key!r}{hint(word, sorted(fields))}"
 
 
 def _line(keys: Sequence[str], message: str) -> str:

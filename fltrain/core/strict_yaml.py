@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from yaml.constructor import ConstructorError
 
-from fltrain.core.config import Settings, suggest
+from fltrain.core.config import Settings, hint
 from fltrain.core.errors import FltrainError, Problems, as_mistake
 from fltrain.core.located import FileLine, LocatedList, LocatedMapping
 
@@ -153,8 +153,8 @@ def _data(trees: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = N
 
 def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:
     if str(name.value) not in blocks:
-        near, known = suggest(str(name.value), blocks), ", ".join(blocks) or "none"
-        raise _fault(name, f"use: unknown block {name.value!r}{near} (blocks: {known})")
+        known = hint(str(name.value), blocks or ["none"], "blocks")
+        raise _fault(name, f"use: unknown block {name.value!r}{known}")
     return blocks[name.value]
 
 

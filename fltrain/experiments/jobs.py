@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from filelock import FileLock, Timeout
 
-from fltrain.core.config import suggest
+from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
@@ -316,8 +316,8 @@ def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
         if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
             known = sorted(path.name for path in (CHECKOUT / "workflow" / "profiles").iterdir())
             raise FltrainError(
-                f"--workflow-profile: there is no folder {profile}{suggest(Path(profile).name, known)} "
-                f"(in workflow/profiles: {', '.join(known)})"
+                f"--workflow-profile: there is no folder {profile}"
+                f"{hint(Path(profile).name, known, 'in workflow/profiles')}"
             )
 
 

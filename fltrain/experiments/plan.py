@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from fltrain.core.config import check_known
-from fltrain.core.errors import FltrainError, Problems, count, problems
+from fltrain.core.config import VERY_CLOSE, check_known, suggest
+from fltrain.core.errors import FltrainError, Problems, count, listed, problems
 from fltrain.core.located import LocatedMapping, located, place_of
 from fltrain.core.own import place_of_file, places
 from fltrain.data.datasets import registry
@@ -55,9 +55,10 @@ Specs = dict[str, dict[int, RunSpec]]
 class Plan:
     """All items of a scale. Runs that items share are one run.
 
-    ``restrictions`` lists the restrictions that removed a cell.
+    ``restrictions`` lists the restrictions that removed a cell; ``config`` is the folder of the declarations.
     """
 
+    config: Path
     scale: Scale
     items: list[PlannedItem] = field(default_factory=list)
     restrictions: tuple[str, ...] = ()
@@ -95,14 +96,9 @@ class Plan:
 
     def restricted(self, selection: Selection) -> Plan:
         """Return the selected part of the plan: items with the matching cells, without empty items."""
-        # Items have further names, which messages do not list.
-        understood = {name for item in self.items for name in item.names}
-        check_known(
-            f"scale {self.scale.scale!r} has no item",
-            [name for name in selection.items if name not in understood],
-            sorted({name for item in self.items for name in (item.paper.paper, item.id)}),
-            "other scales may have more; it has",
-        )
+        for name in selection.items:
+            if not any(name in item.names for item in self.items):
+                raise no_item(self.config, name, f"scale {self.scale.scale!r}")
         items = [item for item in self.items if not selection.items or item.names & set(selection.items)]
         for item in items:
             if item.refused:
@@ -135,7 +131,9 @@ class Plan:
     def reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
         """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""
         kept = [item for item in items if item.entries]
-        return self if kept == self.items else Plan(self.scale, kept, (*self.restrictions, *why))
+        if kept == self.items:
+            return self
+        return replace(self, items=kept, restrictions=(*self.restrictions, *why))
 
 
 def plan(config: Path, scale: str) -> Plan:
@@ -193,22 +191,46 @@ def plan(config: Path, scale: str) -> Plan:
         for name, paper in papers.items():
             if chosen.items.get(name) == Reduction():
                 _check_exceptions(name, paper.exceptions, [item for item in planned if item.paper is paper])
-    return Plan(chosen, planned)
+    return Plan(config, chosen, planned)
+
+
+def _items_of_scales(config: Path) -> dict[str, list[str]]:
+    """Return the IDs of all items by scale; faulty files are left out."""
+    labels = read_added(config, "labels.yaml", DisplayLabels).labels
+    files = [file for place in places(config) for file in (place / "scales").glob("*.yaml")]
+    found: dict[str, list[str]] = {}
+    papers = cache(lambda paper: declared(config, paper, Paper, labels).ids)
+    for scale in sorted({file.stem for file in files}):
+        with suppress(FltrainError):
+            names = declared(config, scale, Scale, labels).items
+            found[scale] = [one for name in names for one in ([name] if "/" in name else papers(name))]
+    return found
 
 
 def scales_with(config: Path, name: str) -> list[str]:
     """Return the scales that have an item, or a paper's items, of this name; faulty files are left out."""
-    labels = read_added(config, "labels.yaml", DisplayLabels).labels
-    files = [file for place in places(config) for file in (place / "scales").glob("*.yaml")]
-    found = []
-    for scale in sorted({file.stem for file in files}):
-        with suppress(FltrainError):
-            ids = list(declared(config, scale, Scale, labels).items)
-            whole = [one for one in ids if re.match(rf"{re.escape(one)}[/_]", name)]
-            ids += [item for paper in whole for item in declared(config, paper, Paper, labels).ids]
-            if any(name in names_of(one) for one in ids):
-                found.append(scale)
-    return found
+    scales = _items_of_scales(config).items()
+    return [scale for scale, ids in scales if any(name in names_of(one) for one in ids)]
+
+
+def no_item(config: Path, name: str, place: str) -> FltrainError:
+    """Return the error that a place, such as a scale, has no item of this name, with the scales that have it.
+
+    If no scale has it, the error suggests a name, or lists the items of its paper, or the papers.
+    """
+    problem = f"{place} has no item {name!r}"
+    if having := scales_with(config, name):
+        scale = "published" if "published" in having else having[0]
+        has = "has it" if len(having) == 1 else "have it"
+        scales = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
+        remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
+        return FltrainError(f"{problem}; {scales}: {remedy}")
+    ids = sorted({one for ids in _items_of_scales(config).values() for one in ids})
+    papers = list(dict.fromkeys(one.partition("/")[0] for one in ids))
+    of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]
+    names = of_paper or [*papers, *ids]
+    known = "" if suggest(name, names, VERY_CLOSE) else f" (known: {listed(of_paper or papers, 12)})"
+    return FltrainError(f"{problem}{suggest(name, names)}{known}")
 
 
 def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:

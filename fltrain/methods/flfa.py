@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fltrain import models
-from fltrain.core.config import ListOf, suggest
+from fltrain.core.config import ListOf, hint
 from fltrain.core.errors import FltrainError
 from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
@@ -81,8 +81,7 @@ class Flfa(Method):
         chosen = names if self.layers == "all" else self.layers
         for name in chosen:
             if name not in names:
-                hint = f"{suggest(name, names)} (known: {', '.join(names)})"
-                raise FltrainError(f"plugins.flfa.layers: unknown layer {name!r}{hint}")
+                raise FltrainError(f"plugins.flfa.layers: unknown layer {name!r}{hint(name, names)}")
         return {"selected": torch.tensor([names.index(name) for name in chosen], dtype=torch.int32)}
 
     def payload(self, state: State) -> State:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from fltrain.core.config import KnownNames, plain, suggest
+from fltrain.core.config import VERY_CLOSE, KnownNames, plain, suggest
 from fltrain.core.errors import FltrainError, listed
 from fltrain.core.hashing import canonical_json
 from fltrain.runs.spec import RunSpec
@@ -162,8 +162,11 @@ def _nothing_left(condition: Condition, values: Iterable[str]) -> FltrainError:
     names = sorted({name for value in values for name in value.split() or [""]})
     field = RunSpec.model_fields.get(condition.key)
     known = [name for one in (field.metadata if field else ()) if isinstance(one, KnownNames) for name in one]
-    near = "" if condition.excluded else suggest(condition.values[0], [*names, *known])
-    return FltrainError(f"no run is left with {condition}{near} (there are: {listed(names, 8)})")
+    problem, word = f"no run is left with {condition}", condition.values[0]
+    if not condition.excluded and (near := suggest(word, names, VERY_CLOSE)):
+        return FltrainError(problem + near)
+    near = "" if condition.excluded else suggest(word, [*names, *known])
+    return FltrainError(f"{problem}{near} (there are: {listed(names, 8)})")
 
 
 def value_of(settings: Mapping[str, str], key: str) -> str:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +18,11 @@ from typing import Any, Self
 
 import pandas as pd
 
-from fltrain.core.config import suggest
-from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
 from fltrain.experiments.layout import ItemJob
-from fltrain.experiments.plan import plan, scales_with
+from fltrain.experiments.plan import Plan, no_item, plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -154,11 +153,10 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
     """
     conditions, folder = parse_where(where), Results(Path(results))
-    keys = {condition.key for condition in conditions}
+    wanted = {key: _values(conditions, key) - {NONE} for key in ("items", "paper", "scale")}
     declared = {path.stem for place in places(Path(config)) for path in (place / "scales").glob("*.yaml")}
     scales = {scale for scale in declared if (folder.root / scale).is_dir()}
-    scales |= {name for one in conditions if one.key == "scale" and not one.excluded for name in one.values}
-    plans = {scale: plan(Path(config), scale) for scale in sorted(scales)}
+    plans = {scale: plan(Path(config), scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
     left: list[str] = []
@@ -176,10 +174,14 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); train some, or name "
             "another results folder"
         )
+    trained = {run.run_id for run in runs}
     present = {item for run in runs for item in run.fields["items"].split()}
+    for name in sorted(wanted["items"] | wanted["paper"]):
+        _check_trained(name, trained, plans, wanted["scale"], Path(config), folder)
     conditions = _by_id(conditions, present)
-    named = {name for one in conditions if one.key == "items" and not one.excluded for name in one.values}
-    items = [item for planned in plans.values() for item in planned.items if named == {item.id}]
+    named = _values(conditions, "items")
+    chosen = [plans[scale] for scale in wanted["scale"] or plans]
+    items = [item for planned in chosen for item in planned.items if named == {item.id}]
     sheets = [item.sheet for item in items]
     families = {cell.run: cell.family for sheet in sheets for cell in sheet.cells}
     tables = [sheet.table for sheet in sheets if sheet.table]
@@ -188,31 +190,56 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     for sheet in sheets:
         for run, own in _bases(sheet).items():
             bases.setdefault(run, {}).update(own)
-    try:
-        for name in sorted(named - present):
-            if having := scales_with(Path(config), name):
-                raise FltrainError(f"no run of {name!r} is here; scales with this item: {listed(having, 3)}")
-            known = {item.id for planned in plans.values() for item in planned.items} | present
-            if near := suggest(name, known | {one.partition("/")[0] for one in known}):
-                raise FltrainError(f"unknown item {name!r}{near}")
-        chosen = choose(runs, conditions, lambda run: run.named)
-        return [
-            replace(
-                run,
-                family=families.get(run.run_id, ()),
-                measures=measures,
-                bases=bases.get(run.run_id, {}),
-            )
-            for run in chosen
-        ]
-    except FltrainError as error:
-        unknown = sum(run.fields["paper"] == UNASSIGNED for run in runs)
-        if unknown and keys & {"paper", "items"} and "scale" not in keys:
-            raise FltrainError(
-                f"{error}; {count(unknown, 'run')} belong to no item of the scales made in {folder.root}; "
-                "if another scale has them, name it, for example --where scale=published"
-            ) from None
-        raise
+    return [
+        replace(
+            run,
+            family=families.get(run.run_id, ()),
+            measures=measures,
+            bases=bases.get(run.run_id, {}),
+        )
+        for run in choose(runs, conditions, lambda run: run.named)
+    ]
+
+
+def _values(conditions: Iterable[Condition], key: str) -> set[str]:
+    """Return the values that conditions want of a key."""
+    return {value for one in conditions if one.key == key and not one.excluded for value in one.values}
+
+
+def _check_trained(
+    name: str,
+    trained: Collection[str],
+    plans: Mapping[str, Plan],
+    scales: Collection[str],
+    config: Path,
+    folder: Results,
+) -> None:
+    """Refuse an item or paper of which no run is trained.
+
+    Args:
+        name: the item or paper.
+        trained: IDs of the trained runs.
+        plans: plans by scale.
+        scales: scales that the user chose; empty for all.
+        config: folder with the scales.
+        folder: folder with the runs.
+    """
+    having = {  # True if runs of the item are trained
+        scale: any(run in trained for item in items for run in item.run_ids)
+        for scale, planned in plans.items()
+        if (items := [item for item in planned.items if name in item.names])
+    }
+    chosen = [scale for scale in having if not scales or scale in scales]
+    if name == UNASSIGNED or any(having[scale] for scale in chosen):
+        return
+    if not chosen:
+        place = f"scale {' or '.join(map(repr, sorted(scales)))}" if scales else str(folder.root)
+        raise no_item(config, name, place)
+    remedies = [f"train its runs with `snakemake --config scale={chosen[0]} items={name}`"]
+    remedies += [f"add --scale {scale}, which has trained ones" for scale in having if having[scale]]
+    raise FltrainError(
+        f"{folder.runs} has no run of {name!r} at scale {chosen[0]!r}; {', or '.join(remedies)}"
+    )
 
 
 def _bases(sheet: ItemJob) -> dict[str, dict[str, str]]:

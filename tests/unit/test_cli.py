@@ -342,7 +342,7 @@ def test_data_are_fetched_once_and_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("fetch digits digit", ["unknown dataset 'digit'; did you mean 'digits'?", "by-hand"]),
+        ("fetch digits digit", ["unknown dataset 'digit'; did you mean 'digits'?\n"]),
         ("fetch by-hand", ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
     ],
 )
@@ -423,6 +423,12 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ("plan --config nowhere", ["nowhere/scales: there is no such folder", "--config"]),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),
+        ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
+        ("plan --scale one --where items=toy", ["--where items=toy: write only toy, without --where\n"]),
+        (
+            "explain toy/tabel --scale one",
+            ["scale 'one' has no item 'toy/tabel'; did you mean 'toy/table'?\n"],
+        ),
     ],
 )
 def test_wrong_selections_give_one_line(config: Path, fail: Fail, arguments: str, words: list[str]) -> None:

@@ -325,15 +325,17 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("method=fedprx", "no run is left with method=fedprx; did you mean 'fedprox'.*there are: fedavg"),
+        ("method=fedprx", r"no run is left with method=fedprx; did you mean 'fedprox'\?$"),
         ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
-        ("items=flfa/table4", "no run of 'flfa/table4' is here; scales with this item: paper"),
-        ("items=flfa/tabel4", "no run is left with items=flfa/tabel4 .there are: none, unassigned"),
+        ("items=flfa/table4", "has no item 'flfa/table4'; scales paper, small have it: add --scale paper "),
+        ("items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table4'\?$"),
+        ("paper=fair", "has no item 'fair'; scales .*fair_mnist, published have it: add --scale published "),
+        ("scale=demo items=fair", "^scale 'demo' has no item 'fair'; scales fair_digits, "),
         (
-            "items=flfa/table1",
-            "10 runs belong to no item of the scales made in .* for example --where scale=published",
+            "scale=demo items=flfa/table1",
+            "has no run of 'flfa/table1' at scale 'demo'; train its runs with `snakemake --config scale=demo",
         ),
     ],
 )
@@ -358,7 +360,7 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
         item = next(one for one in plan(CONFIG, scale).items if one.paper.paper == "flfa")
         record(Results(tmp_path), item.entries[0].spec, 0.5)
     (tmp_path / "demo").mkdir()
-    with pytest.raises(FltrainError, match="if another scale has them, name it"):
+    with pytest.raises(FltrainError, match=r"has no item 'fair/accuracy'; scales .* add --scale published"):
         chosen(tmp_path, "items=fair/accuracy")
     with pytest.raises(FltrainError, match=r"no run is left with scale=published \(there are: demo, none\)"):
         chosen(tmp_path, "scale=published")
@@ -366,6 +368,30 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
 
 def run_compare(root: Path, *arguments: object) -> str:
     return cli("compare", "--results", root, "--config", CONFIG, *arguments).output
+
+
+def test_items_have_the_scale_demo_unless_an_option_names_another(tmp_path: Path) -> None:
+    for scale, final in {"small": 0.7, "demo": 0.5}.items():
+        (tmp_path / scale).mkdir()
+        for entry in next(one for one in plan(CONFIG, scale).items if one.id == "flfa/table1").entries:
+            record(Results(tmp_path), entry.spec, final)
+        if scale == "small":
+            with pytest.raises(FltrainError, match="or add --scale small, which has trained ones"):
+                run_compare(tmp_path, "flfa/table1")
+    best = ("--metric", "best_accuracy")
+    printed = {one: run_compare(tmp_path, "flfa/table1", *best, *one.split()) for one in SCALE_OPTIONS}
+    assert {option: ("50.00" in text, "70.00" in text) for option, text in printed.items()} == SCALE_OPTIONS
+    every = run_compare(tmp_path, "--over", "dataset", *best)
+    assert "50.00" in every and "70.00" in every, "without items, all runs"
+
+
+SCALE_OPTIONS = {
+    "": (True, False),
+    "--scale demo": (True, False),
+    "--scale small": (False, True),
+    "--where scale=small": (False, True),
+}
+"""Options, and if they choose the runs of the demonstration and of the scale `small`."""
 
 
 def test_a_condition_outside_the_quotes_is_named(root: Path) -> None:

@@ -588,7 +588,8 @@ def test_items_and_cells_are_selected(config: Config) -> None:
     [
         ({"items": ["toy/table", "toy/figur"]}, "has no item 'toy/figur'; did you mean 'toy/figure'?"),
         ({"items": ["tyo"]}, "has no item 'tyo'; did you mean 'toy'?"),
-        ({"items": "x"}, "no item 'x' (other scales may have more; it has: toy, toy/figure, toy/table)"),
+        ({"items": "x"}, "scale 'tiny' has no item 'x' (known: toy)"),
+        ({"items": "toy/x"}, "scale 'tiny' has no item 'toy/x' (known: toy/figure, toy/table)"),
         ({"where": "dataset=mnist"}, "no run is left with dataset=mnist"),
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
         (
@@ -672,7 +673,7 @@ def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[s
     ("value", "key", "words"),
     [
         (["tou/table"], "items", ["unknown paper 'tou'", "'toy'"]),
-        (["toy/tabel"], "items", ["unknown item 'toy/tabel'", "'toy/table'", "toy/figure"]),
+        (["toy/tabel"], "items", ["unknown item 'toy/tabel'", "'toy/table'"]),
         (["toy/table", "toy/table"], "items", ["tiny", "toy/table"]),
         ([{"toy/table": {"axes": {"plugins": ["flfa"]}}}], "items", ["toy/table", "'plugins'", "'plugin'"]),
         ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, "axes", ["'BP'"]),

@@ -75,7 +75,7 @@ def test_a_normalisation_is_chosen_by_name() -> None:
     chosen = {"default": (0.1, 0.2), "ecgr": (0.3, 0.4), "unit": (0.0, 1.0), "half": (0.5, 0.5)}
     for name, (mean, std) in chosen.items():
         assert entry.normalisation(name) == Normalisation(mean=(mean,) * 3, std=(std,) * 3)
-    with pytest.raises(FltrainError, match=r"unknown normalisation 'egcr'; did you mean 'ecgr'\? \(known: "):
+    with pytest.raises(FltrainError, match=r"unknown normalisation 'egcr'; did you mean 'ecgr'\?$"):
         entry.normalisation("egcr")
 
 

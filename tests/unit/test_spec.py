@@ -59,15 +59,15 @@ def refusal(**changes: Any) -> str:
     [
         (
             {"training": {"lr_schedule": {"name": "exponential", "deca": 1}}},
-            "training.lr_schedule.deca: unknown key 'deca'; did you mean 'decay'? (known: ",
+            "training.lr_schedule.deca: unknown key 'deca'; did you mean 'decay'?",
         ),
         (
             {"training": {"learning_rate": 0.1}},
-            "training.learning_rate: unknown key 'learning_rate'; did you mean 'lr'? (known: ",
+            "training.learning_rate: unknown key 'learning_rate'; did you mean 'lr'?",
         ),
         ({"num_clients": 9}, "num_clients: unknown key 'num_clients'; did you mean 'partition.clients'?"),
         ({"num_rounds": 9}, "num_rounds: unknown key 'num_rounds'; did you mean 'rounds'?"),
-        ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'? (known: "),
+        ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'?"),
         ({"method": "flfa"}, "method: 'flfa' is a plug-in; write it under 'plugins'"),
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
         (
@@ -94,6 +94,14 @@ def refusal(**changes: Any) -> str:
 )
 def test_mistakes_are_refused_with_a_remedy(changes: dict[str, Any], message: str) -> None:
     assert refusal(**changes).startswith(message)
+
+
+def test_only_a_close_suggestion_replaces_the_list_of_known_names() -> None:
+    assert refusal(method="fedavgg") == "method: unknown method 'fedavgg'; did you mean 'fedavg'?"
+    assert refusal(rouns=9) == "rouns: unknown key 'rouns'; did you mean 'rounds'?"
+    for word, near in {"fedsgd": "; did you mean 'fedrs'?", "xyz": ""}.items():
+        message = refusal(method=word)
+        assert message.startswith(f"method: unknown method {word!r}{near} (known: ") and "scaffold" in message
 
 
 def test_a_missing_component_is_refused_with_the_known_ones() -> None:
