@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,13 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.config import VERY_CLOSE, suggest
+from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.located import place_of
-from fltrain.experiments.items import Entry
+from fltrain.experiments.items import Entry, PlannedItem, with_labels
 from fltrain.experiments.layers import leaves, merged
 from fltrain.experiments.plan import plan
+from fltrain.runs.where import NONE
 
 
 def explain(
@@ -31,20 +34,49 @@ def explain(
     scale: options.ScaleOption = options.DEMO,
     config: options.ConfigOption = Path("config"),
 ) -> None:
-    """Show layer, file and line of each setting of a cell."""
+    """Show an item's axes and settings, or layer, file and line of each setting of a cell.
+
+    Without --cell, or if several cells have its labels, the output has their common settings, those that
+    differ, and the command for one cell.
+    """
     planned = options.one_item(plan(config, scale), item)
     entries = [entry for entry in planned.entries if entry.number == 0]
     exact = set().union(*map(_labels, entries))
-    for word in cell or ():
+    for number, word in enumerate(cell or ()):
         fold = str if word in exact else str.casefold
-        entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
-    if len(entries) != 1:
-        axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in planned.axes.items())
-        found = f"{planned.id} has {count(len(entries), 'cell')}"
-        if cell:
-            found = f"{count(len(entries), 'cell')} of {planned.id} match {', '.join(map(repr, cell))}"
-        raise FltrainError(f"{found}; give --cell once for each axis, with one of its labels: {axes}")
+        matching = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
+        if not matching:
+            known = with_labels(planned.axes, (entry.labels for entry in entries))
+            axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in known.items())
+            labels = [label.casefold() for labels in known.values() for label in labels]
+            near = suggest(word.casefold(), labels, VERY_CLOSE)
+            others = f" next to {', '.join(map(repr, cell[:number]))}" if cell and number else ""
+            raise FltrainError(
+                f"--cell: no cell of {planned.id} has the label {word!r}{others}{near or f' ({axes})'}"
+            )
+        entries = matching
+    if len(entries) > 1:
+        _show_common(planned, entries)
+        return
     (entry,) = entries
+    typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
+    _print_settings(_settings(entry))
+
+
+_DEFAULT = "default"
+
+_Row = tuple[str, str, str, str]
+"""Setting, value, layer and place."""
+
+
+def _print_settings(rows: Sequence[_Row]) -> None:
+    stated = [row for row in rows if row[2] != _DEFAULT]
+    defaults = sorted(row for row in rows if row[2] == _DEFAULT)
+    print_table(("setting", "value", "layer", "place"), [*stated, (), *defaults])
+
+
+def _settings(entry: Entry) -> list[_Row]:
+    """Return all settings of a cell."""
     settings, origins = merged(entry.layers), dict[tuple[str, ...], str]()
     for layer in entry.layers:
         origins |= {path: layer.name for path, _ in leaves(layer.patch)}
@@ -52,8 +84,8 @@ def explain(
         (".".join(path), _text(value), origins[path], "{}:{}".format(*place_of(settings, path) or ("", 0)))
         for path, value in leaves(settings)
     ]
-    defaults = [
-        (".".join(path), _text(value), "default", "")
+    rows += [
+        (".".join(path), _text(value), _DEFAULT, "")
         for path, value in leaves(entry.spec.all_settings())
         if path not in dict(leaves(settings)) and path != ("seed",)
     ]
@@ -61,9 +93,52 @@ def explain(
     for plugin in entry.spec.plugins:
         for key, value in plugin.all_settings().items():
             if key != "name" and key not in chosen.get(plugin.name, ()):
-                defaults.append((f"plugins.{plugin.name}.{key}", _text(value), "default", ""))
-    typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
-    print_table(("setting", "value", "layer", "place"), [*rows, (), *sorted(defaults)])
+                rows.append((f"plugins.{plugin.name}.{key}", _text(value), _DEFAULT, ""))
+    return rows
+
+
+def _show_common(planned: PlannedItem, entries: Sequence[Entry]) -> None:
+    """Print an item, the settings in which its cells differ, the common ones, and the command for one cell.
+
+    Defaults of methods and plug-ins that only some cells have are left out.
+    """
+    seeds = dict.fromkeys(str(entry.seed) for entry in planned.entries)
+    axes = with_labels(planned.axes, (entry.labels for entry in entries))
+    typer.echo(f"{planned.id} at scale {planned.scale.scale}: {planned.item.title} ({planned.scale_title})")
+    if planned.item.caption:
+        typer.echo(planned.item.caption)
+    typer.echo(f"{count(len(entries), 'cell')}, {count(len(seeds), 'seed')} ({listed(seeds, 8)})")
+    print_table(("axis", "labels of the cells"), [(axis, "; ".join(labels)) for axis, labels in axes.items()])
+    tables = [{row[0]: row for row in _settings(entry)} for entry in entries]
+    differing, common = [], []
+    for name in dict.fromkeys(name for table in tables for name in table):
+        rows = [table[name] for table in tables if name in table]
+        values = [table[name][1] if name in table else NONE for table in tables]
+        if len({*values}) == 1:
+            common.append(rows[0] if len({*rows}) == 1 else (name, values[0], "several", ""))
+        elif len(rows) == len(tables) or any(row[2] != _DEFAULT for row in rows):
+            differing.append((name, *_by_axis(values, entries)))
+    typer.echo("Settings that differ:")
+    print_table(("setting", "axis", "values"), differing)
+    typer.echo("Settings that are the same in all these cells:")
+    _print_settings(common)
+    several = [axis for axis, labels in planned.axes.items() if len(labels) > 1]
+    cell = [f"{axis}={entries[-1].labels[axis]}" for axis in several]
+    scale = [] if planned.scale.scale == options.DEMO else ["--scale", planned.scale.scale]
+    words = [planned.id, *(word for label in cell for word in ("--cell", label)), *scale]
+    typer.echo(f"To explain one cell, name its labels: fltrain explain {shlex.join(words)}")
+
+
+def _by_axis(values: Sequence[str], entries: Sequence[Entry]) -> tuple[str, str]:
+    """Return the axis that decides a setting, empty if several do, and the setting's values in words."""
+    for axis in entries[0].labels:
+        found = dict.fromkeys(zip((entry.labels[axis] for entry in entries), values, strict=True))
+        labels: dict[str, list[str]] = {}
+        for label, value in found:
+            labels.setdefault(value, []).append(label)
+        if len(found) == len({label for label, _ in found}):
+            return axis, "; ".join(f"{value} ({listed(names, 4)})" for value, names in labels.items())
+    return "several", "; ".join(dict.fromkeys(values))
 
 
 def _labels(entry: Entry) -> set[str]:
