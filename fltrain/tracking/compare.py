@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fltrain.core.config import check_known, suggest
+from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
 from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.layout import Cell, ItemJob, Measured, Table
 from fltrain.experiments.published import Published
@@ -81,10 +81,12 @@ class Comparison:
                 "with --where, or compare them with --over"
             )
         elif self.shown:
-            named = dict.fromkeys([*self.over, self.shown[-1]])
+            *others, last = self.shown
+            same = f"{', '.join(others)} and {last}" if others else last
+            across = f"one of them, for example {last}" if others else "it"
             notes.append(
-                f"only lines with the same {', '.join(self.shown)} are compared; to compare across one of "
-                f"these settings, name it in --over, for example --over {','.join(named)}"
+                f"differences are between lines with the same {same}; to compare across {across}: --over "
+                f"{','.join(dict.fromkeys([*self.over, last]))}"
             )
         if any(cell.diverged for cell in self.cells):
             counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
@@ -157,10 +159,8 @@ def compare(
     differing = list(map(str, settings))
     for name in over:
         if not any(begins(key, [name]) for key in differing):
-            raise FltrainError(
-                f"over {name!r}: the chosen runs do not differ in it{suggest(name, differing)} (they differ "
-                f"in: {', '.join(differing) or 'nothing but their seeds'})"
-            )
+            near = hint(name, differing or ["nothing but their seeds"], "they differ in")
+            raise FltrainError(f"over {name!r}: the chosen runs do not differ in it{near}")
     own = _own_bases(runs, metric) if not over and baseline is None else {}
     wanted = over or _differing_from(own, settings)
     wanted = wanted or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
@@ -175,7 +175,10 @@ def compare(
         column = ", ".join(f"{key}={text}" for key, text in zip(shown, values, strict=True))
         columns[column] = dict(zip(shown, values, strict=True))
         column_of[run.run_id] = column
-    columns = dict(sorted(columns.items(), key=lambda pair: [*map(_sortable, pair[1].values())]))
+    first = _first_positions(runs, column_of)
+    columns = dict(
+        sorted(columns.items(), key=lambda pair: (first[pair[0]], [*map(_sortable, pair[1].values())]))
+    )
     of_columns = {(column_of[run], variants[run]) for run in own.values()}
     bases = dict(of_columns)
     if len(bases) < len(of_columns):  # several in one condition
@@ -186,9 +189,11 @@ def compare(
         variants |= {run: base for run in variants if variants[run] == bases.get(column_of[run])}
     elif base not in names:
         raise FltrainError(
-            f"baseline {base!r}: there is none{suggest(base, names)} (there are: {'; '.join(names)})"
+            f"baseline {base!r}: there is none"
+            + (suggest(base, names, VERY_CLOSE) or f"{suggest(base, names)} (there are: {'; '.join(names)})")
         )
-    order = list(dict.fromkeys([base, *names]))
+    first = _first_positions(runs, variants)
+    order = list(dict.fromkeys([base, *sorted(names, key=lambda name: first.get(name, 0))]))
     lines: dict[tuple[str, str, int], list[RecordedRun]] = {}
     for run in runs:
         lines.setdefault((column_of[run.run_id], variants[run.run_id], run.spec.seed), []).append(run)
@@ -206,6 +211,15 @@ def compare(
         raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
     dependent = [key for key in conditions if key not in shown]
     return Comparison(metric, base, columns, dependent, wanted, found)
+
+
+def _first_positions(runs: Sequence[RecordedRun], group_of: Mapping[str, str]) -> dict[str, int]:
+    """Return each group's first position in the chosen table; ``group_of`` has the groups by run ID."""
+    first: dict[str, int] = {}
+    for run in runs:
+        group = group_of[run.run_id]
+        first[group] = min(run.position, first.get(group, run.position))
+    return first
 
 
 def _own_bases(runs: Sequence[RecordedRun], metric: str) -> dict[str, str]:

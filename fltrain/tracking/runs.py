@@ -21,7 +21,7 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
-from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.layout import Cell, ItemJob
 from fltrain.experiments.plan import Plan, no_item, plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
@@ -54,6 +54,7 @@ class RecordedRun:
         family: of its cell in the table that was chosen, see ``Cell``; empty if none or several were.
         measures: names of the measures of this table.
         bases: ID of the run that the table's gain of this run is over, by measure.
+        position: of its cell in this table or figure; 0 if none or several were chosen.
     """
 
     record: Record
@@ -62,6 +63,7 @@ class RecordedRun:
     family: tuple[str, ...] = ()
     measures: tuple[str, ...] = ()
     bases: Mapping[str, str] = field(default_factory=dict)
+    position: int = 0
 
     @classmethod
     def of(cls, record: Record, memberships: Memberships) -> Self:
@@ -183,6 +185,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     chosen = [plans[scale] for scale in wanted["scale"] or plans]
     items = [item for planned in chosen for item in planned.items if named == {item.id}]
     sheets = [item.sheet for item in items]
+    positions = {run: place for sheet in sheets for run, place in _positions(sheet).items()}
     families = {cell.run: cell.family for sheet in sheets for cell in sheet.cells}
     tables = [sheet.table for sheet in sheets if sheet.table]
     measures = tuple(dict.fromkeys(one.measure for table in tables for one in table.measures))
@@ -196,6 +199,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             family=families.get(run.run_id, ()),
             measures=measures,
             bases=bases.get(run.run_id, {}),
+            position=positions.get(run.run_id, 0),
         )
         for run in choose(runs, conditions, lambda run: run.named)
     ]
@@ -240,6 +244,18 @@ def _check_trained(
     raise FltrainError(
         f"{folder.runs} has no run of {name!r} at scale {chosen[0]!r}; {', or '.join(remedies)}"
     )
+
+
+def _positions(sheet: ItemJob) -> dict[str, int]:
+    """Return the position of each run's first cell by panels, rows and columns, or as a figure's axes are."""
+    table = sheet.table
+    axes = [axis for axis in (table.panels, table.rows, table.columns) if axis in sheet.axes] if table else []
+
+    def place(cell: Cell) -> list[int]:
+        return [sheet.axes[axis].index(cell.labels[axis]) for axis in axes]
+
+    ordered = sorted(sheet.cells, key=place)
+    return {cell.run: position for position, cell in reversed([*enumerate(ordered)])}
 
 
 def _bases(sheet: ItemJob) -> dict[str, dict[str, str]]:

@@ -78,8 +78,10 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert lines["fedprox 0.5"]["gain"] == pytest.approx(-10)
     assert lines["fedprox 0.1"]["gain"] == pytest.approx(8 / 3)
     note, intervals = compared.notes
-    assert "only lines with the same training.lr are compared" in note
-    assert "--over method,plugins,training.lr" in note
+    assert note == (
+        "differences are between lines with the same training.lr; to compare across it: "
+        "--over method,plugins,training.lr"
+    )
     assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).notes == [intervals]
 
 
@@ -195,7 +197,7 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
     """Values, gains and their intervals; one run diverged. A chosen table has its own families of spreads."""
     plugins = {"base": {"set": {"plugins": []}}, "+ ECGR": {"set": {"plugins": ["ecgr"]}}}
     methods = ["fedavg", "fedprox", "fednova", "fedlc", "moon", "scaffold"]
-    skews = {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in ("0.1", "10.0")}
+    skews = {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in ("10.0", "0.1")}
     measured = {"measure": "best_accuracy", "gain_over": {"plugin": "base"}}
     layout = {"rows": "method", "columns": "plugin", "panels": "skew", "spread_by": spread_by}
     item = {
@@ -218,6 +220,12 @@ def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: l
     frame = fltrain.compare(tmp_path / "results", where=where, config=config)
     found = compare(find_runs(tmp_path / "results", where, config))
     assert (found.metric, found.baseline, list(found.over)) == ("best_accuracy", "none", ["plugins"])
+    assert list(dict.fromkeys(frame["method"])) == methods, "in the order of the page"
+    assert list(dict.fromkeys(frame["partition.alpha"])) == ["10.0", "0.1"]
+    assert found.notes[0] == (
+        "differences are between lines with the same method and partition.alpha; to compare across one of "
+        "them, for example partition.alpha: --over plugins,partition.alpha"
+    )
     lines = frame.set_index(["method", "partition.alpha", "compared"])
     for cell in shown:
         line = lines.loc[cell.row, cell.panel, "none" if cell.column == "base" else "ecgr"]
