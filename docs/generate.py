@@ -131,8 +131,8 @@ and hours.
 
 ## Tables and figures
 
-*Runs* follow from the text, with the paper's number of seeds (one if it states none). *Ours* are the distinct
-settings of our items, times that number. {count}
+*Runs* follow from the text, with the paper's number of seeds (one if it states none). *Ours* are the runs of
+our items, with the same number of seeds. {count}
 
 {coverage}
 
@@ -320,11 +320,11 @@ def paper_page(name: str) -> str:
     paper = planned[0].paper
     runs = {run for item in planned for run in item.run_ids}
     total = totals(CONFIG / "reported" / "distinct_runs.csv").get(name)
-    count = f"At `scale=paper`, the items have {len(runs):,} distinct runs."
+    count = f"With our numbers of seeds, `scale=paper` has {len(runs):,} runs."
     if total:
-        count += (
-            f" With the paper's own numbers of seeds, its text implies {total.published:,} runs, and our "
-            f"items declare {total.declared:,}. {total.explained}"
+        count = (
+            f"Rows can share runs. If each run counts once, the text implies {total.published:,} runs, and "
+            f"our items have {total.declared:,}. {count} {total.explained}"
         ).rstrip()
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]

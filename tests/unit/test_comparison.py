@@ -479,7 +479,7 @@ def test_the_sensitivity_table_of_the_fair_table_is_that_of_its_cells() -> None:
         assert verdict == cell.gain_verdict
         changed += [(f"{panel} / {row} / {column}", cell.exploratory)] if verdict == "inconclusive" else []
     assert len(changed) == 7 and all(exploratory for _, exploratory in changed)
-    assert "These are seven cells of `fair/accuracy`: FedDyn was" in PROTOCOL
+    assert "Seven verdicts changed, all of `fair/accuracy`: FedDyn was" in PROTOCOL
     assert {one.place for one in published if one.exploratory} == {place for place, _ in changed}
 
 

@@ -54,12 +54,17 @@ SUBTRACTED = (
 """Differences of rows on the same seeds that no table shows."""
 
 
-def difference(name: str, measure: str, row: str, base: str) -> Numbers:
-    """Mean and 90 % interval of a difference of two rows, paired by seed."""
+def paired(name: str, measure: str, row: str, base: str) -> np.ndarray:
+    """Differences of two rows, by seed."""
     values = {
         one["row"]: np.array(one["values"].split(), float) for one in read(name) if one["measure"] == measure
     }
-    differences = values[row] - values[base]
+    return values[row] - values[base]
+
+
+def difference(name: str, measure: str, row: str, base: str) -> Numbers:
+    """Mean and 90 % interval of a difference of two rows, paired by seed."""
+    differences = paired(name, measure, row, base)
     half = stats.t.ppf(0.95, len(differences) - 1) * stats.sem(differences)
     return differences.mean(), differences.mean() - half, differences.mean() + half
 
@@ -105,6 +110,30 @@ def test_spreads_intervals_and_their_verdicts_are_published(page: str) -> None:
                 if not verdicts or (words and verdicts != {""} and not words & verdicts):
                     wrong.append(" ".join(match.group().split()))
     assert not wrong
+
+
+def test_the_power_of_the_replications_follows_from_their_spreads() -> None:
+    table = written("docs/replication.md").partition("| difference | s in the pilot")[2].partition("\n\n")[0]
+    lines = {
+        line.split(" | ")[0].strip("| "): re.findall(r"\d\.\d\d", line) for line in table.split("\n")[2:]
+    }
+    rows = {
+        **{"Fed2 minus FedAvg": ("fed2", "Fed2", "FedAvg"), "Fed2 minus FedMA": ("fed2", "Fed2", "FedMA")},
+        "Fed2 minus FedAvg with GroupNorm": ("fed2", "Fed2", "FedAvg + GN"),
+        "Fed2 with all nodes minus FedAvg": ("fed2", "Fed2, all nodes", "FedAvg"),
+        "FedImpro minus FedAvg": ("fedimpro", "3", "none (FedAvg)"),
+        "FedImpro, middle cut minus deep cut": ("fedimpro", "3", "5"),
+        "FedImpro with noise 0.5 minus FedAvg": ("fedimpro", "3, noise 0.5", "none (FedAvg)"),
+        "FedFCD minus FedFCD without FA": ("fedfcd", "FedFCD", "without FA"),
+    }
+    computed = {}
+    for name, (item, *pair) in rows.items():
+        measure = "last_accuracy" if item == "fed2" else "final_accuracy"
+        both = [paired(f"replication_cifar10/{one}.csv", measure, *pair) for one in (f"{item}_pilot", item)]
+        (before, s), n = (one.std(ddof=1) for one in both), len(both[1])
+        power = stats.nct.sf(stats.t.ppf(0.95, n - 1), n - 1, np.sqrt(n) / s)
+        computed[name] = [f"{one:.2f}" for one in (before, s, power)]
+    assert lines == computed
 
 
 def counted(name: str, start: str = "") -> Counter[str]:
