@@ -12,7 +12,7 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
-from fltrain.core.config import VERY_CLOSE, suggest
+from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.located import place_of
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
@@ -42,19 +42,13 @@ def explain(
     planned = options.one_item(plan(config, scale), item)
     entries = [entry for entry in planned.entries if entry.number == 0]
     exact = set().union(*map(_labels, entries))
-    for number, word in enumerate(cell or ()):
+    for word in cell or ():
         fold = str if word in exact else str.casefold
-        matching = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
-        if not matching:
-            known = with_labels(planned.axes, (entry.labels for entry in entries))
-            axes = "; ".join(f"{axis}: {', '.join(map(repr, labels))}" for axis, labels in known.items())
-            labels = [label.casefold() for labels in known.values() for label in labels]
-            near = suggest(word.casefold(), labels, VERY_CLOSE)
-            others = f" next to {', '.join(map(repr, cell[:number]))}" if cell and number else ""
-            raise FltrainError(
-                f"--cell: no cell of {planned.id} has the label {word!r}{others}{near or f' ({axes})'}"
-            )
-        entries = matching
+        labels = dict.fromkeys(label for entry in entries for label in entry.labels.values())
+        entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
+        if not entries:
+            wanted, near = " and ".join(map(repr, cell or ())), hint(word, labels, "labels")
+            raise FltrainError(f"no cell of {planned.id} has --cell {wanted}{near}")
     if len(entries) > 1:
         _show_common(planned, entries)
         return
@@ -69,10 +63,10 @@ _Row = tuple[str, str, str, str]
 """Setting, value, layer and place."""
 
 
-def _print_settings(rows: Sequence[_Row]) -> None:
+def _print_settings(rows: Sequence[_Row], heading: str = "setting") -> None:
     stated = [row for row in rows if row[2] != _DEFAULT]
     defaults = sorted(row for row in rows if row[2] == _DEFAULT)
-    print_table(("setting", "value", "layer", "place"), [*stated, (), *defaults])
+    print_table((heading, "value", "layer", "place"), [*stated, (), *defaults])
 
 
 def _settings(entry: Entry) -> list[_Row]:
@@ -108,7 +102,7 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry]) -> None:
     if planned.item.caption:
         typer.echo(planned.item.caption)
     typer.echo(f"{count(len(entries), 'cell')}, {count(len(seeds), 'seed')} ({listed(seeds, 8)})")
-    print_table(("axis", "labels of the cells"), [(axis, "; ".join(labels)) for axis, labels in axes.items()])
+    print_table(("axis", "labels"), [(axis, "; ".join(labels)) for axis, labels in axes.items()])
     tables = [{row[0]: row for row in _settings(entry)} for entry in entries]
     differing, common = [], []
     for name in dict.fromkeys(name for table in tables for name in table):
@@ -118,10 +112,8 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry]) -> None:
             common.append(rows[0] if len({*rows}) == 1 else (name, values[0], "several", ""))
         elif len(rows) == len(tables) or any(row[2] != _DEFAULT for row in rows):
             differing.append((name, *_by_axis(values, entries)))
-    typer.echo("Settings that differ:")
-    print_table(("setting", "axis", "values"), differing)
-    typer.echo("Settings that are the same in all these cells:")
-    _print_settings(common)
+    print_table(("differing setting", "axis", "values"), differing)
+    _print_settings(common, "common setting")
     several = [axis for axis, labels in planned.axes.items() if len(labels) > 1]
     cell = [f"{axis}={entries[-1].labels[axis]}" for axis in several]
     scale = [] if planned.scale.scale == options.DEMO else ["--scale", planned.scale.scale]
@@ -130,7 +122,7 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry]) -> None:
 
 
 def _by_axis(values: Sequence[str], entries: Sequence[Entry]) -> tuple[str, str]:
-    """Return the axis that decides a setting, empty if several do, and the setting's values in words."""
+    """Return the axis that decides a setting (or ``several``), and the values with labels of this axis."""
     for axis in entries[0].labels:
         found = dict.fromkeys(zip((entry.labels[axis] for entry in entries), values, strict=True))
         labels: dict[str, list[str]] = {}

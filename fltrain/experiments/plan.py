@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
-from fltrain.core.config import VERY_CLOSE, check_known, suggest
+from fltrain.core.config import check_known, hint
 from fltrain.core.errors import FltrainError, Problems, count, listed, problems
 from fltrain.core.located import LocatedMapping, located, place_of
 from fltrain.core.own import place_of_file, places
@@ -226,11 +226,9 @@ def no_item(config: Path, name: str, place: str) -> FltrainError:
         remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
         return FltrainError(f"{problem}; {scales}: {remedy}")
     ids = sorted({one for ids in _items_of_scales(config).values() for one in ids})
-    papers = list(dict.fromkeys(one.partition("/")[0] for one in ids))
+    papers = dict.fromkeys(one.partition("/")[0] for one in ids)
     of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]
-    names = of_paper or [*papers, *ids]
-    known = "" if suggest(name, names, VERY_CLOSE) else f" (known: {listed(of_paper or papers, 12)})"
-    return FltrainError(f"{problem}{suggest(name, names)}{known}")
+    return FltrainError(problem + hint(name, of_paper or papers))
 
 
 def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +21,8 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
-from fltrain.experiments.layout import Cell, ItemJob
-from fltrain.experiments.plan import Plan, no_item, plan
+from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -176,16 +176,28 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); train some, or name "
             "another results folder"
         )
+    chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
+    place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
     trained = {run.run_id for run in runs}
+    for name in sorted((wanted["items"] | wanted["paper"]) - {UNASSIGNED}):
+        items = [item for planned in chosen for item in planned.items if name in item.names]
+        if not items:
+            raise no_item(Path(config), name, place)
+        if not any(run in trained for item in items for run in item.run_ids):
+            scale = items[0].scale.scale
+            raise FltrainError(
+                f"{folder.runs} has no run of {name!r} at scale {scale!r}; train its runs with `snakemake "
+                f"--config scale={scale} items={name}`"
+            )
     present = {item for run in runs for item in run.fields["items"].split()}
-    for name in sorted(wanted["items"] | wanted["paper"]):
-        _check_trained(name, trained, plans, wanted["scale"], Path(config), folder)
     conditions = _by_id(conditions, present)
     named = _values(conditions, "items")
-    chosen = [plans[scale] for scale in wanted["scale"] or plans]
     items = [item for planned in chosen for item in planned.items if named == {item.id}]
     sheets = [item.sheet for item in items]
-    positions = {run: place for sheet in sheets for run, place in _positions(sheet).items()}
+    positions: dict[str, int] = {}
+    for sheet in sheets:
+        for position, cell in enumerate(sheet.cells):
+            positions.setdefault(cell.run, position)
     families = {cell.run: cell.family for sheet in sheets for cell in sheet.cells}
     tables = [sheet.table for sheet in sheets if sheet.table]
     measures = tuple(dict.fromkeys(one.measure for table in tables for one in table.measures))
@@ -208,54 +220,6 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
 def _values(conditions: Iterable[Condition], key: str) -> set[str]:
     """Return the values that conditions want of a key."""
     return {value for one in conditions if one.key == key and not one.excluded for value in one.values}
-
-
-def _check_trained(
-    name: str,
-    trained: Collection[str],
-    plans: Mapping[str, Plan],
-    scales: Collection[str],
-    config: Path,
-    folder: Results,
-) -> None:
-    """Refuse an item or paper of which no run is trained.
-
-    Args:
-        name: the item or paper.
-        trained: IDs of the trained runs.
-        plans: plans by scale.
-        scales: scales that the user chose; empty for all.
-        config: folder with the scales.
-        folder: folder with the runs.
-    """
-    having = {  # True if runs of the item are trained
-        scale: any(run in trained for item in items for run in item.run_ids)
-        for scale, planned in plans.items()
-        if (items := [item for item in planned.items if name in item.names])
-    }
-    chosen = [scale for scale in having if not scales or scale in scales]
-    if name == UNASSIGNED or any(having[scale] for scale in chosen):
-        return
-    if not chosen:
-        place = f"scale {' or '.join(map(repr, sorted(scales)))}" if scales else str(folder.root)
-        raise no_item(config, name, place)
-    remedies = [f"train its runs with `snakemake --config scale={chosen[0]} items={name}`"]
-    remedies += [f"add --scale {scale}, which has trained ones" for scale in having if having[scale]]
-    raise FltrainError(
-        f"{folder.runs} has no run of {name!r} at scale {chosen[0]!r}; {', or '.join(remedies)}"
-    )
-
-
-def _positions(sheet: ItemJob) -> dict[str, int]:
-    """Return the position of each run's first cell by panels, rows and columns, or as a figure's axes are."""
-    table = sheet.table
-    axes = [axis for axis in (table.panels, table.rows, table.columns) if axis in sheet.axes] if table else []
-
-    def place(cell: Cell) -> list[int]:
-        return [sheet.axes[axis].index(cell.labels[axis]) for axis in axes]
-
-    ordered = sorted(sheet.cells, key=place)
-    return {cell.run: position for position, cell in reversed([*enumerate(ordered)])}
 
 
 def _bases(sheet: ItemJob) -> dict[str, dict[str, str]]:
