@@ -115,6 +115,9 @@ class Sample:
         floor: smallest believable standard deviation, in the unit of the values: one test image.
         diverged: a run diverged. A chance accuracy in its place says nothing about the spread of other cells.
         shares: spreads are comparable between cells as a share of the mean: rounds, times, traffic.
+        family: equal for cells that moderate each other's spreads.
+        base: equal for gains over the same runs. They share its luck, so they do not moderate each other;
+            None for a base of its own.
         prior: prior of the spread, see ``moderated``; default: the sample has its own spread.
     """
 
@@ -122,6 +125,8 @@ class Sample:
     floor: float = 0.0
     diverged: bool = False
     shares: bool = False
+    family: Hashable = None
+    base: Hashable = None
     prior: Prior = Prior()
 
     @property
@@ -153,24 +158,16 @@ class Sample:
         return Spread(std * self.scale, min(prior.df + df, prior.pooled_df), prior.cells)
 
 
-def moderated(
-    samples: Sequence[Sample], families: Iterable[Hashable], bases: Iterable[Hashable] | None = None
-) -> list[Sample]:
-    """Return the samples with the priors of their families.
-
-    Args:
-        samples: values or gains of each cell.
-        families: equal for cells that moderate each other.
-        bases: equal for gains over the same runs. They share their luck, so they do not moderate each other;
-            None for a base of its own.
-    """
+def moderated(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples with the priors of their families."""
     seen: Counter[Hashable] = Counter()
     keys: list[Hashable] = []
     members: dict[Hashable, list[Sample]] = {}
-    for sample, family, base in zip(samples, families, bases or [None] * len(samples), strict=True):
-        keys.append((family, seen[family, base] if base is not None else 0))
+    for sample in samples:
+        shared = (sample.family, sample.base)
+        keys.append((sample.family, seen[shared] if sample.base is not None else 0))
         members.setdefault(keys[-1], []).append(sample)
-        seen[family, base] += 1
+        seen[shared] += 1
     priors = {key: Prior.of(same) for key, same in members.items()}
     return [replace(sample, prior=priors[key]) for sample, key in zip(samples, keys, strict=True)]
 
@@ -193,7 +190,7 @@ def inverse_trigamma(value: float) -> float:
 
 # ---------------------------------------------------------------- the contrast
 Position = Literal["inside", "outside", "across"]
-"""Position of an interval against a margin around zero; inside is two one-sided tests."""
+"""Position of an interval against a region; inside a region with two ends, it is two one-sided tests."""
 
 POWER = 0.8
 """Probability with which a difference of the smallest detectable size is found."""
@@ -202,24 +199,29 @@ MOST_SEEDS = 1000
 """Largest number of seeds that the search for a deciding number of seeds considers."""
 
 
-def against(interval: Interval, margin: float) -> Position:
-    """Return the position of an interval against a margin around zero."""
-    low, high = interval
-    if low >= -margin and high <= margin:
+def around(margin: float | None) -> Interval:
+    """Return the region between a margin below zero and one above."""
+    return -(margin or 0.0), margin or 0.0
+
+
+def against(interval: Interval, region: Interval) -> Position:
+    """Return the position of an interval against a region."""
+    (low, high), (least, largest) = interval, region
+    if least <= low and high <= largest:
         return "inside"
-    return "outside" if low > margin or high < -margin else "across"
+    return "outside" if low > largest or high < least else "across"
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference with its uncertainty against a margin.
+    """A difference with its uncertainty, against a region of differences.
 
     Attributes:
         estimate: our mean minus the other one.
         spread: moderated spread of one of our seeds.
         n: number of our seeds.
         other_error: standard error of the other mean; 0 if it is exact.
-        margin: largest difference that does not matter.
+        region: differences that do not matter, or that a claim states; an end can be infinite.
         tries: number of contrasts of which this one was chosen (Bonferroni).
     """
 
@@ -227,7 +229,7 @@ class Contrast:
     spread: Spread
     n: int
     other_error: float = 0.0
-    margin: float = 0.0
+    region: Interval = (0.0, 0.0)
     tries: int = 1
 
     @property
@@ -248,8 +250,8 @@ class Contrast:
 
     @property
     def position(self) -> Position:
-        """Position of the interval against the margin."""
-        return against(self.interval, self.margin)
+        """Position of the interval against the region."""
+        return against(self.interval, self.region)
 
     def p_above(self, point: float = 0.0) -> float:
         """Return the one-sided p value of a true difference above a point."""
@@ -260,25 +262,31 @@ class Contrast:
         return t_above((point - self.estimate) / self.error, self.spread.df)
 
     @property
+    def p_inside(self) -> float:
+        """P value of a true difference inside the region, the larger of two one-sided ones."""
+        low, high = self.region
+        return min(1.0, self.tries * max(self.p_above(low), self.p_below(high)))
+
+    @property
     def p_outside(self) -> float:
-        """One-sided p value of a true difference outside the margin, on the side of the estimate."""
-        distance = abs(self.estimate) - self.margin
-        return min(1.0, self.tries * t_above(distance / self.error, self.spread.df))
+        """One-sided p value of a true difference outside the region, on the side of the estimate."""
+        low, high = self.region
+        return min(1.0, self.tries * min(self.p_above(high), self.p_below(low)))
 
     def chances(self) -> tuple[float, float]:
         """Return the probabilities that the interval lies inside and outside if nothing truly differs."""
-        half, df = self.margin / self.error, self.spread.df
+        half, df = self.region[1] / self.error, self.spread.df
         return max(0.0, 1 - 2 * t_above(half - self.quantile, df)), 2 * t_above(half + self.quantile, df)
 
     @property
     def detectable(self) -> float:
         """True difference that is found outside the margin with a probability of 80 %."""
-        return self.margin + (self.quantile + float(special.stdtrit(self.spread.df, POWER))) * self.error
+        return self.region[1] + (self.quantile + float(special.stdtrit(self.spread.df, POWER))) * self.error
 
     @property
     def seeds_needed(self) -> float:
         """Seeds of ours that would decide an open contrast if the difference and the spread stay."""
-        distance = abs(abs(self.estimate) - self.margin)
+        distance = abs(abs(self.estimate) - self.region[1])
 
         def decides(seeds: int) -> bool:
             more = replace(self, n=seeds, spread=replace(self.spread, df=self.spread.df + seeds - self.n))
@@ -295,7 +303,7 @@ def contrast(
     *,
     seeds: float = math.inf,
     std: float | None = None,
-    margin: float = 0.0,
+    region: Interval = (0.0, 0.0),
     tries: int = 1,
 ) -> Contrast | None:
     """Compare the mean of our seeds with another mean. Everything that shows a difference calls this.
@@ -307,7 +315,7 @@ def contrast(
         other: the other mean.
         seeds: number of seeds behind it; infinite for an exact number.
         std: their standard deviation (default: ours).
-        margin: largest difference that does not matter.
+        region: see ``Contrast``.
         tries: number of contrasts of which this one is the extreme.
 
     Returns:
@@ -317,18 +325,7 @@ def contrast(
     if not ours.values or not all(map(math.isfinite, ours.values)) or spread.df < 2 or spread.std == 0:
         return None
     error = (spread.std if std is None else std) / math.sqrt(seeds)
-    return Contrast(average(ours.values) - other, spread, len(ours.values), error, margin, tries)
-
-
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """Correct the present p values for their number (Holm 1979); None stays None."""
-    order = sorted((p, place) for place, p in enumerate(ps) if p is not None)
-    corrected: list[float | None] = [None] * len(ps)
-    least = 0.0
-    for rank, (p, place) in enumerate(order):
-        least = max(least, min(1.0, p * (len(order) - rank)))
-        corrected[place] = least
-    return corrected
+    return Contrast(average(ours.values) - other, spread, len(ours.values), error, region, tries)
 
 
 def discoveries(ps: Sequence[float | None]) -> list[bool]:

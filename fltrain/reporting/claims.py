@@ -22,9 +22,9 @@ from fltrain.core.statistics import (
     Position,
     Sample,
     against,
+    around,
     contrast,
     discoveries,
-    holm,
     known,
     moderated,
 )
@@ -326,20 +326,22 @@ class ClaimNumbers:
         axes, lines, compared = places(frame), frame[chosen], bool(test.over or test.minus)
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
         shares = test.measure is not None and not compared and measure(test.measure).margin.relative
-        own = [
-            Sample(known(group["value"]), float(group["floor"].max()), DIVERGED in {*group["state"]}, shares)
-            for group in groups
-        ]
-        families = [
-            (max(group["spread_family"], key=len), group["composition"].iloc[0][1:] if compared else ())
-            for group in groups
-        ]
         base = [axis for axis in axes if axis not in test.over]
-        bases = [tuple(group.iloc[0][base]) for group in groups] if test.over else None
+        own = [
+            Sample(
+                known(group["value"]),
+                float(group["floor"].max()),
+                DIVERGED in {*group["state"]},
+                shares,
+                (max(group["spread_family"], key=len), group["composition"].iloc[0][1:] if compared else ()),
+                tuple(group.iloc[0][base]) if test.over else None,
+            )
+            for group in groups
+        ]
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
         named_places = {
             ", ".join(group.iloc[0][varied].astype(str)) or "all": (sample, group.set_index("seed")["value"])
-            for group, sample in zip(groups, moderated(own, families, bases), strict=True)
+            for group, sample in zip(groups, moderated(own), strict=True)
             if chosen[group.index[0]]
         }
         at = {place: sample for place, (sample, _) in named_places.items() if sample.values}
@@ -434,9 +436,8 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: 
     tries = len(numbers.at) if test.judge in ("largest", "smallest") else 1
 
     def tested(sample: Sample) -> Contrast | None:
-        return contrast(sample, stated or 0.0, seeds=theirs, tries=tries)
+        return contrast(sample, stated or 0.0, seeds=theirs, region=test.region(margin), tries=tries)
 
-    low, high = test.region(margin)
     region = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
     claimed = region.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
     shown = _described(numbers, samples, tested, Wording.of(sheet, test), test, stated)
@@ -445,20 +446,19 @@ def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: 
         return replace(shown, decision=INCOMPLETE)
     tried = {place: found for place, sample in samples.items() if (found := tested(sample))}
     opposites = dict(tried)
-    if len(samples) > 1 and math.isinf(high - low) and (mean := tested(numbers.mean)):
+    if len(samples) > 1 and test.kind in ("positive", "negative") and (mean := tested(numbers.mean)):
         opposites[THE_AVERAGE] = mean
-    outside = [min(1.0, tries * min(one.p_above(high), one.p_below(low))) for one in opposites.values()]
-    corrected = [p or 0.0 for p in holm(outside)]
-    least = min(corrected, default=1.0)
+    outside = {place: one.p_outside for place, one in opposites.items()}
+    least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(samples)):
         return replace(shown, decision=UNTESTABLE)
     chosen = f" (Bonferroni over {tries} places)" if tries > 1 else ""
     if least < LEVEL:
-        at = f" at {[*opposites][corrected.index(least)]}" if len(samples) > 1 else ""
+        at = f" at {min(outside, key=outside.__getitem__)}" if len(samples) > 1 else ""
         chosen = f" (Holm over {len(outside)})" if len(outside) > 1 else chosen
         words = f"not {claimed}{at}: one-sided {p_text(least)}{chosen}"
         return replace(shown, verdict="contradicted", decision=words, p=least, p_contradicted=least)
-    p = max(min(1.0, tries * max(one.p_above(low), one.p_below(high))) for one in tried.values())
+    p = max(one.p_inside for one in tried.values())
     chosen = f", the largest of {len(tried)} places" if len(tried) > 1 else chosen
     return replace(
         shown,
@@ -552,7 +552,7 @@ def _printed(sheet: ItemJob, test: Printed, cells: Sequence[TableCell]) -> Findi
     if ends is None:
         return shown
     margin = cell.gain_margin or 0.0
-    verdict, p = CELL_VERDICTS[against(ends, margin)], cell.gain_p
+    verdict, p = CELL_VERDICTS[against(ends, around(margin))], cell.gain_p
     decision = f"the cell {cell.place} of “{sheet.title}” is {cell.gain_verdict}, margin {margin:.3g}"
     p = p if verdict == "contradicted" else None
     return replace(shown, verdict=verdict, decision=decision, p=p, p_contradicted=cell.gain_p)

@@ -9,8 +9,9 @@ their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from fltrain.core.statistics import (
     LEVEL,
     Contrast,
     Interval,
+    Position,
     Sample,
     against,
+    around,
     contrast,
     discoveries,
     moderated,
@@ -27,6 +30,7 @@ from fltrain.core.statistics import (
     t_above,
 )
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
+from fltrain.runs.measures import measure
 
 VERDICTS: dict[Verdict, str] = {
     "reproduced": (
@@ -71,35 +75,26 @@ BOOTSTRAP_SEEDS, RESAMPLES = 5, 2000
 
 
 @dataclass(frozen=True)
-class RuleInputs:
-    """Facts that the rule needs about a cell, in addition to its row in the CSV file.
+class Judgeable:
+    """A cell without intervals and verdicts, and the facts to judge it.
 
     Attributes:
-        family: equal for cells that moderate each other's spreads: those of one dataset and measure.
-        gain_family: the same for gains: also of one plug-in.
-        base: equal for gains over the same runs. They share its luck, so they do not moderate each other.
-        floor: smallest believable standard deviation: one test image.
+        cell: the cell with our values and gains, the published ones and margins. A diverged seed counts as
+            chance accuracy (rounds to a target: infinite).
+        values: the cell's values and the facts about their spread. Cells of one dataset and measure are a
+            family, averages another one.
+        gains: the same for its gains, whose families also have one plug-in.
         published_gain_stds: deviations of the two values whose difference is the published gain.
         averaged: number of rows that gains are averages over.
-        points: values are percentages or their differences, so that gains have margins in points. Others
-            (rounds, seconds) share their spread as a share of each cell's mean.
-        accuracy: larger values are better.
         compared: False if there is no verdict on published values: at a reduced scale, for example.
     """
 
-    family: Hashable = None
-    gain_family: Hashable = None
-    base: Hashable = None
-    floor: float = 0.0
+    cell: TableCell
+    values: Sample
+    gains: Sample
     published_gain_stds: tuple[float | None, float | None] = (None, None)
     averaged: int = 1
-    points: bool = True
-    accuracy: bool = True
     compared: bool = True
-
-
-Judgeable = tuple[TableCell, RuleInputs]
-"""A cell without intervals and verdicts, and the facts to judge it."""
 
 
 def gain_margin(published_gain: float) -> float:
@@ -110,37 +105,24 @@ def gain_margin(published_gain: float) -> float:
 def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     """Judge all cells of a table; they moderate their spreads and share the list of cells not reproduced.
 
-    Args:
-        cells: our values and gains, the published ones and margins. A diverged seed counts as chance accuracy
-            (rounds to a target: infinite). ``gain_margin`` is that of a comparison among our own runs.
-
     Returns:
         The cells with intervals, verdicts and the numbers behind them.
     """
-    cells = [(_summarised(cell), inputs) for cell, inputs in cells]
-    # An average has another spread than its rows.
-    values = moderated(
-        [
-            Sample(cell.values, inputs.floor, cell.diverged > 0, shares=not inputs.points)
-            for cell, inputs in cells
-        ],
-        [(inputs.family, inputs.averaged) for _, inputs in cells],
-    )
-    gains = moderated(
-        [
-            Sample(cell.gains, inputs.floor, bool(cell.diverged or cell.base_diverged))
-            for cell, inputs in cells
-        ],
-        [(inputs.gain_family, inputs.averaged) for _, inputs in cells],
-        [inputs.base for _, inputs in cells],
-    )
+    values = moderated([one.values for one in cells])
+    gains = moderated([one.gains for one in cells])
     judged: list[TableCell] = []
     among_own: list[float | None] = []
-    for (cell, inputs), ours, gained in zip(cells, values, gains, strict=True):
-        gain = contrast(gained, margin=cell.gain_margin or 0.0)
-        judged.append(_judge_gain(_judge(cell, inputs, ours), inputs, gain, ours))
-        own = gain is not None and judged[-1].gain_verdict in AMONG_OWN
-        among_own.append(min(gain.p_outside, 1 - gain.p_outside) if gain and own else None)
+    for one, ours, gained in zip(cells, values, gains, strict=True):
+        mean, std = over_seeds(one.cell.values, one.cell.over_seeds)
+        gain, gain_std = over_seeds(one.cell.gains)
+        cell = one.cell.replace(n=len(one.cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
+        found = contrast(gained, region=around(cell.gain_margin))
+        cell = cell.replace(
+            **_interval(cell, ours), **_verdict(cell, one, ours), **_gain_verdict(cell, one, found, ours)
+        )
+        judged.append(cell)
+        own = found is not None and cell.gain_verdict in AMONG_OWN
+        among_own.append(min(found.p_outside, 1 - found.p_outside) if found and own else None)
     discovered, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
     return [
         cell.replace(
@@ -151,12 +133,6 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
         )
         for cell, is_discovered, is_shown in zip(judged, discovered, shown, strict=True)
     ]
-
-
-def _summarised(cell: TableCell) -> TableCell:
-    mean, std = over_seeds(cell.values, cell.over_seeds)
-    gain, gain_std = over_seeds(cell.gains)
-    return cell.replace(n=len(cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
 
 
 def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]) -> dict[str, float]:
@@ -179,68 +155,77 @@ def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]
 
 
 # ---------------------------------------------------------------- values
-def _judge(cell: TableCell, inputs: RuleInputs, ours: Sample) -> TableCell:
+Columns = dict[str, Any]
+"""Some columns of a cell."""
+
+
+def _interval(cell: TableCell, ours: Sample) -> Columns:
+    """Return the spread of our values, and the interval of their mean."""
+    spread, found = ours.spread, contrast(ours)
+    if cell.over_seeds != "mean" or not spread.df:
+        return {}
+    low, high = found.interval if found else (None, None)
+    moderation = {"spread": spread.std, "spread_df": spread.df, "spread_cells": spread.cells}
+    return {**moderation, "low": low, "high": high}
+
+
+def _verdict(cell: TableCell, inputs: Judgeable, ours: Sample) -> Columns:
+    """Return the verdict on our value and the numbers behind it."""
     mean, published = cell.mean, cell.published
-    if mean is not None and cell.over_seeds == "mean":
-        spread = ours.spread
-        if spread.df:
-            cell = cell.replace(spread=spread.std, spread_df=spread.df, spread_cells=spread.cells)
-        if found := contrast(ours):
-            low, high = found.interval
-            cell = cell.replace(low=low, high=high)
-    if not inputs.compared:
-        return cell
+    if not inputs.compared or (published is None and not cell.published_failed):
+        return {}
     if cell.published_failed:
-        return _judge_failure(cell, inputs)
-    if published is None:
-        return cell
-    if mean is None:
-        return _inconclusive(cell, "diverged") if cell.diverged else cell.replace(verdict="not run")
-    cell, margin = cell.replace(difference=mean - published), cell.margin or 0.0
+        return _of_failure(cell)
+    if mean is None or published is None:
+        return _inconclusive("diverged") if cell.diverged else {"verdict": "not run"}
+    shown, region = {"difference": mean - published}, around(cell.margin)
     if cell.over_seeds != "mean":
-        return _judge_by_bootstrap(cell, inputs)
-    found = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, margin=margin)
+        interval = _bootstrapped(cell, published)
+        return {**shown, **(_labelled(cell, interval, region) if interval else _too_few(cell))}
+    found = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, region=region)
     if found is None:
-        return _inconclusive(cell, "target not reached" if math.isinf(mean) else _too_few(cell))
+        return {**shown, **(_inconclusive("target not reached") if math.isinf(mean) else _too_few(cell))}
     inside, outside = found.chances()
-    judged = _labelled(cell, inputs, found.interval).replace(
-        p=found.p_outside,
-        detectable=found.detectable,
-        expected_reproduced=inside,
-        expected_not_reproduced=outside,
-    )
-    undecided = judged.verdict == "inconclusive"
-    return judged.replace(seeds_needed=found.seeds_needed) if undecided else judged
+    return {
+        **shown,
+        **_labelled(cell, found.interval, region),
+        "seeds_needed": found.seeds_needed if found.position == "across" else None,
+        "p": found.p_outside,
+        "detectable": found.detectable,
+        "expected_reproduced": inside,
+        "expected_not_reproduced": outside,
+    }
 
 
-def _inconclusive(cell: TableCell, reason: str) -> TableCell:
-    return cell.replace(verdict="inconclusive", reason=reason)
+def _inconclusive(reason: str) -> Columns:
+    return {"verdict": "inconclusive", "reason": reason}
 
 
-def _too_few(cell: TableCell) -> str:
-    return "one seed" if cell.n == 1 else "too few seeds"
+def _too_few(cell: TableCell) -> Columns:
+    return _inconclusive("one seed" if cell.n == 1 else "too few seeds")
 
 
-def _judge_failure(cell: TableCell, inputs: RuleInputs) -> TableCell:
+def _of_failure(cell: TableCell) -> Columns:
+    """Return the verdict on a published failure."""
     if not cell.complete:
-        return cell.replace(verdict="not run")
+        return {"verdict": "not run"}
     if cell.complete < 2:
-        return _inconclusive(cell, "one seed")
+        return _inconclusive("one seed")
     if cell.failed:
-        return cell.replace(verdict="reproduced")
+        return {"verdict": "reproduced"}
     if cell.diverged or any(map(math.isinf, cell.values)):
-        return _inconclusive(cell, "some runs fail")
-    return cell.replace(verdict="not reproduced", side=_side(inputs, inputs.accuracy))
+        return _inconclusive("some runs fail")
+    return {"verdict": "not reproduced", "side": _side(cell, measure(cell.measure).accuracy)}
 
 
-def _side(inputs: RuleInputs, larger: bool) -> Side:
+def _side(cell: TableCell, larger: bool) -> Side:
     """Return the side of a miss from whether our number is larger than the published one."""
-    if inputs.accuracy:
+    if measure(cell.measure).accuracy:
         return "better" if larger else "worse"
     return "more" if larger else "less"
 
 
-LABELS: dict[str, Verdict] = {
+LABELS: dict[Position, Verdict] = {
     "inside": "reproduced",
     "outside": "not reproduced",
     "across": "inconclusive",
@@ -248,57 +233,52 @@ LABELS: dict[str, Verdict] = {
 """Verdict on a value by the position of the interval of its difference against the margin."""
 
 
-def _labelled(cell: TableCell, inputs: RuleInputs, interval: Interval) -> TableCell:
-    position = against(interval, cell.margin or 0.0)
-    return cell.replace(
-        difference_low=interval[0],
-        difference_high=interval[1],
-        verdict=LABELS[position],
-        side=_side(inputs, interval[0] > 0) if position == "outside" else "",
-    )
+def _labelled(cell: TableCell, interval: Interval, region: Interval) -> Columns:
+    position, (low, high) = against(interval, region), interval
+    side = _side(cell, low > 0) if position == "outside" else ""
+    return {"difference_low": low, "difference_high": high, "verdict": LABELS[position], "side": side}
 
 
-def _judge_by_bootstrap(cell: TableCell, inputs: RuleInputs) -> TableCell:
-    """Judge a median or maximum by a percentile bootstrap; the published one varies like ours."""
+def _bootstrapped(cell: TableCell, published: float) -> Interval | None:
+    """Return the interval of a median or maximum by a bootstrap; the published one varies like ours."""
     if cell.n < BOOTSTRAP_SEEDS:
-        return _inconclusive(cell, _too_few(cell))
+        return None
     summary = np.median if cell.over_seeds == "median" else np.max
     draws = np.random.default_rng(0)
     samples = draws.choice(np.asarray(cell.values, float), (RESAMPLES, cell.n))
-    differences = summary(samples, axis=1) - (cell.published or 0.0)
+    differences = summary(samples, axis=1) - published
     if all(map(math.isfinite, cell.values)):
         theirs = draws.choice(cell.values, (len(differences), cell.published_seeds or 1))
         differences = differences - (summary(theirs, axis=1) - summary(cell.values))
     # Infinite values count as largest.
     low, high = np.quantile(differences, [LEVEL, 1 - LEVEL], method="closest_observation")
-    return _labelled(cell, inputs, (float(low), float(high)))
+    return float(low), float(high)
 
 
 # ---------------------------------------------------------------- gains
-def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, values: Sample) -> TableCell:
-    """Judge our gain, a contrast with zero; the paper's numbers vary like our ``values``."""
+def _gain_verdict(cell: TableCell, inputs: Judgeable, ours: Contrast | None, values: Sample) -> Columns:
+    """Return the verdict on our gain, a contrast with zero; the paper's numbers vary like our ``values``."""
     mean, published = cell.gain, cell.published_gain
     if mean is None:
-        return cell
-    if ours:
-        low, high = ours.interval
-        cell = cell.replace(gain_low=low, gain_high=high)
+        return {}
+    low, high = ours.interval if ours else (None, None)
+    shown: Columns = {"gain_low": low, "gain_high": high}
     if cell.lost_gain:
-        return cell
+        return shown
     if cell.gain_margin:
         # True gains lie inside or outside the margin; ``compare`` controls false discoveries.
         inside = abs(mean) < cell.gain_margin
-        return cell.replace(gain_verdict="equivalent" if inside else "better" if mean > 0 else "worse")
-    if published is None or not inputs.points or not inputs.compared:
-        return cell
-    cell = cell.replace(gain_margin=gain_margin(published), gain_verdict="inconclusive")
-    if ours is None:
-        return cell
+        return {**shown, "gain_verdict": "equivalent" if inside else "better" if mean > 0 else "worse"}
+    if published is None or measure(cell.measure).margin.relative or not inputs.compared:
+        return shown
+    shown |= {"gain_margin": gain_margin(published), "gain_verdict": "inconclusive"}
+    if ours is None or low is None or high is None:
+        return shown
     found = replace(
         ours,
         estimate=mean - published,
         other_error=_published_gain_error(cell, inputs, ours, values),
-        margin=gain_margin(published),
+        region=around(gain_margin(published)),
     )
     verdict: GainVerdict = "inconclusive"
     if found.position == "inside":
@@ -309,18 +289,18 @@ def _judge_gain(cell: TableCell, inputs: RuleInputs, ours: Contrast | None, valu
         verdict = "opposite"
     # The probability of each verdict if the published gain were true.
     (size, _), shift, df = found.chances(), abs(published) / ours.error, ours.spread.df
-    return cell.replace(
-        gain_verdict=verdict,
-        gain_difference_low=found.interval[0],
-        gain_difference_high=found.interval[1],
-        gain_p=found.p_outside,
-        expected_size=size,
-        expected_direction=max(0.0, t_above(ours.quantile - shift, df) - size) if published else 0.0,
-        expected_opposite=t_above(ours.quantile + shift, df) if published else 0.0,
-    )
+    return {
+        **shown,
+        "gain_verdict": verdict,
+        **dict(zip(("gain_difference_low", "gain_difference_high"), found.interval, strict=True)),
+        "gain_p": found.p_outside,
+        "expected_size": size,
+        "expected_direction": max(0.0, t_above(ours.quantile - shift, df) - size) if published else 0.0,
+        "expected_opposite": t_above(ours.quantile + shift, df) if published else 0.0,
+    }
 
 
-def _published_gain_error(cell: TableCell, inputs: RuleInputs, ours: Contrast, values: Sample) -> float:
+def _published_gain_error(cell: TableCell, inputs: Judgeable, ours: Contrast, values: Sample) -> float:
     """Return the standard error of a published gain: that of two means, as printed or as ours vary."""
     seeds = cell.published_seeds or 1
     if not cell.values:  # an average of gains, of which the paper prints no parts

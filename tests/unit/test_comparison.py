@@ -18,7 +18,6 @@ from fltrain.core.statistics import (
     Spread,
     contrast,
     discoveries,
-    holm,
     moderated,
 )
 from fltrain.experiments.layout import ItemJob
@@ -29,7 +28,8 @@ from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.render import gain_text, published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
 from fltrain.reporting.text import number_text
-from fltrain.reporting.verdict import Judgeable, RuleInputs, compare
+from fltrain.reporting.verdict import Judgeable, compare
+from fltrain.runs.measures import measure
 
 from .helpers import DIVERGED, MISSING, Cells
 
@@ -55,11 +55,12 @@ def test_a_contrast_with_a_number_is_a_t_test(point: float) -> None:
 
 def test_a_contrast_with_a_margin_is_two_one_sided_tests() -> None:
     for margin in (0.5, 1.5, 3.0):
-        found = contrast(Sample(VALUES), 60.5, margin=margin)
+        found = contrast(Sample(VALUES), 60.5, region=(-margin, margin))
         assert found is not None
         above = stats.ttest_1samp(VALUES, 60.5 - margin, alternative="greater").pvalue
         below = stats.ttest_1samp(VALUES, 60.5 + margin, alternative="less").pvalue
         assert (found.p_above(-margin), found.p_below(margin)) == pytest.approx((above, below))
+        assert found.p_inside == pytest.approx(max(above, below))
         assert (found.position == "inside") == (max(above, below) <= 0.05)
 
 
@@ -111,7 +112,7 @@ def sample(square: float, df: int) -> Sample:
 def test_moderated_spreads_are_limmas(
     squares: list[float], df: list[int], prior_df: float, prior: float, posterior: list[float]
 ) -> None:
-    samples = moderated([sample(*one) for one in zip(squares, df, strict=True)], ["one"] * len(df))
+    samples = moderated([sample(*one) for one in zip(squares, df, strict=True)])
     estimated = samples[0].prior
     assert (estimated.df, estimated.variance) == pytest.approx((prior_df, prior), rel=1e-9)
     spreads = [one.spread for one in samples]
@@ -122,7 +123,7 @@ def test_moderated_spreads_are_limmas(
 
 def spreads(*samples: Sample) -> list[Spread]:
     """Spreads of samples of one family."""
-    return [one.spread for one in moderated(samples, [""] * len(samples))]
+    return [one.spread for one in moderated(samples)]
 
 
 def test_equal_spreads_are_pooled_and_few_cells_are_not_moderated() -> None:
@@ -140,20 +141,24 @@ def test_diverged_cells_have_their_own_spread_and_change_no_other() -> None:
     assert own == Spread(pytest.approx(np.std(wild.values, ddof=1)), 2, 1)
 
 
-def test_holm_by_hand() -> None:
-    # Sorted: .01 x 4, .02 x 3, .03 x 2, .5 x 1, each at least as large as the one before.
-    corrected = holm([0.03, None, 0.01, 0.5, 0.02])
-    assert corrected[1] is None
-    assert corrected[::2] + corrected[3:4] == pytest.approx([0.06, 0.04, 0.06, 0.5])
-    assert holm([None]) == [None]
-
-
-def numbers(values: Sequence[float], published: float | None = 60.0, **changes: Any) -> Judgeable:
-    """A cell as the rule gets it, with these fields of the cell or of the inputs changed."""
-    of_basis = {name: changes.pop(name) for name in RuleInputs.__dataclass_fields__ if name in changes}
-    fields = {"over_seeds": "mean", "seeds": len(values), "published_seeds": 3, "margin": 1.0, **changes}
-    cell = TableCell(values=values, published=published, **fields)
-    return cell, RuleInputs(**{"floor": 0.01, **of_basis})
+def numbers(
+    values: Sequence[float],
+    published: float | None = 60.0,
+    floor: float = 0.01,
+    base: str | None = None,
+    published_gain_stds: tuple[float | None, float | None] = (None, None),
+    **changes: Any,
+) -> Judgeable:
+    """A cell as the rule gets it, with these fields changed."""
+    fields = {"measure": "final_accuracy", "seeds": len(values), "published_seeds": 3, "margin": 1.0}
+    cell = TableCell(values=values, published=published, **{**fields, **changes})
+    shares, diverged = measure(cell.measure).margin.relative, bool(cell.diverged)
+    return Judgeable(
+        cell,
+        Sample(values, floor, diverged, shares),
+        Sample(cell.gains, floor, diverged or bool(cell.base_diverged), base=base),
+        published_gain_stds,
+    )
 
 
 def judged(values: Sequence[float], published: float | None = 60.0, **changes: Any) -> TableCell:
@@ -183,10 +188,14 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (numbers((58, 59, 61, 62), over_seeds="median", margin=12.0), "inconclusive", "too few seeds"),
         (numbers((98, 99, 99, 99, 99), over_seeds="max", margin=12.0), "not reproduced", "better"),
         (numbers((NEVER,) * 5, over_seeds="median", margin=12.0), "not reproduced", "better"),
-        (numbers((50, 50, 51), margin=3.0, points=False, accuracy=False), "not reproduced", "less"),
-        (numbers((70, 70, 71), margin=2.0, accuracy=False), "not reproduced", "more"),
+        (numbers((50, 50, 51), margin=3.0, measure="rounds_to_target"), "not reproduced", "less"),
+        (numbers((70, 70, 71), margin=2.0, measure="selection_share"), "not reproduced", "more"),
         (numbers((58, 59, 60, NEVER, NEVER), over_seeds="median", margin=12.0), "inconclusive", ""),
-        (numbers((NEVER, 5, 6), 6.0, margin=1.2, points=False), "inconclusive", "target not reached"),
+        (
+            numbers((NEVER, 5, 6), 6.0, margin=1.2, measure="rounds_to_target"),
+            "inconclusive",
+            "target not reached",
+        ),
     ],
 )
 def test_verdicts_of_cells(cell: Judgeable, verdict: str, detail: str) -> None:
@@ -213,7 +222,10 @@ def test_one_seed_decides_nothing_whatever_the_spread_of_other_cells() -> None:
 
 def test_the_spread_of_rounds_is_moderated_as_a_share_of_the_mean() -> None:
     """Cells with tens and with thousands of rounds, all with a deviation of a tenth."""
-    cells = [numbers((0.9 * mean, mean, 1.1 * mean), points=False) for mean in (50.0, 5000.0, 70.0, 300.0)]
+    cells = [
+        numbers((0.9 * mean, mean, 1.1 * mean), measure="rounds_to_target")
+        for mean in (50.0, 5000.0, 70.0, 300.0)
+    ]
     found = compare(cells)
     assert [cell.spread for cell in found] == pytest.approx([5.0, 500.0, 7.0, 30.0])
     assert {(cell.spread_df, cell.spread_cells) for cell in found} == {(8, 4)}
@@ -804,7 +816,7 @@ def test_a_twentieth_of_gains_without_an_effect_looks_positive() -> None:
         one, other = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
         found = compare(
             [
-                (TableCell(values=values, gains=gains, published_gain=1.0), RuleInputs())
+                numbers(values, None, floor=0.0, gains=gains, published_gain=1.0)
                 for values, gains in zip(one.tolist(), (one - other).tolist(), strict=True)
             ]
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from fltrain.core.floats import average
+from fltrain.core.statistics import Sample
 from fltrain.experiments.layout import Average, ItemJob, Measured, Table
 from fltrain.experiments.published import Published, PublishedValue
 from fltrain.reporting.frame import (
@@ -22,7 +23,7 @@ from fltrain.reporting.frame import (
     measured_values,
 )
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.verdict import Judgeable, RuleInputs, compare, gain_margin
+from fltrain.reporting.verdict import Judgeable, compare, gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 
@@ -170,19 +171,23 @@ def _cell(
         margin=around,
         runs=tuple(run for several in lines["run"] for run in several.split()),
     )
-    family = (measured.measure, measured.label, average is None, max(lines["spread_family"], key=len))
-    inputs = RuleInputs(
-        family=family,
-        gain_family=(*family, first["composition"][1:]),
-        base=tuple(lines["base_run"].dropna()) or None,
-        floor=float(lines["floor"].max()),
+    averaged = int(first["averaged"]) if average else 1
+    family = (measured.label, average is None, averaged, max(lines["spread_family"], key=len))
+    floor, lost = float(lines["floor"].max()), bool(cell.diverged)
+    return Judgeable(
+        cell,
+        values=Sample(values, floor, lost, shares=not points, family=(measured.measure, *family)),
+        gains=Sample(
+            gains,
+            floor,
+            lost or bool(cell.base_diverged),
+            family=(measured.measure, *family, first["composition"][1:]),
+            base=tuple(lines["base_run"].dropna()) or None,
+        ),
         published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
-        averaged=int(first["averaged"]) if average else 1,
-        points=points,
-        accuracy=what.accuracy,
+        averaged=averaged,
         compared=compared,
     )
-    return cell, inputs
 
 
 def _added(line: pd.Series) -> str:
