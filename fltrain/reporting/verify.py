@@ -5,7 +5,6 @@ It changes nothing. It does not check figures, claims and overview pages.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.schema import reported_folder
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
-from fltrain.reporting.version import made_by, outdated_pages
+from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import (
     BROKEN,
     MODELS_FILE,
@@ -208,7 +207,7 @@ class Verification:
             yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
         folder = reported_folder(self.config, item.paper.paper)
-        forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex", "html")}
+        forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex")}
         files = {form: file for form, file in forms.items() if file.is_file()}
         again = tables.texts(
             item.sheet,
@@ -224,7 +223,7 @@ class Verification:
             yield Problem(f"{path}: not checked: made from another selection", harmless=True)
             return
         for form, text in again.items():
-            if _differs(files[form].read_bytes().decode(), text, form):
+            if files[form].read_bytes().decode() != text:
                 yield Problem(f"{files[form]}: differs from its records; delete it and run snakemake again")
 
     # ------------------------------------------------------------------------------ leftovers
@@ -237,23 +236,3 @@ class Verification:
             yield Problem(
                 f"{path}: left by an interrupted process; can be deleted unless one is running", harmless=True
             )
-
-
-def _differs(text: str, again: str, form: str) -> bool:
-    """Return if a table differs from the one that is made again.
-
-    Links of a page to files do not count. Of a page by another version, only the cells count.
-    """
-    if form != "html":
-        return text != again
-    if made_by(text) != made_by(again):
-        return _cell_texts(text) != _cell_texts(again)
-    return _without_files(text) != _without_files(again)
-
-
-def _cell_texts(page: str) -> list[str]:
-    return [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?</td>", _without_files(page), re.S)]
-
-
-def _without_files(page: str) -> str:
-    return re.sub(r" · <a data-file .*?</a>", "", page)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +25,6 @@ Items name the cells whose verdict has changed with a later version (``rejudged`
 _PACKAGE = Path(__file__).parents[1]
 _LAYERS = ("core", "runs", "experiments", "analysis", "reporting")
 """Layers of the package that decide what pages show; the others prepare data, train, and print."""
-_MARK = re.compile(r'<meta name="fltrain-reporting" content="([^"]+)">')
 
 
 @cache
@@ -39,12 +37,6 @@ def reporting_version() -> str:
     return f"{RULE_VERSION}-{digest.hexdigest()[:12]}"
 
 
-def made_by(page: str) -> str:
-    """Return the version that made the text of a page; it is empty for pages older than the mark."""
-    found = _MARK.search(page)
-    return found[1] if found else ""
-
-
 def outdated_pages(folder: Path) -> list[str]:
     """Return the pages of a scale that another version has made, for example ``flfa/table1.html``."""
     pages = [*folder.glob("*.html"), *folder.glob("*/*.html")]
@@ -54,4 +46,4 @@ def outdated_pages(folder: Path) -> list[str]:
 
 def _other(page: Path) -> bool:
     with page.open(encoding="utf-8", errors="replace") as file:
-        return made_by(file.read(2000)) != reporting_version()
+        return f'content="{reporting_version()}"' not in file.read(2000)
