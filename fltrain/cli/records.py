@@ -44,7 +44,7 @@ def export_archive(
         typer.echo(f"{scale}: {len(runs)} of {len(planned.runs)} runs are trained")
     if runs is None:
         trained = list(where.records())
-        current = [one for one in trained if (spec := one.run_spec) and spec.run_id == one.run_id]
+        current = [one for one in trained if not one.stale]
         left = f", {count(stale, 'stale one')} left out" if (stale := len(trained) - len(current)) else ""
     else:
         current = [where.record(run) for run in dict.fromkeys(runs)]

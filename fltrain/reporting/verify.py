@@ -28,11 +28,9 @@ from fltrain.runs.record import (
     RECORD_FILES,
     Record,
     Results,
-    check_record,
     held,
     reason,
 )
-from fltrain.runs.today import Stale
 
 _UNREADABLE = (*BROKEN, OSError)
 
@@ -140,14 +138,14 @@ class Verification:
                 yield folder
 
     def _check_record(self, folder: Path) -> Iterator[Problem]:
-        run = folder.name
+        record, run = Record(folder), folder.name
         try:
-            spec, digests = check_record(folder)
+            record.check()
         except FltrainError as error:
             self._damaged.add(run)
             yield Problem(str(error))
             return
-        models = folder / MODELS_FILE
+        spec, digests, models = record.run_spec, record.summary["digests"], folder / MODELS_FILE
         known = {*RECORD_FILES, "train.log"}
         if spec is None or spec.evaluation.keep != "nothing":
             known.add(MODELS_FILE)
@@ -160,9 +158,8 @@ class Verification:
                 yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
             elif digests.get("models", about["digest"]) != about["digest"]:
                 yield Problem(f"{run}: {MODELS_FILE} is of another training; retrain the run")
-        if spec is None or spec.run_id != run:
-            if stale := Stale.of(Record(folder)):
-                yield Problem(f"{run}: stale: {stale.revised}", harmless=True)
+        if spec is None or record.stale:
+            yield Problem(f"{run}: stale: {record.stale}", harmless=True)
             return
         data = self._data.get(spec.dataset.id, {}).get("digest")
         present = {"data": data, "partition": self._partitions.get(spec.partition_id)}

@@ -2,7 +2,7 @@
 
 An archive is a gzipped tar file of ``<run id>/<file>`` for the files of complete records, without logs and
 models. Equal records make equal archives, byte for byte. Imports unpack only these files, and accept a record
-only if ``check_record`` does and it is not stale. Provenance is exported unchanged, with the name of the
+only if its ``check`` passes and it is not stale. Provenance is exported unchanged, with the name of the
 machine.
 """
 
@@ -25,8 +25,7 @@ from filelock import Timeout
 
 from fltrain.core.errors import FltrainError, as_mistake
 from fltrain.core.files import replacing
-from fltrain.runs.record import RECORD_FILES, Record, Results, check_record, leased
-from fltrain.runs.today import Stale
+from fltrain.runs.record import RECORD_FILES, Record, Results, leased
 
 NUMBERS = ("spec.json", "metrics.jsonl", "summary.json")
 """Files that are equal after the same training with the same arithmetic."""
@@ -51,7 +50,7 @@ def export_records(records: Iterable[Record], path: Path) -> int:
         for record in wanted:
             if not record.complete:
                 raise FltrainError(f"{record.run_id}: no complete record in {record.folder.parent}")
-            _check(record.folder)
+            _check(record)
             for name in RECORD_FILES:
                 content = (record.folder / name).read_bytes()
                 member = tarfile.TarInfo(f"{record.run_id}/{name}")
@@ -78,7 +77,7 @@ def import_records(path: Path, results: Results) -> Counter[str]:
             _unpack(path, Path(staging))
             new = sorted(Path(staging).iterdir())
             for record in new:
-                _check(record)
+                _check(Record(record))
             for record in new:
                 done[_receive(record, results)] += 1
                 imported = f"{done['added']} of {len(new)} records were imported"
@@ -126,10 +125,10 @@ def _unpack(path: Path, staging: Path) -> None:
         raise FltrainError("not an archive of records: it is empty")
 
 
-def _check(folder: Path) -> None:
+def _check(record: Record) -> None:
     """Refuse a damaged or stale record."""
-    check_record(folder)
-    if stale := Stale.of(Record(folder)):
+    record.check()
+    if record.stale:
         raise FltrainError(
-            f"{folder.name}: spec.json was written by another version of fltrain ({stale.revised})"
+            f"{record.run_id}: spec.json was written by another version of fltrain ({record.stale})"
         )

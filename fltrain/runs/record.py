@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
@@ -174,11 +174,36 @@ class Record:
         return os.path.exists(self.folder / "summary.json")
 
     @cached_property
+    def _contents(self) -> dict[str, bytes]:
+        """Contents of the files of a complete record, which have their digests."""
+        with _damage_named(f"{self.folder}/"):
+            contents = {name: (self.folder / name).read_bytes() for name in RECORD_FILES}
+            objects = {name: _parse(contents[name], name) for name in _OBJECTS}
+            summary = objects["summary.json"]
+            version = summary.get("format")
+            if isinstance(version, int) and version > RECORD_FORMAT:
+                raise FltrainError(
+                    "summary.json: made by a newer version of fltrain (record format "
+                    f"{version}, this one reads {RECORD_FORMAT}); update fltrain or train into another "
+                    "results folder"
+                )
+            if version != RECORD_FORMAT:
+                raise FltrainError(f"summary.json: not a record of format {RECORD_FORMAT}; retrain the run")
+            if summary.get("run_id", self.run_id) != self.run_id:
+                raise ValueError(f"summary.json: belongs to {summary['run_id']}")
+            changed = [name for name, data in objects.items() if data != sealed(data)]
+            for name in ("metrics.jsonl", "spec.json"):
+                if summary["digests"].get(name.partition(".")[0]) != sha256(contents[name]):
+                    changed.append(name)
+            if changed:
+                raise ValueError(f"{changed[0]}: changed after training (its digest differs)")
+            return contents
+
+    @cached_property
     def damage(self) -> str:
         """Damaged file of a complete record and its problem; empty if the digests are correct."""
         try:
-            with _damage_named(f"{self.folder}/"):
-                _undamaged_contents(self.folder)
+            self._contents  # noqa: B018
         except FltrainError as error:
             return str(error)
         return ""
@@ -202,19 +227,43 @@ class Record:
     @cached_property
     def spec(self) -> dict[str, Any]:
         """All settings with the revisions of their components, as plain data."""
-        return self._object("spec.json")
+        with _damage_named(f"{self.folder}/"):
+            return _parse((self.folder / "spec.json").read_bytes(), "spec.json")
 
     @cached_property
+    def _today(self) -> RunSpec | str:
+        """Its settings as a spec, or the reason why the current code lacks one of them."""
+        recorded = self.spec
+        try:
+            return RunSpec.recorded(recorded)
+        except FltrainError as error:
+            return str(error)
+
+    @property
     def run_spec(self) -> RunSpec | None:
         """Spec of the run; None if the current code lacks one of its settings.
 
         If a component was revised since, it has another run ID than the record.
         """
-        recorded = self.spec
-        try:
-            return RunSpec.recorded(recorded)
-        except FltrainError:
-            return None
+        return None if isinstance(self._today, str) else self._today
+
+    @property
+    def stale(self) -> str:
+        """Why its settings have another run ID today: ``methods 1 -> 2``; empty if they have not.
+
+        It is ``settings`` if a setting was added or renamed, or a message on a setting that the code lacks.
+        """
+        if isinstance(self._today, str) or self._today.run_id == self.run_id:
+            return self._today if isinstance(self._today, str) else ""
+        recorded = self.spec.get("revisions")
+        before, after = recorded if isinstance(recorded, dict) else {}, self._today.canonical["revisions"]
+
+        def shown(revision: Any) -> str:
+            return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
+
+        names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+        changes = [f"{name} {shown(before.get(name))} -> {shown(after.get(name))}" for name in names]
+        return "; ".join(changes) or "settings"
 
     def check_settings(self, spec: RunSpec) -> None:
         """Refuse a run that has the ID of this record but other settings: IDs are 40 bits of a hash."""
@@ -233,13 +282,12 @@ class Record:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Status, accuracies, traffic, digests."""
-        return self._undamaged()._object("summary.json")
+        return _parse(self._contents["summary.json"], "summary.json")
 
     @cached_property
     def metrics(self) -> list[Row]:
         """All rows of ``metrics.jsonl``."""
-        lines = (self._undamaged().folder / "metrics.jsonl").read_bytes().splitlines()
-        return [from_json(line) for line in lines]
+        return [from_json(line) for line in self._contents["metrics.jsonl"].splitlines()]
 
     def rows(self, kind: str) -> list[Row]:
         """Return the rows of one kind, by round."""
@@ -248,80 +296,37 @@ class Record:
     @cached_property
     def costs(self) -> dict[str, Any]:
         """Seconds by phase, throughput, peak memory."""
-        return self._undamaged()._object("costs.json")
+        return _parse(self._contents["costs.json"], "costs.json")
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """Code, packages and machine."""
-        return self._undamaged()._object("provenance.json")
+        return _parse(self._contents["provenance.json"], "provenance.json")
 
     @property
     def test_images(self) -> int | None:
         """Number of images behind an accuracy; None if no row of the record has it."""
         return next((row["images"] for row in self.rows("evaluation") if "images" in row), None)
 
-    def _undamaged(self) -> Self:
-        if damage := self.damage:
-            raise FltrainError(damage)
-        return self
+    def check(self) -> None:
+        """Refuse a complete record that is damaged, or whose run ID or summary do not follow from its files.
 
-    def _object(self, name: str) -> dict[str, Any]:
-        with _damage_named(f"{self.folder}/"):
-            return _parse((self.folder / name).read_bytes(), name)
-
-
-# --------------------------------------------------------------------------------------------------- checks
-def check_record(folder: Path) -> tuple[RunSpec | None, dict[str, str]]:
-    """Check that a complete record belongs to its run ID, and that its files fit together.
-
-    Returns:
-        Its settings (None if the current code lacks one of them), which have another run ID today if the
-        record is stale, and its digests.
-    """
-    with _damage_named(f"{folder.name}: "):
-        contents = _undamaged_contents(folder)
-        summary = _parse(contents["summary.json"], "summary.json")
-        lines = contents["metrics.jsonl"].splitlines()
-        rows = [_parse(line, f"metrics.jsonl, line {number}") for number, line in enumerate(lines, 1)]
-        spec = Record(folder).run_spec
-        # The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
-        slug = (spec.run_id if spec else folder.name).rpartition("-")[0]
-        if (run := f"{slug}-{short_hash(_parse(contents['spec.json'], 'spec.json'))}") != folder.name:
-            raise ValueError(f"spec.json belongs to {run}")
-        if spec:
-            for key, value in summarise(spec, rows, summary["diverged"], {}).items():
-                if key != "run_id" and summary.get(key) != value:
-                    raise ValueError(f"summary.json: {key!r} does not follow from spec and metrics")
-    digests: dict[str, str] = summary["digests"]
-    return spec, digests
-
-
-def _undamaged_contents(folder: Path) -> dict[str, bytes]:
-    """Return the contents of a complete record's files, which must have their digests.
-
-    Raises:
-        ValueError: with the file and the problem, or another one of ``BROKEN``.
-    """
-    contents = {name: (folder / name).read_bytes() for name in RECORD_FILES}
-    objects = {name: _parse(contents[name], name) for name in _OBJECTS}
-    summary = objects["summary.json"]
-    version = summary.get("format")
-    if isinstance(version, int) and version > RECORD_FORMAT:
-        raise FltrainError(
-            "summary.json: made by a newer version of fltrain (record format "
-            f"{version}, this one reads {RECORD_FORMAT}); update fltrain or train into another results folder"
-        )
-    if version != RECORD_FORMAT:
-        raise FltrainError(f"summary.json: not a record of format {RECORD_FORMAT}; retrain the run")
-    if summary.get("run_id", folder.name) != folder.name:
-        raise ValueError(f"summary.json: belongs to {summary['run_id']}")
-    changed = [name for name, data in objects.items() if data != sealed(data)]
-    for name in ("metrics.jsonl", "spec.json"):
-        if summary["digests"].get(name.partition(".")[0]) != sha256(contents[name]):
-            changed.append(name)
-    if changed:
-        raise ValueError(f"{changed[0]}: changed after training (its digest differs)")
-    return contents
+        The settings of a stale record have another run ID today.
+        """
+        if self.damage:
+            raise FltrainError(f"{self.run_id}: {self.damage.removeprefix(f'{self.folder}/')}")
+        with _damage_named(f"{self.run_id}: "):
+            lines = self._contents["metrics.jsonl"].splitlines()
+            rows = [_parse(line, f"metrics.jsonl, line {number}") for number, line in enumerate(lines, 1)]
+            spec, summary = self.run_spec, self.summary
+            # The hash in the run ID proves that the spec belongs to the run, even if the record is stale.
+            slug = (spec.run_id if spec else self.run_id).rpartition("-")[0]
+            if (run := f"{slug}-{short_hash(self.spec)}") != self.run_id:
+                raise ValueError(f"spec.json belongs to {run}")
+            if spec:
+                for key, value in summarise(spec, rows, summary["diverged"], {}).items():
+                    if key != "run_id" and summary.get(key) != value:
+                        raise ValueError(f"summary.json: {key!r} does not follow from spec and metrics")
 
 
 def _parse(text: bytes, where: str) -> Row:

@@ -12,7 +12,7 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -133,61 +133,13 @@ def changed_code(record: Record, spec: RunSpec) -> str:
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
     """Return the modules whose code changed since each of these runs (by ID) was trained."""
-    records = [record for record in map(results.record, runs) if record.usable]
-    changed = {record.run_id: changed_modules(record, runs[record.run_id]) for record in records}
+    usable = {run: record for run in runs if (record := results.record(run)).usable}
+    changed = {run: changed_modules(record, runs[run]) for run, record in usable.items()}
     return {run: modules for run, modules in changed.items() if modules}
 
 
 # -------------------------------------------------------------------------------------------- stale records
-def revised(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe the revisions between two recorded specs, for example ``methods 1 -> 2``.
-
-    Returns ``settings`` if all revisions are equal: then a setting was added or renamed.
-    """
-    recorded = old.get("revisions")
-    before, after = recorded if isinstance(recorded, dict) else {}, new["revisions"]
-
-    def shown(revision: Any) -> str:
-        return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
-
-    names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
-    changes = [f"{name} {shown(before.get(name))} -> {shown(after.get(name))}" for name in names]
-    return "; ".join(changes) or "settings"
-
-
-@dataclass(frozen=True)
-class Stale:
-    """A record whose settings have another run ID today, because a component was revised.
-
-    Attributes:
-        record: the record.
-        run: the run ID of its settings today; empty if the current code lacks one of them.
-        revised: the revisions since, see ``revised``, or the setting that is lacking.
-    """
-
-    record: Record
-    run: str
-    revised: str
-
-    @classmethod
-    def of(cls, record: Record) -> Self | None:
-        """Return None if the record is not stale, or if its settings or files cannot be read."""
-        try:
-            recorded = record.spec
-        except FltrainError:
-            return None
-        try:
-            spec = RunSpec.recorded(recorded)
-        except FltrainError as unknown:
-            return cls(record, "", str(unknown))
-        stale = spec.run_id != record.run_id
-        return cls(record, spec.run_id, revised(recorded, spec.canonical)) if stale else None
-
-    def __str__(self) -> str:
-        return f"{self.revised} ({self.record.run_id})"
-
-
-def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
+def stale_runs(runs: Collection[str], results: Results) -> dict[str, Record]:
     """Return the latest stale record of each of these runs (by ID) that has no record.
 
     Only records with the slug of such a run (its ID without the hash) are read.
@@ -195,9 +147,12 @@ def stale_runs(runs: Collection[str], results: Results) -> dict[str, Stale]:
     missing = {run for run in runs if not results.record(run).complete}
     slugs = {run.rpartition("-")[0] for run in missing}
     records = [record for record in results.records() if record.run_id.rpartition("-")[0] in slugs]
-    records.sort(key=lambda record: record.written)
-    stale = filter(None, (Stale.of(record) for record in records if record.run_id not in runs))
-    return {one.run: one for one in stale if one.run in missing}
+    stale: dict[str, Record] = {}
+    for record in sorted(records, key=lambda record: record.written):
+        with suppress(FltrainError):  # damaged
+            if record.run_spec and record.stale and record.run_spec.run_id in missing:
+                stale[record.run_spec.run_id] = record
+    return stale
 
 
 # --------------------------------------------------------------------------------------------------- status
@@ -218,7 +173,7 @@ class RunStatus(NamedTuple):
     seconds: float | None = None
 
     @classmethod
-    def of(cls, spec: RunSpec, results: Results, stale: Stale | None = None) -> Self:
+    def of(cls, spec: RunSpec, results: Results, stale: Record | None = None) -> Self:
         """Return the status of a run, which may have a stale record."""
         record = results.record(spec.run_id)
         if record.complete:
@@ -235,7 +190,7 @@ class RunStatus(NamedTuple):
             return cls("stopped", f"after round {finished}; the next start resumes there")
         if os.path.exists(record.folder / "train.log"):
             return cls("started")
-        return cls("stale", str(stale)) if stale else cls("not trained")
+        return cls("stale", f"{stale.stale} ({stale.run_id})") if stale else cls("not trained")
 
 
 # ------------------------------------------------------------------------------- notes on the runs of a table

@@ -26,7 +26,6 @@ from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import Stale
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
 
 UNASSIGNED = "unassigned"
@@ -74,8 +73,7 @@ class RecordedRun:
         """
         summary, spec = record.summary, record.run_spec
         if spec is None:
-            lacking = stale.revised if (stale := Stale.of(record)) else ""
-            reason = re.sub(r" \(known: [^)]*\)", "", " ".join(lacking.split()))
+            reason = re.sub(r" \(known: [^)]*\)", "", " ".join(record.stale.split()))
             raise FltrainError(f"{record.run_id}: today's code lacks one of its settings ({reason})")
         run = record.run_id
         items = {scale: runs[run] for scale, runs in memberships.items() if run in runs}

@@ -18,7 +18,6 @@ from fltrain.data.datasets import Dataset, load, registry
 from fltrain.data.fetch import OFFLINE, obtain, whereabouts
 from fltrain.data.prepared import prepare
 from fltrain.runs.record import Results
-from fltrain.runs.today import Stale
 
 from .conftest import Register
 from .helpers import pixels, tiny, trained, write_npz
@@ -70,8 +69,8 @@ def test_a_run_with_another_normalisation_is_stale_here(
     assert record.complete
     monkeypatch.delenv(VARIABLE)
     registry.cache_clear()
-    stale = Stale.of(Results(tmp_path).record(record.run_id))
-    assert stale and stale.revised == "normalisation {'mean': [0.5], 'std': [0.05]} -> None"
+    stale = Results(tmp_path).record(record.run_id).stale
+    assert stale == "normalisation {'mean': [0.5], 'std': [0.05]} -> None"
 
 
 @pytest.mark.parametrize("name", ["test", "local_test", "validation"])

@@ -17,7 +17,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.models.base import build
 from fltrain.models.network import Network
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.runs.record import Results, check_record
+from fltrain.runs.record import Record, Results
 
 from .conftest import Register
 from .helpers import CPU, federation, labels, pixels, tiny, trained, write_npz
@@ -87,7 +87,7 @@ def test_a_run_ends_when_it_reaches_its_target_accuracy(tmp_path: Path) -> None:
     assert short.metrics == [row for row in whole.metrics if row["round"] <= last]
     assert short.summary["accuracy"]["final"] == rounds[last]
     assert short.summary["status"] == "completed"
-    check_record(short.folder)
+    Record(short.folder).check()
 
 
 MINE: dict[str, Any] = {

@@ -23,7 +23,6 @@ from fltrain.runs.record import (
     RECORD_FILES,
     Record,
     Results,
-    check_record,
     sealed,
     summarise,
     write_record,
@@ -60,7 +59,7 @@ def diverged(root: Path) -> Record:
 def test_records_have_the_documented_files_with_finite_numbers(measured: Record, diverged: Record) -> None:
     for record in (measured, diverged):
         assert {path.name for path in record.folder.iterdir()} == {*RECORD_FILES, "train.log"}
-        assert check_record(record.folder)[0] == record.run_spec
+        record.check()
         for name in RECORD_FILES:
             text = (record.folder / name).read_text()
             for document in text.splitlines() if name.endswith("l") else [text]:
@@ -203,7 +202,7 @@ def test_an_unreadable_file_is_named(name: str, copied: Record) -> None:
         with pytest.raises(FltrainError, match=re.escape(f"{path}: ")):
             getattr(record, name.partition(".")[0])
         with pytest.raises(FltrainError, match=f"^{re.escape(record.run_id)}: "):
-            check_record(record.folder)
+            Record(record.folder).check()
 
 
 def put(**changes: Any) -> Callable[[Any], Any]:
@@ -272,7 +271,7 @@ def test_a_record_whose_files_do_not_fit_together_is_refused(
     if file == "spec.json":
         seal(copied.folder)
     with pytest.raises(FltrainError, match=rf"^{re.escape(copied.run_id)}: .*{re.escape(reason)}"):
-        check_record(copied.folder)
+        Record(copied.folder).check()
 
 
 BETTER = '{"round": 3, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
@@ -291,7 +290,7 @@ def test_a_row_that_does_not_fit_is_refused(row: str, reason: str, copied: Recor
     (copied.folder / "metrics.jsonl").write_text(f"{rows}{row}\n")
     seal(copied.folder)
     with pytest.raises(FltrainError, match=re.escape(reason)):
-        check_record(copied.folder)
+        Record(copied.folder).check()
 
 
 def test_a_folder_and_a_lock_of_another_user_are_read(measured: Record, tmp_path: Path) -> None:

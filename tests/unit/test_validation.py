@@ -14,7 +14,7 @@ from fltrain.data.partition.plain import Iid
 from fltrain.data.prepared import Partition, PreparedData, partition
 from fltrain.engine.simulation import Simulation
 from fltrain.runs.measures import lacking, measure
-from fltrain.runs.record import check_record
+from fltrain.runs.record import Record
 from fltrain.runs.spec import RunSpec
 
 from .helpers import CPU, pixels, tiny, trained
@@ -89,7 +89,7 @@ def test_validation_images_are_tested_but_never_trained_on(
 def test_rows_summary_and_measures(digits: PreparedData, tmp_path: Path) -> None:
     spec = tiny(evaluation=TENTH)
     record = trained(spec, tmp_path)
-    check_record(record.folder)
+    Record(record.folder).check()
     rows = [row for row in record.rows("evaluation") if row["split"] == "validation"]
     assert [row["round"] for row in rows] == [1, 2, 3]
     accuracies, summary = [row["accuracy"] for row in rows], record.summary["validation"]
