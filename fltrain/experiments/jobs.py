@@ -5,7 +5,6 @@ The rules in ``workflow/rules`` only pass wildcards to these look-ups.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -16,9 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from filelock import FileLock, Timeout
-
-from fltrain.core.config import hint
+from fltrain.core.config import hint, suggest
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
@@ -84,13 +81,6 @@ class Jobs:
         if damages := [record.damage for record in records if record.damage]:
             raise problems("damaged records", damages)
 
-    def start(self, settings: DAGSettings) -> FileLock:
-        """Lock the folder and return the lock. If Snakemake is forced to train, jobs train again."""
-        lock = lock_folder()
-        if forces_training(settings):
-            os.environ["FLTRAIN_AGAIN"] = "true"
-        return lock
-
     def notes(self) -> list[str]:
         """Return lines to print before the workflow starts: which records are older than today's code."""
         scale = self.request.scale
@@ -105,24 +95,18 @@ class Jobs:
         return []
 
     def hint(self, target: str) -> str:
-        """Return a line on a target that does not exist, with the nearest one or the known ones."""
+        """Return a line on a target that does not exist, with the nearest one or the scales that have it."""
         scale, papers = self.request.scale, {item.paper.paper for item in self.plan.items}
         if target in papers:
             return f"the paper {target!r} is no target; run snakemake --config scale={scale} items={target}"
+        lack = f"there is no target {target!r}"
         if other := [one for one in scales_with(self.config, target) if one != scale]:
-            return (
-                f"there is no target {target!r} at scale {scale}; scales with it: {listed(other, 3)}; run "
-                f"snakemake {target} --config scale={other[0]}"
-            )
+            run = f"run snakemake {target} --config scale={other[0]}"
+            return f"{lack} at scale {scale}; scales with it: {listed(other, 3)}; {run}"
         pages = [f"{self.folder}/{page}" for page in ("index.html", *(f"{one}/index.html" for one in papers))]
-        targets = {item.name: item.id for item in reversed(self.plan.items)}
-        targets |= {name: name for item in self.plan.items for name in item.names - papers}
-        targets |= {file: file for file in (*self.outputs(), *pages)}
-        if near := difflib.get_close_matches(target, targets, 1, 0.7):
-            return f"there is no target {target!r}; did you mean {targets[near[0]]!r}?"
-        items = [item.id for item in self.plan.items if item.paper.paper == re.split("[_/]", target)[0]]
-        known = f"known: {', '.join(items)}" if items else f"`fltrain plan --scale {scale}` lists them"
-        return f"there is no target {target!r} at scale {scale} ({known})"
+        names = [name for item in self.plan.items for name in item.names - papers]
+        near = suggest(target, [*names, *self.outputs(), *pages])
+        return lack + (near or f" at scale {scale} (`fltrain plan --scale {scale}` lists them)")
 
     # ------------------------------------------------------------ data and partitions
     @cached_property
@@ -330,19 +314,6 @@ def forces_training(settings: DAGSettings) -> bool:
 def use_this_python() -> None:
     """Let the shell commands of all jobs find this process's Python."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-
-
-def lock_folder(folder: Path = Path(".snakemake")) -> FileLock:
-    """Take the lock of a folder's workflow and return it.
-
-    Snakemake's own lock is not enough: any other Snakemake that ends in the folder deletes it.
-    """
-    lock = FileLock(folder / "fltrain.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise FltrainError(f"another snakemake works in {Path.cwd()}; wait until it ends") from None
-    return lock
 
 
 def _datasets_behind(item: PlannedItem) -> list[Dataset]:

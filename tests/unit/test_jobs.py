@@ -12,7 +12,7 @@ from snakemake.settings.types import DAGSettings
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
-from fltrain.experiments.jobs import Jobs, check_command, forces_training, lock_folder
+from fltrain.experiments.jobs import Jobs, check_command, forces_training
 from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
@@ -119,25 +119,17 @@ def test_the_nearest_target_is_named(folder: Path) -> None:
     made = jobs(folder)
     path = f"{made.results.root}/one/toy/"
     for wrong, right in {
-        **{"toy_tabel1": "toy_table1", "toy/tabel1": "toy/table1", "figuer1": "toy/figure1"},
+        **{"toy_tabel1": "toy_table1", "toy/tabel1": "toy/table1", "figuer1": "toy_figure1"},
         **{f"{path}tabel1.html": f"{path}table1.html", f"{path}indx.html": f"{path}index.html"},
     }.items():
         assert made.hint(wrong) == f"there is no target {wrong!r}; did you mean {right!r}?"
     assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
-    known = "known: toy/table1, toy/figure1, toy/figure2"
-    assert made.hint("toy/bubbles") == f"there is no target 'toy/bubbles' at scale one ({known})"
     part = jobs(write_papers(folder, scale={**SCALE, "scale": "two", "items": ["toy"]}), items="other")
     assert part.hint("toy/figure1") == (
         "there is no target 'toy/figure1' at scale one; scales with it: two; run "
         "snakemake toy/figure1 --config scale=two"
     )
     assert made.hint("x") == "there is no target 'x' at scale one (`fltrain plan --scale one` lists them)"
-
-
-def test_two_workflows_cannot_work_in_a_folder(tmp_path: Path) -> None:
-    with lock_folder(tmp_path), pytest.raises(FltrainError, match=r"another snakemake works in .*; wait"):
-        lock_folder(tmp_path)
-    lock_folder(tmp_path).release()
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:

@@ -1,6 +1,7 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
+import os
 import sys
 import time
 from pathlib import Path
@@ -47,8 +48,8 @@ jobs.use_this_python()
 onstart:
     gc.freeze()
     gc.enable()
-    # The lock stays until this process ends.
-    workflow.fltrain_lock = checked(JOBS.start, workflow.dag_settings)
+    if jobs.forces_training(workflow.dag_settings):
+        os.environ["FLTRAIN_AGAIN"] = "true"  # jobs train again
     workflow.fltrain_start = time.time()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
