@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from fltrain.core.located import LocatedMapping, place_of
 from fltrain.experiments.layout import Labels
 from fltrain.experiments.schema import Item, Paper, Patch, Point, Reduction, Scale, Special
+from fltrain.runs.spec import ALONE, RunSpec
+from fltrain.runs.where import cell_text
 
 
 class SettingsLayer(NamedTuple):
@@ -47,12 +49,19 @@ class SettingsLayers:
         self._base = merged(self._common)
         self._exceptions = [special for _, part in parts for special in part.exceptions]
 
-    def cell(self, labels: Labels) -> tuple[list[SettingsLayer], LocatedMapping]:
-        """Return the patches of a cell and of the exceptions that match it, and the merged settings."""
+    def cell(self, labels: Labels, where: str) -> tuple[list[SettingsLayer], LocatedMapping]:
+        """Return the patches of a cell and of the exceptions that match it, and the merged settings.
+
+        Raises:
+            FltrainError: if there are exceptions, and the settings are wrong; ``where`` names the cell. They
+                need not fit together, because exceptions can change them or leave the cell out.
+        """
         chosen = [self.axes[axis][label] for axis, label in labels.items()]
         points = [SettingsLayer("cell", point.set, point) for point in chosen]
-        settings = merged(points, self._base)
-        matching = [special for special in self._exceptions if special.matches(settings)]
+        settings, matching = merged(points, self._base), list[Special]()
+        if self._exceptions:
+            texts = cell_text(RunSpec.parse(settings, where, ALONE))
+            matching = [special for special in self._exceptions if special.matches(texts)]
         exceptions = [SettingsLayer("cell", special.set, special) for special in matching]
         return [*self._common, *points, *exceptions], merged(exceptions, settings)
 

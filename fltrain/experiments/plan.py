@@ -37,13 +37,12 @@ from fltrain.experiments.schema import (
     read_added,
     read_declaration,
     reported_folder,
-    written,
 )
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import Condition, choose, parse_where, settings_text, value_of
+from fltrain.runs.where import Condition, cell_text, choose, parse_where, settings_text, value_of
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
 
@@ -246,11 +245,10 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
     for special in exceptions:
         if any(special in item.applied for item in items):
             continue
-        cells = [entry.spec.model_dump(mode="json") for item in items for entry in item.entries]
+        cells = [cell_text(entry.spec) for item in items for entry in item.entries]
         for condition in special.conditions:
-            texts = [written(cell, condition.key) for cell in cells]
-            if not any(map(condition.meets, texts)):
-                present = {name for text in texts for name in value_of(text, condition.key).split()}
+            if not any(map(condition.meets, cells)):
+                present = {name for cell in cells for name in value_of(cell, condition.key).split()}
                 problem = f"{where}: exceptions: no cell has {condition.key}"
                 check_known(problem, condition.values, sorted(present), "the cells have")
         raise FltrainError(f"{where}: exceptions: no cell has all of {special.when}; change 'when'")
@@ -283,14 +281,18 @@ def _expand(
     found = Problems()
     for combination in itertools.product(*layers.axes.values()):
         labels = dict(zip(layers.axes, combination, strict=True))
-        of_cell, settings = layers.cell(labels)
+        where = f"{item_id} ({', '.join(labels.values())})"
+        try:
+            of_cell, settings = layers.cell(labels, where)
+        except FltrainError as error:
+            found.append(error)
+            continue
         sources = [layer.source for layer in of_cell if layer.source]
         matching = [source for source in sources if isinstance(source, Special)]
         applied += [special for special in matching if special not in applied]
         if any(special.leave_out for special in matching):
             continue
         reported = {key: value for source in sources for key, value in source.reported.items()}
-        where = f"{item_id} ({', '.join(labels.values())})"
         try:
             runs, drawn = _checked(specs, settings, where), LocatedMapping()
             for source in sources:

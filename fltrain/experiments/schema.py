@@ -8,7 +8,6 @@ of the settings. A scale file reduces the papers' protocol, for all items or for
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +32,7 @@ from fltrain.core.strict_yaml import AnySettings, read_linked, read_plain, read_
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import Condition, text_of, texts_of
+from fltrain.runs.where import Condition, text_of
 
 Patch = InstanceOf[dict[str, Any]]
 """Settings to merge into others. The mapping itself is kept, not a copy: it has the lines of its values."""
@@ -152,15 +151,9 @@ class Special(Settings):
         wanted = {key: value if isinstance(value, tuple) else (value,) for key, value in self.when.items()}
         return tuple(Condition(key, tuple(map(text_of, values))) for key, values in wanted.items())
 
-    def matches(self, settings: Mapping[str, Any]) -> bool:
-        """Return True if the patch applies to a cell with these settings."""
-        return all(condition.meets(written(settings, condition.key)) for condition in self.conditions)
-
-
-def written(settings: Mapping[str, Any], key: str) -> Mapping[str, str]:
-    """Return a cell's setting and the other settings of its component, as text, with defaults."""
-    name = key.partition(".")[0]
-    return texts_of(name, json.dumps(settings[name]) if name in settings else None)
+    def matches(self, texts: Mapping[str, str]) -> bool:
+        """Return True if the patch applies to a cell with these settings, see ``cell_text``."""
+        return all(condition.meets(texts) for condition in self.conditions)
 
 
 class Ambiguity(Settings):

@@ -12,7 +12,7 @@ from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from fltrain.core.config import Conflicts, ListOf, Settings, added
 from fltrain.core.errors import count
@@ -27,6 +27,9 @@ from fltrain.methods.composition import Composition
 from fltrain.methods.training import Training
 from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
+
+ALONE = "alone"
+"""Context in which ``RunSpec.parse`` checks each setting, but not if they fit together."""
 
 ENGINE_REVISION = 1
 """Increase it if the engine computes other numbers for some run."""
@@ -193,7 +196,9 @@ class RunSpec(Settings):
     engine: ClassVar[int] = ENGINE_REVISION
 
     @model_validator(mode="after")
-    def _parts_fit_together(self) -> Self:
+    def _parts_fit_together(self, info: ValidationInfo) -> Self:
+        if info.context == ALONE:
+            return self
         found, side, entry = [*self._conflicts()], self.dataset.side, self.dataset.entry
         checks: list[Callable[[], object]] = [
             partial(self.training.lr_schedule.check, self.rounds),

@@ -10,12 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from fltrain.core.config import VERY_CLOSE, KnownNames, plain, suggest
+from fltrain.core.config import VERY_CLOSE, KnownNames, suggest
 from fltrain.core.errors import FltrainError, listed
 from fltrain.core.hashing import canonical_json
 from fltrain.runs.spec import RunSpec
@@ -74,25 +71,14 @@ def settings_text(spec: RunSpec) -> dict[str, str]:
     return {**dict(flat_settings(spec.canonical)), **short_names(spec)}
 
 
-@cache
-def texts_of(name: str, written: str | None) -> Mapping[str, str]:
-    """Return a setting of a run as text, with all defaults below it; empty if it is not valid.
+def cell_text(spec: RunSpec) -> dict[str, str]:
+    """Return everything that exceptions can name in the run of a cell, as text, with all defaults.
 
-    Args:
-        name: the setting; ``plugins`` has the names of all plug-ins, with spaces between them.
-        written: its value as JSON; None for the default.
+    ``plugins`` has the names of all plug-ins, with spaces between them.
     """
-    try:
-        value = _adapter(name).validate_json(written) if written else RunSpec.model_fields[name].get_default()
-    except ValidationError:
-        return {}
-    texts = dict(flat_settings(plain(value), name))
-    return texts | {name: " ".join(plugin.name for plugin in value)} if name == "plugins" and value else texts
-
-
-@cache
-def _adapter(name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(get_type_hints(RunSpec, include_extras=True)[name])
+    names = short_names(spec)
+    texts = {**dict(flat_settings(spec.all_settings())), **names}
+    return texts | {"plugins": names["plugins"].replace("+", " ")}
 
 
 # ------------------------------------------------------------------------------------------------ conditions
