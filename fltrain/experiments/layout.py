@@ -34,18 +34,24 @@ def _unknown_labels(field: str, labels: Labels, axes: Axes) -> Iterator[str]:
         yield from unknown(f"{field}: unknown label", [label], axes.get(axis, [label]), f"labels of {axis!r}")
 
 
+_AXIS = "axis"
+OnAxis = Annotated[str, _AXIS]
+OnSomeAxis = Annotated[str | None, _AXIS]
+"""Fields of a layout that name an axis."""
+
+
 class ItemLayout(Settings):
-    """Layout of a table or figure.
+    """Layout of a table or figure; ``NO_AXIS`` are names that its fields for axes accept in addition."""
 
-    ``PLACES`` are its fields that name an axis, ``NO_AXIS`` other names that these fields accept.
-    """
-
-    PLACES: ClassVar[tuple[str, ...]] = ()
     NO_AXIS: ClassVar[tuple[str, ...]] = ()
 
     def _places(self) -> list[tuple[str, str]]:
         """Return the fields that name an axis, each with the axis."""
-        return [(place, name) for place in self.PLACES if (name := getattr(self, place)) is not None]
+        named = [name for name, field in type(self).model_fields.items() if _AXIS in field.metadata]
+        values = [(name, getattr(self, name)) for name in named]
+        return [
+            (name, axis) for name, one in values for axis in ([one] if isinstance(one, str) else one or ())
+        ]
 
     def faults(self, axes: Axes) -> Iterator[str]:
         """Yield unknown axes and labels, and axes whose points the layout would mix, each after its field."""
@@ -150,19 +156,14 @@ class Table(ItemLayout):
         mean_over: axes that the table does not show. A cell has the mean over their points, seed by seed.
     """
 
-    PLACES = ("rows", "columns", "panels", "best_of")
-
-    rows: str
-    columns: str | None = None
-    panels: str | None = None
+    rows: OnAxis
+    columns: OnSomeAxis = None
+    panels: OnSomeAxis = None
     measures: ListOf[Measured]
     order_by: str | None = None
-    best_of: str | None = None
+    best_of: OnSomeAxis = None
     spread_by: ListOf[str] = ()
-    mean_over: ListOf[str] = ()
-
-    def _places(self) -> list[tuple[str, str]]:
-        return [*super()._places(), *(("mean_over", axis) for axis in self.mean_over)]
+    mean_over: Annotated[ListOf[str], _AXIS] = ()
 
     def faults(self, axes: Axes) -> Iterator[str]:
         yield from unknown("spread_by: unknown axis", self.spread_by, axes, "axes")
@@ -220,15 +221,14 @@ class Curves(ItemLayout):
         panels: panels side by side, or below one another if there are ``columns``.
     """
 
-    PLACES = ("series", "columns", "rows")
     NO_AXIS = PARTS
 
     kind: Literal["curves"]
     over: Literal["rounds", "epochs"] = "rounds"
     smoothing: int = Field(default=1, ge=1)
-    series: str
-    columns: str | None = None
-    rows: str | None = None
+    series: OnAxis
+    columns: OnSomeAxis = None
+    rows: OnSomeAxis = None
     panels: ListOf[Panel]
 
     def faults(self, axes: Axes) -> Iterator[str]:
@@ -254,12 +254,10 @@ class Points(ItemLayout):
         measure: name of a measure (see ``fltrain.runs.measures``).
     """
 
-    PLACES = ("along", "series")
-
     kind: Literal["points"]
-    along: str
+    along: OnAxis
     label: str
-    series: str | None = None
+    series: OnSomeAxis = None
     measure: str
 
     def faults(self, axes: Axes) -> Iterator[str]:
@@ -281,11 +279,9 @@ class Ranking(ItemLayout):
         margin: half the width of the grey band around zero, in points.
     """
 
-    PLACES = ("rows", "series")
-
     kind: Literal["ranking"]
-    rows: str
-    series: str
+    rows: OnAxis
+    series: OnAxis
     measure: str
     difference_from: str
     margin: float = Field(gt=0)
@@ -310,13 +306,11 @@ class Histogram(ItemLayout):
         columns: axis with a panel for each point.
     """
 
-    PLACES = ("columns",)
-
     kind: Literal["histogram"]
     curve: str
     label: str
     round: int = Field(ge=1)
-    columns: str
+    columns: OnAxis
 
 
 SEEDS = "seeds"
@@ -332,19 +326,16 @@ class SelectedSteps(ItemLayout):
         columns: axis with a panel for each point, which shows the first seed; or ``seeds``, each in a panel.
     """
 
-    PLACES = ("columns",)
     NO_AXIS = (SEEDS,)
 
     kind: Literal["selection"]
-    columns: str
+    columns: OnAxis
 
 
 class SideBySide(ItemLayout):
     """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
 
-    PLACES = ("columns",)
-
-    columns: str
+    columns: OnAxis
 
 
 class Bubbles(SideBySide):
