@@ -311,6 +311,12 @@ def forces_training(settings: DAGSettings) -> bool:
     return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
 
 
+def train_again_if_forced(settings: DAGSettings) -> None:
+    """Let jobs train runs that have a record if Snakemake is forced to train."""
+    if forces_training(settings):
+        os.environ["FLTRAIN_AGAIN"] = "true"
+
+
 def use_this_python() -> None:
     """Let the shell commands of all jobs find this process's Python."""
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])

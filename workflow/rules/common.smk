@@ -1,7 +1,6 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
-import os
 import sys
 import time
 from pathlib import Path
@@ -48,8 +47,7 @@ jobs.use_this_python()
 onstart:
     gc.freeze()
     gc.enable()
-    if jobs.forces_training(workflow.dag_settings):
-        os.environ["FLTRAIN_AGAIN"] = "true"  # jobs train again
+    jobs.train_again_if_forced(workflow.dag_settings)
     workflow.fltrain_start = time.time()
     # With its default limit of 100 jobs a second, Snakemake 9 looks at all waiting jobs again one second after each look,
     # and each finished job adds a look: after n jobs, n looks a second. A limit that the user has set stays.
