@@ -19,7 +19,7 @@ def compare(
     items: ItemsArgument = None,
     scale: Annotated[
         str | None,
-        typer.Option(help=f"Name of a file in config/scales (default: {DEMO} for items, else all runs)."),
+        typer.Option(metavar="NAME", help=f"Scale (default: {DEMO} for items, else all runs)."),
     ] = None,
     where: WhereOption = None,
     metric: Annotated[

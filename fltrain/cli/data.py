@@ -43,9 +43,9 @@ def _count(number: int | None) -> str:
 
 @app.command("fetch")
 def fetch_data(
-    names: Annotated[list[str], typer.Argument(help="Names in config/datasets.yaml.")],
+    names: Annotated[list[str], typer.Argument(metavar="DATASET", help="Names in config/datasets.yaml.")],
     image_size: Annotated[
-        int | None, typer.Option(help="Resize images to this many pixels per side.")
+        int | None, typer.Option(metavar="N", help="Resize images to this many pixels per side.")
     ] = None,
     results: ResultsOption = Path("results"),
 ) -> None:

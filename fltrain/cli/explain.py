@@ -22,11 +22,11 @@ from fltrain.runs.where import NONE
 
 
 def explain(
-    item: Annotated[str, typer.Argument(help="Item, for example flfa/table1.")],
+    item: Annotated[str, typer.Argument(metavar="ITEM", help="Item, for example flfa/table1.")],
     cell: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="<label>",
+            metavar="LABEL",
             help="One label of the cell, whole and as the table prints it (--cell FedProx), with its axis if "
             "two share it (--cell method=FedProx). Repeatable.",
         ),
@@ -47,8 +47,8 @@ def explain(
         labels = dict.fromkeys(label for entry in entries for label in entry.labels.values())
         entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
         if not entries:
-            wanted, near = " and ".join(map(repr, cell or ())), hint(word, labels, "labels")
-            raise FltrainError(f"no cell of {planned.id} has --cell {wanted}{near}")
+            near = hint(word, labels, "there are")
+            raise FltrainError(f"no cell of {planned.id} is left with --cell {word!r}{near}")
     if len(entries) > 1:
         _show_common(planned, entries)
         return

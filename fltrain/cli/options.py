@@ -13,13 +13,18 @@ from fltrain.experiments.plan import Plan
 from fltrain.experiments.selection import Selection
 from fltrain.runs.where import parse_where
 
-ResultsOption = Annotated[Path, typer.Option("--results", help="Folder for data, runs and tables.")]
+ResultsOption = Annotated[
+    Path, typer.Option("--results", metavar="FOLDER", help="Folder for data, runs and tables.")
+]
 DEMO = "demo"
 """The scale that commands use by default."""
-ScaleOption = Annotated[str, typer.Option(help="Name of a file in config/scales.")]
-ConfigOption = Annotated[Path, typer.Option(help="Folder that contains papers/ and scales/.")]
+ScaleOption = Annotated[str, typer.Option(metavar="NAME", help="Name of a file in config/scales.")]
+ConfigOption = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Folder that contains papers/ and scales/.")
+]
 ItemsArgument = Annotated[
-    list[str] | None, typer.Argument(help="Papers (flfa) or items (flfa/table1) (default: all).")
+    list[str] | None,
+    typer.Argument(metavar="ITEM", help="Papers (flfa) or items (flfa/table1) (default: all)."),
 ]
 
 
@@ -39,8 +44,9 @@ SeedsOption = Annotated[
 WhereOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="CONDITIONS",
         help="Only runs that meet conditions: 'dataset=cifar10 method=fedavg,fedprox training.lr!=0.1'; "
-        "repeatable."
+        "repeatable.",
     ),
 ]
 
@@ -60,5 +66,5 @@ def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | 
             raise FltrainError(f"--where {one}: write --scale {one.values[0]}")
         if one.key in ("items", "paper"):
             raise FltrainError(f"--where {one}: write only {' '.join(one.values)}, without --where")
-    stated = {"items": items, "seeds": seeds, "where": where}
+    stated = {"items": items and ",".join(items), "seeds": seeds, "where": where}
     return Selection.parse({key: value for key, value in stated.items() if value is not None}, "command line")

@@ -28,7 +28,7 @@ def status(
         bool,
         typer.Option(
             "--changed",
-            help="Only print the summaries of runs whose code changed since, for "
+            help="Print only the summary files of runs whose code changed after training, for "
             "`snakemake -R $(fltrain status --changed)`.",
         ),
     ] = False,

@@ -16,7 +16,7 @@ from fltrain.runs.record import Results
 
 def ui(
     results: options.ResultsOption = Path("results"),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port on 127.0.0.1.")] = 5000,
 ) -> None:
     """Browse the runs in MLflow.
 

@@ -7,6 +7,7 @@ settings by dotted name (``training.lr``, ``plugins.flfa.n_fa``). No torch here.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,14 +146,15 @@ def choose(
 
 
 def _nothing_left(condition: Condition, values: Iterable[str]) -> FltrainError:
-    names = sorted({name for value in values for name in value.split() or [""]})
+    names = sorted({name for value in values for name in value.split() or [""]}, key=sortable)
+    problem, word = f"no run is left with {condition}", condition.values[0]
+    there = f" (there are: {listed(names, 8)})"
+    if condition.excluded or math.isfinite(sortable(word)[0]):  # no misspelt name
+        return FltrainError(problem + there)
     field = RunSpec.model_fields.get(condition.key)
     known = [name for one in (field.metadata if field else ()) if isinstance(one, KnownNames) for name in one]
-    problem, word = f"no run is left with {condition}", condition.values[0]
-    if not condition.excluded and (near := suggest(word, names, VERY_CLOSE)):
-        return FltrainError(problem + near)
-    near = "" if condition.excluded else suggest(word, [*names, *known])
-    return FltrainError(f"{problem}{near} (there are: {listed(names, 8)})")
+    near = suggest(word, names, VERY_CLOSE)
+    return FltrainError(problem + (near or suggest(word, [*names, *known]) + there))
 
 
 def value_of(settings: Mapping[str, str], key: str) -> str:
@@ -172,3 +174,11 @@ def _same(value: str, wanted: str) -> bool:
         return float(value) == float(wanted)
     except ValueError:
         return False
+
+
+def sortable(text: str) -> tuple[float, str]:
+    """Return a key that sorts numbers by size, then texts."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return math.inf, text

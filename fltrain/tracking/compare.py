@@ -7,7 +7,6 @@ nothing is compared across, for example, two datasets.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import gain_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.measures import MEASURES, lacking, measure
-from fltrain.runs.where import NONE, begins
+from fltrain.runs.where import NONE, begins, sortable
 from fltrain.tracking.runs import RecordedRun
 
 NUMBERS = (
@@ -32,6 +31,9 @@ NUMBERS = (
 """Columns of the data frame with numbers, named as in the CSV files of tables (``TableCell``)."""
 
 OWN_BASE = "the table's base"
+
+LONGEST_NAME = 40
+"""Characters of a baseline in a heading; a longer one is always the first line."""
 
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
@@ -94,7 +96,7 @@ class Comparison:
         if any(cell.lost_gain and cell.gains for cell in self.cells):
             notes.append("no difference if all runs of a line, or of the baseline, diverged")
         if any(cell.interval("gain_") and not cell.lost_gain for cell in self.cells):
-            notes.append("in brackets: 90 % intervals of differences")
+            notes.append("mean ± standard deviation; difference [90 % interval]")
         return notes
 
     def _places(self, cell: TableCell) -> dict[str, str]:
@@ -116,6 +118,7 @@ class Comparison:
 
     def rows(self) -> list[dict[str, str]]:
         """Return the table as text, by heading: mean and deviation, gain and its 90 % interval."""
+        base = self.baseline if len(self.baseline) <= LONGEST_NAME else "the first line"
         rows = []
         for cell in self.cells:
             pairs = len(cell.gains)
@@ -124,7 +127,7 @@ class Comparison:
                 **self._places(cell),
                 "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),
                 cell.label: value_text(cell),
-                f"difference to {self.baseline}": gain_text(cell, as_interval=True) + few,
+                f"difference to {base}": gain_text(cell, as_interval=True) + few,
             }
             rows.append(row)
         return rows
@@ -177,7 +180,7 @@ def compare(
         column_of[run.run_id] = column
     first = _first_positions(runs, column_of)
     columns = dict(
-        sorted(columns.items(), key=lambda pair: (first[pair[0]], [*map(_sortable, pair[1].values())]))
+        sorted(columns.items(), key=lambda pair: (first[pair[0]], [*map(sortable, pair[1].values())]))
     )
     of_columns = {(column_of[run], variants[run]) for run in own.values()}
     bases = dict(of_columns)
@@ -334,14 +337,6 @@ def _variants(runs: Sequence[RecordedRun], compared: pd.DataFrame) -> dict[str, 
         parts = [composition] if whole else [run.fields["plugins"]] if "plugins" in compared else []
         shown = values[varied[composition]] if parts else values
         name = ", ".join([*parts, *(f"{key}={value}" for key, value in shown.items())]) or composition
-        rank = run.fields["method"] != "fedavg", composition, [_sortable(value) for value in shown]
+        rank = run.fields["method"] != "fedavg", composition, [sortable(value) for value in shown]
         ranked.append((rank, run.run_id, name))
     return {run_id: name for _, run_id, name in sorted(ranked)}
-
-
-def _sortable(text: str) -> tuple[float, str]:
-    """Return a key that sorts numbers by size, then texts."""
-    try:
-        return float(text), ""
-    except ValueError:
-        return math.inf, text

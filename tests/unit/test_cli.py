@@ -423,6 +423,8 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ("plan --config nowhere", ["nowhere/scales: there is no such folder", "--config"]),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),
+        ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),
+        ("plan --scale one --where seed=77", ["no run is left with seed=77 (there are: 0)\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
         ("plan --scale one --where items=toy", ["--where items=toy: write only toy, without --where\n"]),
         (

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ def test_any_setting_can_be_compared(root: Path) -> None:
         chosen(root, "method=fedavg")
     )  # if methods are equal, the setting that differs is compared
     assert list(only.frame["compared"]) == ["training.lr=0.1", "training.lr=0.5"]
+    assert "difference to training.lr=0.1" in only.rows()[0]
+    assert "difference to the first line" in replace(only, baseline="training.lr=0.1, " * 3).rows()[0]
 
 
 def test_the_baseline_can_be_chosen(root: Path) -> None:
@@ -150,7 +153,7 @@ def test_a_difference_is_no_measurement_if_all_runs_of_a_side_diverged(
     )
     assert math.isnan(lines["fedprox"]["gain"]) == (lost == "fedavg")
     assert "no difference if all runs of a line, or of the baseline, diverged" in compared.notes
-    assert ("in brackets: 90 % intervals of differences" in compared.notes) == (lost == "moon")
+    assert ("mean ± standard deviation; difference [90 % interval]" in compared.notes) == (lost == "moon")
 
 
 @pytest.mark.parametrize(("lost", "last"), [(True, 2), (False, 3)])

@@ -368,8 +368,8 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
         line = next(line for line in lines if f" {setting} " in line)
         assert all(f" {text} " in line for text in (value, layer)) and place in line
     for words, problem in {
-        ("Fedpro",): "no cell of toy/table2 has --cell 'Fedpro'; did you mean 'FedProx'\\?$",
-        ("fedprox", "nix"): "has --cell 'fedprox' and 'nix' \\(labels: FedProx, BP, FLFA\\)$",
+        ("Fedpro",): "no cell of toy/table2 is left with --cell 'Fedpro'; did you mean 'FedProx'\\?$",
+        ("fedprox", "nix"): "is left with --cell 'nix' \\(there are: FedProx, BP, FLFA\\)$",
     }.items():
         with pytest.raises(FltrainError, match=problem):
             explained(folder, "tiny", "toy/table2", *words)
