@@ -77,8 +77,8 @@ class Jobs:
 
     def refuse_damaged(self) -> None:
         """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
-        records = [self.results.record(run) for run in self.plan.runs if run in self.complete]
-        if damages := [record.damage for record in records if record.damage]:
+        damages = [self.results.record(run).damage for run in self.plan.runs if run in self.complete]
+        if damages := list(filter(None, damages)):
             raise problems("damaged records", damages)
 
     def notes(self) -> list[str]:

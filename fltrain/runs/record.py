@@ -253,10 +253,12 @@ class Record:
 
         It is ``settings`` if a setting was added or renamed, or a message on a setting that the code lacks.
         """
-        if isinstance(self._today, str) or self._today.run_id == self.run_id:
-            return self._today if isinstance(self._today, str) else ""
-        recorded = self.spec.get("revisions")
-        before, after = recorded if isinstance(recorded, dict) else {}, self._today.canonical["revisions"]
+        today, recorded = self._today, self.spec.get("revisions")
+        if isinstance(today, str):
+            return today
+        if today.run_id == self.run_id:
+            return ""
+        before, after = recorded if isinstance(recorded, dict) else {}, today.canonical["revisions"]
 
         def shown(revision: Any) -> str:
             return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)

@@ -133,8 +133,11 @@ def changed_code(record: Record, spec: RunSpec) -> str:
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
     """Return the modules whose code changed since each of these runs (by ID) was trained."""
-    usable = {run: record for run in runs if (record := results.record(run)).usable}
-    changed = {run: changed_modules(record, runs[run]) for run, record in usable.items()}
+    changed = {
+        run: changed_modules(record, spec)
+        for run, spec in runs.items()
+        if (record := results.record(run)).usable
+    }
     return {run: modules for run, modules in changed.items() if modules}
 
 
