@@ -516,6 +516,11 @@ class ItemJob(Settings):
     cells: ListOf[Cell]
 
     @property
+    def name(self) -> str:
+        """Name of the item in its paper."""
+        return self.id.partition("/")[2]
+
+    @property
     def scale_note(self) -> str:
         """One sentence about the scale of the item."""
         return f"{'Reduced scale' if self.reduced else 'Scale'}: {self.scale}."

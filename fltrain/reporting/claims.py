@@ -5,9 +5,10 @@ The rules of decision are documented with the tests in ``fltrain.experiments.cla
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +20,7 @@ from fltrain.core.statistics import (
     LEVEL,
     Contrast,
     Interval,
-    Position,
     Sample,
-    against,
-    around,
     contrast,
     discoveries,
     known,
@@ -43,19 +41,11 @@ from fltrain.experiments.claims import (
 )
 from fltrain.experiments.layout import ItemJob, named
 from fltrain.experiments.published import Published, Statement
-from fltrain.reporting.frame import (
-    ABSENT,
-    DAMAGED,
-    DIVERGED,
-    MISSING,
-    Runs,
-    claimed_values,
-    places,
-)
+from fltrain.reporting.frame import DAMAGED, DIVERGED, MISSING, Runs, claimed_values, places
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.text import markdown_table, p_text, shared_decimals, without_tags
+from fltrain.reporting.text import markdown_table, number_text, p_text, shared_decimals, without_tags
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
@@ -67,16 +57,6 @@ ClaimVerdict = Literal[
 JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
 
-CLAIM_VERDICTS: dict[ClaimVerdict, str] = {
-    "supported": "its tests are significant at 5 %, or the interval of its number lies inside the margin",
-    "contradicted": "the opposite is significant at 5 %, or the interval lies wholly outside the margin",
-    "undecided": "neither is shown, or the runs cover a part of the claim only",
-    "tested": "it follows from the definition, which a unit test checks",
-    "not judged": "runs cannot decide it",
-    "reduced scale": "the runs depart from the paper's protocol, so they decide nothing",
-}
-"""Meaning of each verdict on a claim."""
-
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
 EXPLORATORY = "Exploratory: declared as such, or decided after these runs had been seen."
 DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
@@ -84,16 +64,17 @@ DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict on a claim with the numbers behind it.
+    """A verdict on a claim, or on a part of it, with the numbers behind it.
 
     Attributes:
         verdict: supported, contradicted, undecided ...
         numbers: estimate, interval and lost runs, in words.
         decision: the test that decided, in words.
-        estimate: mean with its 90 % ``interval``.
+        estimate: our mean with its 90 % ``interval``.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
-        number: main number with its unit, its interval, and the subtraction behind it or the stated number.
+        number: main number (of each part) with its unit, its interval, and the subtraction behind it or the
+            stated number.
         region: where the test looks for the number, for example ``above 0.5``; empty on one side of zero.
     """
 
@@ -109,7 +90,7 @@ class Finding:
 
     @property
     def evidence(self) -> str:
-        """Numbers and decision."""
+        """All numbers and the decision."""
         return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
 
 
@@ -117,170 +98,149 @@ COLUMNS = (
     *("where", "claim", "verdict", "dropped", "exploratory", "reduced", "item", "test", "stated"),
     *("estimate", "low", "high", "p", "number", "evidence"),
 )
-"""Columns of judged claims, also in the CSV file.
+"""Columns of judged claims, also in the CSV file; see ``Finding``.
 
 ``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
 ``dropped`` is True if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
 the test was decided after the runs had been seen, or the claim is declared as exploratory. ``reduced``: the
 runs belong to a reduced scale. ``item`` has the items that the test uses, with commas, ``test`` its kind.
-``estimate`` is our mean, ``low`` and ``high`` are the ends of its 90 % interval, ``p`` is the p value of
-the test that decided. ``number`` is the main number with its interval (of each part of the claim),
-``evidence`` has all numbers and the decision.
 """
 
 
-def judge(
-    claims: Sequence[Claim],
-    statements: Sequence[Statement],
-    sheets: Iterable[ItemJob],
-    runs: Runs,
-    published: Callable[[ItemJob], Published],
-    reduced: bool,
-    cells: Mapping[str, Sequence[TableCell]] = {},
-) -> pd.DataFrame:
-    """Judge every claim of a paper at a scale.
+@dataclass(frozen=True)
+class Judge:
+    """Judges the claims of a paper at a scale.
 
-    Args:
-        claims: the claims with their tests.
-        statements: the claims as the paper states them, which the plan has checked.
+    Attributes:
         sheets: the paper's items at the scale.
         runs: returns the record of a run id, complete or not.
         published: returns the published values behind an item.
         reduced: True for a reduced scale.
         cells: judged cells of the tables by ID of the sheet.
-
-    Returns:
-        A row for each claim, with ``COLUMNS``.
-
-    Raises:
-        FltrainError: if the test of a claim does not fit the item.
     """
-    stated = {(statement.where, statement.claim): statement for statement in statements}
-    items = {sheet.id.partition("/")[2]: sheet for sheet in sheets}
 
-    def find(test: Test, statement: Statement) -> Finding:
+    sheets: Sequence[ItemJob]
+    runs: Runs
+    published: Callable[[ItemJob], Published]
+    reduced: bool
+    cells: Mapping[str, Sequence[TableCell]] = field(default_factory=dict)
+
+    def judge(self, claims: Sequence[Claim], statements: Sequence[Statement]) -> pd.DataFrame:
+        """Return a row with ``COLUMNS`` for each claim, whose statement in the paper the plan has checked.
+
+        Raises:
+            FltrainError: if the test of a claim does not fit the item.
+        """
+        stated = {(statement.where, statement.claim): statement for statement in statements}
+        rows: list[dict[str, Any]] = []
+        for claim in claims:
+            statement = stated[claim.where, claim.claim]
+            try:
+                found = self._find(claim.test, statement)
+            except FltrainError as error:
+                raise FltrainError(f"claim {claim.claim!r}: {error}") from None
+            names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
+            days = (sheet.seen for sheet in self.sheets if sheet.name in names and sheet.seen)
+            seen = min(days, default=datetime.date.max)
+            late = seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
+            low, high = found.interval or (None, None)
+            rows.append(
+                {
+                    **{**vars(found), "low": low, "high": high, "evidence": found.evidence},
+                    "number": _numbers([found]),
+                    **{"where": claim.where, "claim": claim.claim, "stated": statement.text},
+                    **{"item": ", ".join(names), "test": claim.test.kind, "reduced": self.reduced},
+                    "exploratory": (claim.exploratory or late) and found.verdict in JUDGED,
+                }
+            )
+        shown = discoveries([row["p_contradicted"] for row in rows])
+        for row, discovered in zip(rows, shown, strict=True):
+            contradicted = row["verdict"] == "contradicted" and row["p_contradicted"] is not None
+            row["dropped"] = contradicted and not discovered
+        return pd.DataFrame(rows, columns=list(COLUMNS))
+
+    def _find(self, test: Test, statement: Statement) -> Finding:
         match test:
             case Tested():
                 return Finding("tested", f"It follows from the definition, which {test.by} checks.")
             case NotJudged():
                 return Finding("not judged", test.why)
             case All():
-                return _conjunction([find(part, statement) for part in test.tests], reduced)
-        if reduced and test.kind in ("value", "cell"):
+                return _conjunction([self._find(part, statement) for part in test.tests], self.reduced)
+        if self.reduced and test.kind in ("value", "cell"):
             return Finding("not run", "The paper's number is for its full protocol.")
-        sheet = items.get(test.item)
+        sheet = next((sheet for sheet in self.sheets if sheet.name == test.item), None)
         if sheet is None:
             return Finding("not run", "Its runs are not made here.")
-        found = _of_item(sheet, test, statement, runs, published(sheet), cells.get(sheet.id, ()))
-        if reduced and found.verdict != "not run":
-            return replace(
-                found, verdict="reduced scale", decision="", region="", p=None, p_contradicted=None
-            )
-        return found
+        found = self._of_item(sheet, test, statement)
+        if not self.reduced or found.verdict == "not run":
+            return found
+        return replace(found, verdict="reduced scale", decision="", region="", p=None, p_contradicted=None)
 
-    rows: list[dict[str, Any]] = []
-    for claim in claims:
-        statement = stated[claim.where, claim.claim]
-        try:
-            found = find(claim.test, statement)
-        except FltrainError as error:
-            raise FltrainError(f"claim {claim.claim!r}: {error}") from None
-        names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
-        seen = min((day for name in names if name in items and (day := items[name].seen)), default=None)
-        late = seen is not None and seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
-        exploratory = (claim.exploratory or late) and found.verdict in JUDGED
-        row = {
-            **{**vars(found), "evidence": found.evidence, "reduced": reduced, "item": ", ".join(names)},
-            "number": _numbers([found]),
-            **{"where": claim.where, "claim": claim.claim, "test": claim.test.kind, "stated": statement.text},
-            **dict(zip(("low", "high"), found.interval or (None, None), strict=True)),
-            "exploratory": exploratory,
-        }
-        rows.append(row)
-    shown = discoveries([row["p_contradicted"] for row in rows])
-    for row, discovered in zip(rows, shown, strict=True):
-        contradicted = row["verdict"] == "contradicted" and row["p_contradicted"] is not None
-        row["dropped"] = contradicted and not discovered
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    def _of_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
+        """Return the finding of a test on the runs of its item.
 
+        It is undecided if runs that the claim is about were left out, or have no number at a label that it
+        names. Of an item restricted to some labels of an axis, only claims that name these labels are
+        decided.
+        """
+        axes = {axis: {*labels} for axis, labels in sheet.axes.items()}
+        for axis, labels in test.choices:
+            if not axes[axis] & {*labels}:
+                only = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
+                lacking = f"{axis} {' or '.join(map(repr, labels))}"
+                return Finding("not run", f"At this scale, its runs have no {lacking}{only}.")
+        frame, chosen = claimed_values(sheet, test, self.runs, self.published(sheet))
+        lines = frame[chosen]
+        present = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
+        if present.empty:
+            number = f"{test.measure or test.curve}" + (f" of {', '.join(test.part)}" if test.part else "")
+            return Finding("not run", f"No complete run, or pair of runs, that it needs has {number}.")
+        match test:
+            case Fails():
+                found = _fails(lines, test)
+            case Printed():
+                found = _printed(sheet, test, self.cells.get(sheet.id, ()))
+            case InRegion():
+                found = _compared(sheet, test, statement, ClaimNumbers.of(frame, chosen, test))
+                if each := ", ".join(self._by_part(sheet, test, statement)):
+                    found = replace(found, numbers=f"{found.numbers}, by part: {each}")
+        complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
+        missed = ", ".join(str(one) for one in sheet.restricted if one.axis not in complete)
+        named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
+        empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
+        if not (missed or empty):
+            return found
+        why = (
+            f"the runs are restricted to {missed}" if missed else f"there is no number at {', '.join(empty)}"
+        )
+        decision = f"{found.decision}. Undecided, as {why}"
+        return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
 
-def _of_item(
-    sheet: ItemJob,
-    test: InRegion | Printed | Fails,
-    statement: Statement,
-    runs: Runs,
-    published: Published,
-    cells: Sequence[TableCell],
-) -> Finding:
-    """Return the finding of a test on the runs of its item.
-
-    It is undecided if runs that the claim is about were left out, or have no number at a label that it names.
-    Of an item restricted to some labels of an axis, only claims that name these labels are decided.
-    """
-    axes = {axis: {*labels} for axis, labels in sheet.axes.items()}
-    for axis, labels in (*test.choices, *((axis, tuple(axes.get(axis, ()))) for axis in test.mean_over)):
-        if not axes.get(axis, set()) & {*labels}:
-            lacking = f"{axis} {' or '.join(map(repr, labels))}" if labels else f"axis {axis!r}"
-            only = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
-            return Finding("not run", f"At this scale, its runs have no {lacking}{only}.")
-    frame, chosen = claimed_values(sheet, test, runs, published)
-    lines = frame[chosen]
-    if lines["state"].isin(ABSENT).all() and not lines.empty:
-        return Finding("not run", "No run, or pair of runs, that it needs is complete.")
-    present = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
-    if present.empty:
-        parts = f" of {', '.join(test.part)}" if test.part else ""
-        return Finding("not run", f"None of its runs has {test.measure or test.curve}{parts}.")
-    match test:
-        case Fails():
-            found = _fails(lines, test)
-        case Printed():
-            found = _printed(sheet, test, cells)
-        case InRegion():
-            found = _compared(ClaimNumbers.of(frame, chosen, test), sheet, test, statement)
-            if len(test.part or ()) > 1:
-                each = ", ".join(_by_part(sheet, test, statement, runs, published))
-                found = replace(found, numbers=f"{found.numbers}, by part: {each}")
-    complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
-    missed = [str(one) for one in sheet.restricted if one.axis not in complete]
-    named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
-    empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
-    if not (missed or empty):
-        return found
-    why = f"the runs are restricted to {', '.join(missed)}" if missed else ""
-    why = why or f"there is no number at {', '.join(empty)}"
-    decision = f"{found.decision}. Undecided, as {why}"
-    return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
-
-
-def _by_part(
-    sheet: ItemJob, test: InRegion, statement: Statement, runs: Runs, published: Published
-) -> Iterator[str]:
-    """Yield each part of a sum with its number."""
-    wording = Wording.of(sheet, test)
-    for part in test.part or ():
-        alone = _of_item(sheet, test.model_copy(update={"part": (part,)}), statement, runs, published, ())
-        if alone.estimate is not None:
-            yield f"{part} {wording.number(alone.estimate, alone.interval, '')}"
+    def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
+        """Yield each part of a sum with its number."""
+        for part in test.part or () if len(test.part or ()) > 1 else ():
+            alone = self._of_item(sheet, test.model_copy(update={"part": (part,)}), statement)
+            if alone.estimate is not None:
+                yield f"{part} {_number(sheet, test, alone.estimate, alone.interval)}"
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts; parts with the same text share it."""
-    verdicts = {part.verdict for part in parts}
+    verdicts, number = {part.verdict for part in parts}, _numbers(parts)
     judged = not reduced and not verdicts <= {"not run", "not judged"}
     texts = dict.fromkeys(f"{part.verdict}: {part.evidence}" if judged else part.evidence for part in parts)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
-    main = _numbers(parts)
     if not judged:
-        return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers, number=main)
+        return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers, number=number)
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
     verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
     p = None if None in contrary else min(ps, default=None)
-    return Finding(verdict, numbers, p_contradicted=p, number=main)
+    return Finding(verdict, numbers, p_contradicted=p, number=number)
 
 
 def _numbers(parts: Sequence[Finding]) -> str:
@@ -295,8 +255,6 @@ def _numbers(parts: Sequence[Finding]) -> str:
 # ---------------------------------------------------------------- numbers
 THE_AVERAGE = "the average"
 LOST = {DIVERGED: "diverged", DAMAGED: "damaged", MISSING: "not run"}
-UNTESTABLE = "no test: it takes three seeds that differ"
-INCOMPLETE = "no test: an average takes a number at every place"
 
 
 @dataclass(frozen=True)
@@ -318,78 +276,82 @@ class ClaimNumbers:
 
     @classmethod
     def of(cls, frame: pd.DataFrame, chosen: pd.Series, test: Quantity) -> ClaimNumbers:
-        """Arrange the chosen lines of an item; a place is called by the labels that vary.
-
-        Places with the same dataset moderate each other, differences if they also have the same plug-ins,
-        but not the same base.
-        """
-        axes, lines, compared = places(frame), frame[chosen], bool(test.over or test.minus)
+        """Arrange the chosen lines of an item; a place is called by the labels that vary."""
+        axes, lines = places(frame), frame[chosen]
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
-        shares = test.measure is not None and not compared and measure(test.measure).margin.relative
-        base = [axis for axis in axes if axis not in test.over]
-        own = [
-            Sample(
-                known(group["value"]),
-                float(group["floor"].max()),
-                DIVERGED in {*group["state"]},
-                shares,
-                (max(group["spread_family"], key=len), group["composition"].iloc[0][1:] if compared else ()),
-                tuple(group.iloc[0][base]) if test.over else None,
-            )
-            for group in groups
-        ]
+        samples = moderated([_sample(group, test) for group in groups])
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
-        named_places = {
+        every = {
             ", ".join(group.iloc[0][varied].astype(str)) or "all": (sample, group.set_index("seed")["value"])
-            for group, sample in zip(groups, moderated(own), strict=True)
+            for group, sample in zip(groups, samples, strict=True)
             if chosen[group.index[0]]
         }
-        at = {place: sample for place, (sample, _) in named_places.items() if sample.values}
-        by_seed = pd.DataFrame({place: named_places[place][1] for place in at})
-        means = by_seed.sort_index().dropna().mean(axis=1).tolist()
+        at = {place: sample for place, (sample, _) in every.items() if sample.values}
+        by_seed = pd.DataFrame({place: every[place][1] for place in at}).sort_index()
+        means = by_seed.dropna().mean(axis=1).tolist()
         floor = max((sample.floor for sample in at.values()), default=0.0)
         mean = Sample(means, floor / math.sqrt(max(len(at), 1)))
         if len(at) == 1:
             mean = replace(next(iter(at.values())), values=means)
+        empty = len(every) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
-        empty = len(named_places) - len(at)
         lost = [f"{number} {text}" for text, number in counts.items() if number]
         lost += [f"{count(empty, 'place')} without a number"] if empty else []
         return cls(at, mean, empty, lost)
 
-    def judged(self, judge: str) -> dict[str, Sample]:
-        """Return the samples that a claim is judged by: at every place, of the average, or at an extreme."""
-        if judge == "every" or judge == "average":
-            return self.at if judge == "every" else {THE_AVERAGE: self.mean}
-        choose = max if judge == "largest" else min
-        place = choose(self.at, key=lambda place: float(np.mean(self.at[place].values)))
-        return {place: self.at[place]}
+    @property
+    def means(self) -> dict[str, float]:
+        """Our mean at each place."""
+        return {place: float(np.mean(sample.values)) for place, sample in self.at.items()}
 
 
-@dataclass(frozen=True)
-class Wording:
-    """Words for the number of a claim.
+def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
+    """Return the numbers of a place. As in tables, those of the same dataset moderate each other's spreads.
 
-    Attributes:
-        unit: its unit after a space; curves have none, and multiples name their cell.
-        sign: ``+`` if it is a difference, which has a sign; else empty.
-        subtraction: the subtraction behind it and the sum, for example ``C = 0.1 minus C = 0``; can be empty.
+    Differences do if they also have the same plug-ins, but not the same base.
     """
+    compared = bool(test.over or test.minus)
+    plugins = lines["composition"].iloc[0][1:] if compared else ()
+    base = [axis for axis in places(lines) if axis not in test.over]
+    return Sample(
+        known(lines["value"]),
+        floor=float(lines["floor"].max()),
+        diverged=DIVERGED in {*lines["state"]},
+        shares=test.measure is not None and not compared and measure(test.measure).margin.relative,
+        family=(max(lines["spread_family"], key=len), plugins),
+        base=tuple(lines.iloc[0][base]) if test.over else None,
+    )
 
-    unit: str
-    sign: str
-    subtraction: str
 
-    @classmethod
-    def of(cls, sheet: ItemJob, test: Quantity) -> Wording:
-        """Return the words for the number of a test."""
-        last = test.minus or test.over
-        unit = " %" if test.relative else ""
-        if test.measure and not test.relative:
-            shown = sheet.table.measures if sheet.table else ()
-            over = next((one.relative_to for one in shown if one.measure == test.measure), {})
-            unit = f"× {', '.join(over.values())}" if over else measure(test.measure).unit
-            unit = f" {'points' if unit == '%' and last else unit}" if unit else ""
+def _number(
+    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, about: Sequence[str] = ()
+) -> str:
+    """Return a number with its unit and interval, and notes on it in brackets."""
+    notes, decimals = "; ".join(filter(None, about)), shared_decimals(value, interval)
+    text = number_text(value, decimals, _sign(test), interval=interval, unit=_unit(sheet, test))
+    return text + (f" ({notes})" if notes else "")
+
+
+def _sign(test: Quantity) -> str:
+    """Return ``+`` if the number is a difference, which has a sign."""
+    return "+" if test.over or test.minus or test.minus_rounds else ""
+
+
+def _unit(sheet: ItemJob, test: Quantity) -> str:
+    """Return the unit after a space. Curves have none; multiples name their cell."""
+    if test.relative or test.measure is None:
+        return " %" if test.relative else ""
+    shown = sheet.table.measures if sheet.table else ()
+    if over := next((one.relative_to for one in shown if one.measure == test.measure), {}):
+        return f" × {', '.join(over.values())}"
+    unit = measure(test.measure).unit
+    return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
+
+
+def _subtraction(sheet: ItemJob, test: Quantity) -> str:
+    """Return the subtraction behind a number, and the sum, for example ``C = 0.1 minus C = 0``."""
+    last, parts = test.minus or test.over, []
+    if last:
         first: LabelChoice = {}
         for axis, names in last.items():
             others = {*test.at.get(axis, sheet.axes[axis])} - {*names}
@@ -397,25 +359,14 @@ class Wording:
                 first[axis] = (others.pop(),)
         gain = f"gain over {_labels(test.over)}: " if test.over and test.minus else ""
         sides = [_labels(first) or "others", _labels(last)]
-        parts = [gain + " minus ".join(sides[::-1] if test.reverse else sides)] if last else []
-        if test.minus_rounds:
-            parts.append(
-                "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
-            )
-        sign = "+" * bool(parts)
-        if test.part and len(test.part) > 1:
-            parts.append(f"sum of {' and '.join([', '.join(test.part[:-1]), test.part[-1]])}")
-        return cls(unit, sign, ", ".join(parts))
-
-    def form(self, value: float, interval: Interval | None) -> str:
-        """Return the format of a number and of its interval."""
-        return f"{self.sign}z.{shared_decimals(value, interval)}f"
-
-    def number(self, value: float, interval: Interval | None, about: str) -> str:
-        """Return a number with its unit and interval, and notes on it."""
-        form = self.form(value, interval)
-        around = " [{}, {}]".format(*(f"{end:{form}}" for end in interval)) if interval else ""
-        return f"{value:{form}}{self.unit}{around}" + (f" ({about})" if about else "")
+        parts.append(gain + " minus ".join(reversed(sides) if test.reverse else sides))
+    if test.minus_rounds:
+        parts.append(
+            "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
+        )
+    if test.part and len(test.part) > 1:
+        parts.append(f"sum of {', '.join(test.part[:-1])} and {test.part[-1]}")
+    return ", ".join(parts)
 
 
 def _labels(chosen: LabelChoice) -> str:
@@ -423,85 +374,87 @@ def _labels(chosen: LabelChoice) -> str:
 
 
 # ---------------------------------------------------------------- tests
-def _compared(numbers: ClaimNumbers, sheet: ItemJob, test: InRegion, statement: Statement) -> Finding:
+UNTESTABLE = "no test: it takes three seeds that differ"
+INCOMPLETE = "no test: an average takes a number at every place"
+EXTREMES = {"largest": max, "smallest": min}
+
+
+def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: ClaimNumbers) -> Finding:
     """Compare the number with the region in which the claim puts it.
 
     The region lies around the stated number, which varies over the paper's seeds as ours does over ours, or
     around zero.
     """
     stated, margin = _stated(test, statement)
-    theirs = math.inf if stated is None else sheet.reported_seeds or 1
+    zero, theirs = (0.0, math.inf) if stated is None else (stated, sheet.reported_seeds or 1)
+    means, choose = numbers.means, EXTREMES.get(test.judge)
+    tries = len(means) if choose else 1
+    contrasts = {
+        place: one
+        for place, sample in {**numbers.at, THE_AVERAGE: numbers.mean}.items()
+        if (one := contrast(sample, zero, seeds=theirs, region=test.region(margin), tries=tries))
+    }
     incomplete = numbers.empty and test.judge != "every"
-    samples = {THE_AVERAGE: numbers.mean} if incomplete else numbers.judged(test.judge)
-    tries = len(numbers.at) if test.judge in ("largest", "smallest") else 1
-
-    def tested(sample: Sample) -> Contrast | None:
-        return contrast(sample, stated or 0.0, seeds=theirs, region=test.region(margin), tries=tries)
-
-    region = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
-    claimed = region.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
-    shown = _described(numbers, samples, tested, Wording.of(sheet, test), test, stated)
+    place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
+    sides = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
+    claimed = sides.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
+    shown = _shown(sheet, test, numbers, place, contrasts.get(place), stated)
     shown = replace(shown, region=claimed if margin and stated is None else "")
     if incomplete:
         return replace(shown, decision=INCOMPLETE)
-    tried = {place: found for place, sample in samples.items() if (found := tested(sample))}
-    opposites = dict(tried)
-    if len(samples) > 1 and test.kind in ("positive", "negative") and (mean := tested(numbers.mean)):
-        opposites[THE_AVERAGE] = mean
-    outside = {place: one.p_outside for place, one in opposites.items()}
+    judged = [*numbers.at] if test.judge == "every" else [place]
+    tried = {place: contrasts[place] for place in judged if place in contrasts}
+    # The average of several places can contradict a direction, too.
+    opposed = contrasts if len(judged) > 1 and test.kind in sides else tried
+    outside = {place: one.p_outside for place, one in opposed.items()}
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
-    if least >= LEVEL and (not tried or len(tried) < len(samples)):
+    if least >= LEVEL and (not tried or len(tried) < len(judged)):
         return replace(shown, decision=UNTESTABLE)
-    chosen = f" (Bonferroni over {tries} places)" if tries > 1 else ""
+    note = f" (Bonferroni over {tries} places)" if tries > 1 else ""
     if least < LEVEL:
-        at = f" at {min(outside, key=outside.__getitem__)}" if len(samples) > 1 else ""
-        chosen = f" (Holm over {len(outside)})" if len(outside) > 1 else chosen
-        words = f"not {claimed}{at}: one-sided {p_text(least)}{chosen}"
-        return replace(shown, verdict="contradicted", decision=words, p=least, p_contradicted=least)
+        at = f" at {min(outside, key=outside.__getitem__)}" if len(judged) > 1 else ""
+        note = f" (Holm over {len(outside)})" if len(outside) > 1 else note
+        decision = f"not {claimed}{at}: one-sided {p_text(least)}{note}"
+        return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     p = max(one.p_inside for one in tried.values())
-    chosen = f", the largest of {len(tried)} places" if len(tried) > 1 else chosen
-    return replace(
-        shown,
-        verdict="supported" if p < LEVEL and not numbers.empty else "undecided",
-        decision=f"{claimed}: one-sided {p_text(p)}{chosen}",
-        p=p,
-        p_contradicted=least,
-    )
+    note = f", the largest of {len(tried)} places" if len(tried) > 1 else note
+    verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
+    decision = f"{claimed}: one-sided {p_text(p)}{note}"
+    return replace(shown, verdict=verdict, decision=decision, p=p, p_contradicted=least)
 
 
-def _described(
-    numbers: ClaimNumbers,
-    samples: Mapping[str, Sample],
-    tested: Callable[[Sample], Contrast | None],
-    wording: Wording,
+def _shown(
+    sheet: ItemJob,
     test: InRegion,
+    numbers: ClaimNumbers,
+    place: str,
+    found: Contrast | None,
     stated: float | None,
 ) -> Finding:
-    """Return the finding before any test: the mean, or the number beside a stated one, and lost runs."""
-    place, ours = (THE_AVERAGE, numbers.mean) if stated is None else next(iter(samples.items()))
+    """Return the finding before any test: the number of a place, beside a stated one, and lost runs."""
+    means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
         return Finding("undecided", ", ".join(["no seed has a number in all places", *numbers.lost]))
-    mean, found, zero = average(ours.values), tested(ours), stated or 0.0
+    mean, zero = average(ours.values), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
-    chosen = f", the {test.judge}" if test.judge in ("largest", "smallest") and len(numbers.at) > 1 else ""
-    about = [
-        "" if place == THE_AVERAGE else place + chosen,
-        wording.subtraction,
-        "" if stated is None else f"stated {stated:g}",
-    ]
-    means = {place: float(np.mean(sample.values)) for place, sample in numbers.at.items()}
-    several = f"mean of {len(means)} places: " if place == THE_AVERAGE and len(means) > 1 else ""
-    number = several + wording.number(mean, interval, "; ".join(filter(None, about)))
-    words = [f"{number} over {count(len(ours.values), 'seed')}"]
-    if several:
-        low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    about = [_subtraction(sheet, test), "" if stated is None else f"stated {stated:g}"]
+    if place != THE_AVERAGE:
+        about = [place + f", the {test.judge}" * (len(means) > 1), *about]
+    number = _number(sheet, test, mean, interval, about)
+    words = []
+    if len(means) > 1 and place == THE_AVERAGE:
+        number = f"mean of {len(means)} places: {number}"
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
         words += [f"{test.kind} at {agreeing} of {len(means)}"] if sign else []
-        form = wording.form(mean, interval)
-        ends = (f"{means[end]:{form}} ({end})" for end in (low, high))
-        words.append(f"from {' to '.join(ends)}")
-    return Finding("undecided", ", ".join([*words, *numbers.lost]), "", mean, interval, number=number)
+        decimals, ends = (
+            shared_decimals(mean, interval),
+            [choose(means, key=means.__getitem__) for choose in (min, max)],
+        )
+        low, high = (f"{number_text(means[end], decimals, _sign(test))} ({end})" for end in ends)
+        words.append(f"from {low} to {high}")
+    text = ", ".join([f"{number} over {count(len(ours.values), 'seed')}", *words, *numbers.lost])
+    return Finding("undecided", text, "", mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -516,12 +469,23 @@ def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
     return stated, gain_margin(stated) if test.over else measure(test.measure).margin.around(stated)
 
 
-CELL_VERDICTS: dict[Position, ClaimVerdict] = {
-    "inside": "supported",
-    "outside": "contradicted",
-    "across": "undecided",
-}
-"""Verdict on a claim by the position of the cell's interval against its margin."""
+def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Finding:
+    """Return the verdict of the table's cell on the gain that the claim states."""
+    cell = printed_cell(sheet, test, cells)
+    if cell.lost_gain:
+        return Finding("undecided", f"{cell.lost_gain} in all seeds", "no test: there is no gain")
+    stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
+    interval = (stated + ends[0], stated + ends[1]) if ends else None
+    number = _number(sheet, test, cell.gain or 0.0, interval, [f"stated {stated:.4g}"])
+    words = f"{number} over {count(len(cell.gains), 'seed')}"
+    shown = Finding("undecided", words, UNTESTABLE, cell.gain, interval, number=number)
+    if p is None:
+        return shown
+    verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
+    verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
+    words = f"the cell {cell.place} of “{sheet.title}” is {cell.gain_verdict}, margin {cell.gain_margin:.3g}"
+    decided = p if verdict == "contradicted" else None
+    return replace(shown, verdict=verdict, decision=words, p=decided, p_contradicted=p)
 
 
 def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> TableCell:
@@ -539,25 +503,6 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
     raise FltrainError(f"{sheet.id} prints no such gain; 'at' needs a label for each axis of its table")
 
 
-def _printed(sheet: ItemJob, test: Printed, cells: Sequence[TableCell]) -> Finding:
-    """Return the verdict of the table's cell on the gain that the claim states."""
-    cell = printed_cell(sheet, test, cells)
-    if cell.lost_gain:
-        return Finding("undecided", f"{cell.lost_gain} in all seeds", "no test: there is no gain")
-    gain, stated, ends = cell.gain or 0.0, cell.published_gain or 0.0, cell.interval("gain_difference_")
-    interval = (stated + ends[0], stated + ends[1]) if ends else None
-    number = Wording.of(sheet, test).number(gain, interval, f"stated {stated:.4g}")
-    words = f"{number} over {count(len(cell.gains), 'seed')}"
-    shown = Finding("undecided", words, UNTESTABLE, cell.gain, interval, number=number)
-    if ends is None:
-        return shown
-    margin = cell.gain_margin or 0.0
-    verdict, p = CELL_VERDICTS[against(ends, around(margin))], cell.gain_p
-    decision = f"the cell {cell.place} of “{sheet.title}” is {cell.gain_verdict}, margin {margin:.3g}"
-    p = p if verdict == "contradicted" else None
-    return replace(shown, verdict=verdict, decision=decision, p=p, p_contradicted=cell.gain_p)
-
-
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     """Return if most runs of each place diverged or have a low number; a place without runs has no share."""
     diverged = lines["state"] == DIVERGED
@@ -565,15 +510,14 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     failed = (diverged | (lines["value"] <= test.at_most)).where(there).astype(float)
     by_place = [lines[axis] for axis in places(lines)] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
-    most, empty = int((shares > 0.5).sum()), int(shares.isna().sum())
+    most, empty, lost = int((shares > 0.5).sum()), int(shares.isna().sum()), int((~there).sum())
     verdict: ClaimVerdict = "undecided"
     if most == len(shares):
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
     number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
-    parts = [f"{number}, {int(diverged.sum())} diverged", f"most at {most} of {count(len(shares), 'place')}"]
-    lost = int((~there).sum())
+    parts = [number, f"{int(diverged.sum())} diverged", f"most at {most} of {count(len(shares), 'place')}"]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
@@ -590,7 +534,7 @@ def full_verdict(claim: Mapping[Any, Any]) -> str:
 
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:
     """Return the claims of a paper as a Markdown table, with the scales of its items."""
-    titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
+    titles = {sheet.name: sheet.title for sheet in sheets}
     shown = ["where", "claim", "stated", "verdict", "evidence", "item"]
     lines = judged[shown].astype(str)
     lines["verdict"] = [full_verdict(claim) for claim in judged.to_dict("records")]

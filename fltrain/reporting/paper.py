@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.claims import CLAIM_VERDICTS, DROPPED_CLAIMS, LEGEND
+from fltrain.reporting.claims import DROPPED_CLAIMS, LEGEND
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import GAIN_VERDICTS, INTENDED, VERDICTS
 
 FORMS = {"seeds and runs": ".html"}
 FORMS |= {ending: f".{ending}" for ending in ("pdf", "svg", "png", "csv", "md", "tex")}
@@ -39,7 +38,7 @@ def page(
     assumptions: dict[str, list[str]] = {}
     # A choice of settings is no result: it comes after the tables that use it.
     for sheet in sorted(sheets, key=lambda sheet: bool(sheet.table and sheet.table.best_of)):
-        name = sheet.id.partition("/")[2]
+        name = sheet.name
         forms = {form: name + ending for form, ending in FORMS.items()}
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
         items[name] = {"sheet": sheet, "files": files}
@@ -55,7 +54,6 @@ def page(
         about=about,
         items=items,
         claim_notes=f"{LEGEND} {DROPPED_CLAIMS}",
-        meanings={**VERDICTS, **INTENDED, **GAIN_VERDICTS, **CLAIM_VERDICTS},
         dropped=DROPPED_CELLS,
         scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
         assumptions=assumptions,

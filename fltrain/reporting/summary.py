@@ -38,19 +38,15 @@ def paper_summary(
     for claim in judged.itertuples():
         for name in str(claim.item).split(", ") if claim.verdict in JUDGED and not claim.exploratory else ():
             confirmed.setdefault(name, set()).add(str(claim.verdict))
-    tables = {sheet.id.partition("/")[2]: sheet.table for sheet in sheets if sheet.table}
+    tables = {sheet.name: sheet.table for sheet in sheets if sheet.table}
     every = [_with_axes(cell, tables[cell.item]) for shown in cells.values() for cell in shown]
     decided = [cell for cell in every if cell.item in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
     rows: list[Any] = judged.to_dict("records")
-    titles = {sheet.id.partition("/")[2]: sheet.title for sheet in sheets}
+    titles = {sheet.name: sheet.title for sheet in sheets}
     bases = {name: f"{title}{_minus(tables.get(name))}" for name, title in titles.items()}
-    figures = [
-        sheet.id.partition("/")[2]
-        for sheet in sheets
-        if sheet.figure and not isinstance(sheet.figure, Bubbles)
-    ]
+    figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
         "findings": findings(rows),

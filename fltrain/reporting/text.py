@@ -16,6 +16,7 @@ def number_text(
     sign: str = "",
     std: float | None = None,
     interval: Interval | None = None,
+    unit: str = "",
 ) -> str:
     """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite).
 
@@ -24,7 +25,7 @@ def number_text(
     """
     if value is None:
         return ""
-    text = "never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}"
+    text = ("never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}") + unit
     if interval:
         low, high = (f"{end or 0.0:{sign}.{decimals}f}" for end in interval)
         return f"{text} [{low}, {high}]"

@@ -32,30 +32,6 @@ from fltrain.core.statistics import (
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
 from fltrain.runs.measures import measure
 
-VERDICTS: dict[Verdict, str] = {
-    "reproduced": (
-        "the 90 % interval of the difference lies inside the margin; or the paper reports a failure and "
-        "most of our runs fail, too"
-    ),
-    "not reproduced": "the 90 % interval of the difference lies wholly outside the margin",
-    "inconclusive": "the interval reaches across the margin, or there are too few seeds for an interval",
-    "not run": "none of our runs measured the number",
-}
-"""Meaning of each verdict on a value."""
-
-INTENDED = {"not reproduced (as intended)": "a control made the value false, and the rule rejects it"}
-
-GAIN_VERDICTS: dict[GainVerdict, str] = {
-    "size reproduced": "the 90 % interval of our gain minus the published one lies inside the gain's margin",
-    "direction reproduced": "the one-sided 95 % bound of our gain has the published sign",
-    "opposite": "the one-sided 95 % bound of our gain has the other sign",
-    "better": "among our own runs: the paired difference is above the declared margin",
-    "equivalent": "among our own runs: the paired difference is inside the declared margin",
-    "worse": "among our own runs: the paired difference is below the declared margin",
-    "inconclusive": "nothing of this is shown, or there are too few seeds for an interval",
-}
-"""Meaning of each verdict on a gain."""
-
 EXPECTED = {"reproduced": "expected_reproduced", "not reproduced": "expected_not_reproduced"}
 EXPECTED_GAINS = {
     "size reproduced": "expected_size",

@@ -16,8 +16,7 @@ from fltrain.experiments import claims as tests_of_claims
 from fltrain.experiments.claims import Claim, Printed, quantities
 from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.experiments.published import Published, Statement, read_claims
-from fltrain.reporting import claims as judgement
-from fltrain.reporting.claims import printed_cell
+from fltrain.reporting.claims import Judge, printed_cell, to_markdown
 from fltrain.reporting.summary import paper_summary
 from fltrain.reporting.tables.cells import cells as table_cells
 from fltrain.reporting.tables.table_cell import TableCell
@@ -69,9 +68,8 @@ class Runs(Cells):
         statement = Statement("sec. 1", "so it is", stated, unit)
         nothing = Published.read(None)
         sheets, records = [sheet, *others], self.results.record
-        judged = judgement.judge(
-            claims, [statement], sheets, records, lambda _: nothing, sheet.reduced, cells
-        )
+        judge = Judge(sheets, records, lambda _: nothing, sheet.reduced, cells)
+        judged = judge.judge(claims, [statement])
         return list(judged.itertuples())
 
     def judged(self, test: Yaml, stated: float | None = None, unit: str = "points", **changes: Any) -> Any:
@@ -176,7 +174,12 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
             "its runs have no method 'z' or 'y'.",
         ),
         (LACKING, {**POSITIVE, "over": {"plugin": "y"}}, "not run", "its runs have no plugin 'y'."),
-        (LACKING, {**POSITIVE, "at": {"method": "b"}}, "not run", "No run, or pair of runs, that it needs"),
+        (
+            LACKING,
+            {**POSITIVE, "at": {"method": "b"}},
+            "not run",
+            "No complete run, or pair of runs, that it needs has final_accuracy.",
+        ),
         (LACKING, {"kind": "tested", "by": "tests/x.py"}, "tested", ""),
         (LACKING, {"kind": "not_judged", "why": "No."}, "not judged", "No."),
     ],
@@ -565,7 +568,9 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     assert runs.judged({**curve, "at": {"method": "a"}}).estimate == pytest.approx(mean)
     stem = {**curve, "part": "stem", "at": {"method": "b"}}
     assert runs.judged(stem).estimate == pytest.approx(mean)
-    assert runs.judged({**stem, "part": "x"}).evidence == "None of its runs has updates.drift of x."
+    assert runs.judged({**stem, "part": "x"}).evidence == (
+        "No complete run, or pair of runs, that it needs has updates.drift of x."
+    )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
     assert f"(rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20%)" in change.evidence
@@ -684,14 +689,13 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     stated = tmp_path / "claims.csv"
     stated.write_text("where,claim,value,unit\nsec. 1,a | b,2.5,points\n")
     sheet, nothing = runs.sheet(reduced=True), Published.read(None)
-    judged = judgement.judge(
-        [claim], read_claims(stated), [sheet], runs.results.record, lambda _: nothing, True
-    )
+    judge = Judge([sheet], runs.results.record, lambda _: nothing, True)
+    judged = judge.judge([claim], read_claims(stated))
     other = sheet.model_copy(update={"id": "toy/other", "title": "Another", "scale": "other"})
-    *markdown, first, second = judgement.to_markdown("A toy", [sheet, other], judged).splitlines()
+    *markdown, first, second = to_markdown("A toy", [sheet, other], judged).splitlines()
     assert markdown[0] == "**Claims of A toy.**"
     assert (first, second) == (f"* {sheet.title}: {sheet.scale_note}", "* Another: Reduced scale: other.")
-    (heading, *_) = judgement.to_markdown("A toy", [sheet], judged).splitlines()
+    (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
         r"| sec. 1 | a \| b | 2.5 points | reduced scale | +2.10 points [+1.93, +2.27] (x minus none) "
@@ -779,6 +783,6 @@ def test_the_papers_claims_are_judged_without_any_run(paper: str, tmp_path: Path
 
     claims, stated = items[0].paper.claims, read_claims(reported / f"{paper}_claims.csv")
     sheets = [item.sheet for item in items]
-    judged = judgement.judge(claims, stated, sheets, Results(tmp_path).record, published, False)
+    judged = Judge(sheets, Results(tmp_path).record, published, False).judge(claims, stated)
     assert len(judged) == len(claims)
     assert {*judged["verdict"]} <= {"not run", "tested", "not judged"}

@@ -8,8 +8,8 @@ from fltrain.core.job_log import job
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published, read_claims
-from fltrain.reporting import claims as judgement
 from fltrain.reporting import paper as pages
+from fltrain.reporting.claims import Judge, to_markdown
 from fltrain.reporting.summary import paper_summary
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results
@@ -29,14 +29,11 @@ with job(snakemake.log[0]):
 
     outputs = snakemake.output
     tables = Path(outputs.summary).parent
-    cells = {
-        sheet.id: read_csv(tables / f"{sheet.id.partition('/')[2]}.csv") for sheet in sheets if sheet.table
-    }
-    judged = judgement.judge(
-        claims, statements, sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"], cells
-    )
+    cells = {sheet.id: read_csv(tables / f"{sheet.name}.csv") for sheet in sheets if sheet.table}
+    judge = Judge(sheets, runs, lambda sheet: read(sheet.reported), paper["reduced"], cells)
+    judged = judge.judge(claims, statements)
     write_text(Path(outputs.csv), judged.to_csv(index=False))
-    write_text(Path(outputs.md), judgement.to_markdown(paper["title"], sheets, judged))
+    write_text(Path(outputs.md), to_markdown(paper["title"], sheets, judged))
     summary = paper_summary(paper, sheets, judged, cells)
     write_json(Path(outputs.summary), summary)
     write_text(Path(outputs.page), pages.page(summary, about, sheets, cells, tables))
