@@ -28,12 +28,12 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.tracking.export import CELLS, TABLES
-from fltrain.tracking.server import address
+from fltrain.tracking.export import CELLS, TABLES, opened
 
-SIZE = {"width": 1280, "height": 720}
+SIZE = {"width": 1440, "height": 810}
 SECONDS = 120
-PAPER, TABLE, FIGURE, ABLATION = "flfa", "flfa/table1", "flfa/figure2", "fedavg/table1_2nn"
+PAPER, TABLE, FIGURE = "flfa (demo)", "flfa/table1", "flfa/figure2"
+ABLATED, ABLATION = "fedavg (demo)", "fedavg/table1_2nn"
 LACKING = "partition.shards_per_client"
 
 
@@ -91,7 +91,7 @@ class Tour:
 
     def view(self, experiment: str, condition: str, column: str, mode: str = "") -> None:
         """Open the list of an experiment, with a filter; it shows a column, unless it shows charts."""
-        place = address(experiment, self.experiments[experiment], condition)
+        place = opened(self.experiments[experiment], condition)
         self.open(place.removeprefix("#/") + mode)
         if not mode:
             expect(self.page.get_by_role("columnheader", name=column).first).to_be_visible()
@@ -108,9 +108,9 @@ class Tour:
         self.view(PAPER, f"tags.items LIKE '%{TABLE},%'", "plugins")
 
     def cells(self) -> None:
-        """The cells of all tables with a plug-in, by gain."""
+        """The cells of all tables with a plug-in."""
         self.view(CELLS, "tags.plugins = 'flfa'", "gain")
-        expect(self.page.get_by_role("link", name=f", {TABLE} (").first).to_be_visible()
+        expect(self.page.get_by_role("link", name=f" · {TABLE} (").first).to_be_visible()
 
     def curves(self) -> None:
         """Curves of two methods, means over seeds, as runs are grouped; they come before single numbers."""
@@ -122,7 +122,7 @@ class Tour:
 
     def ablation(self) -> None:
         """Parallel coordinates over the settings of an ablation."""
-        home = self.experiments[ABLATION.partition("/")[0]]
+        home = self.experiments[ABLATED]
         chosen = quote(json.dumps(self.runs(f"tags.items LIKE '%{ABLATION},%'", home)))
         self.open(f"compare-runs?runs={chosen}&experiments={quote(json.dumps([home]))}")
         titles = self.page.locator(".parcoords .axis-title")

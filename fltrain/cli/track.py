@@ -38,7 +38,7 @@ def track(
     restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
     MLFLOW_TRACKING_PASSWORD.
     """
-    from fltrain.tracking.export import Export, by_seeds, in_words, labels_of
+    from fltrain.tracking.export import Export, groups_of, in_words
 
     folder = Results(results)
     whole = plan(config, scale)
@@ -48,5 +48,5 @@ def track(
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
     chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
-    export = Export(folder, scale, by_seeds(whole), list(runs), chosen, models, labels_of(whole))
+    export = Export(folder, scale, groups_of(whole), list(runs), chosen, models)
     typer.echo(f"{store}: {in_words(export.to(store))}")

@@ -20,8 +20,8 @@ def ui(
 ) -> None:
     """Browse the runs in MLflow.
 
-    It prints the address of each paper's runs; Ctrl-C ends it. MLflow has no login: every user of this
-    machine can read and change the runs in it, but not the records.
+    It prints the addresses of tables, cells and papers; Ctrl-C ends it. MLflow has no login: every user of
+    this machine can read and change the runs in it, but not the records.
     """
     database = Results(results).tracking
     if not database.exists():
@@ -36,8 +36,11 @@ def ui(
             ) from None
     from fltrain.tracking import server
 
-    typer.echo(f"Open http://127.0.0.1:{port}, or one of these lists; Ctrl-C ends the server.")
-    for name, experiment in server.experiments(database).items():
-        typer.echo(f"  {name:11} http://127.0.0.1:{port}/{server.address(name, experiment)}")
+    address, cells = f"http://127.0.0.1:{port}", server.experiments(database).get("cells")
+    typer.echo("Open one of these lists; Ctrl-C ends the server.")
+    typer.echo(f"  tables  {address}")
+    if cells:
+        typer.echo(f"  cells   {address}/#/experiments/{cells}/runs")
+    typer.echo(f"  papers  {address}/#/experiments")
     sys.stdout.flush()
     server.serve(database, port)

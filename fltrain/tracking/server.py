@@ -12,41 +12,34 @@ import sqlite3
 import warnings
 from colorsys import hls_to_rgb
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from fltrain.core.hashing import short_hash
 from fltrain.runs.measures import CURVES
-from fltrain.tracking.export import CELLS, TABLES, opened
+from fltrain.tracking.export import CELLS, ORDER, TABLES
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
-RUN_COLUMNS = (
-    *("metrics.`final_accuracy`", "params.`training.lr`", "tags.`method`", "tags.`plugins`"),
-    *("tags.`dataset`", "tags.`skew`", "tags.`seed`"),
-)
-CELL_COLUMNS = (
-    *("metrics.`mean`", "metrics.`gain`", "metrics.`gain_low`", "metrics.`gain_high`"),
-    *("tags.`verdict`", "tags.`gain_verdict`"),
-)
+COLUMNS = {
+    TABLES: {"params.`title`": 420, "tags.`paper`": 130, "tags.`scale`": 90},
+    CELLS: {
+        **{"tags.`verdict`": 115, "metrics.`mean`": 60, "metrics.`gain`": 60},
+        **{"metrics.`gain_low`": 75, "metrics.`gain_high`": 80, "metrics.`n`": 35, "tags.`base`": 110},
+    },
+    "": {
+        **{"metrics.`final_accuracy`": 105, "tags.`method`": 80, "tags.`plugins`": 65},
+        **{"tags.`dataset`": 70, "tags.`skew`": 115, "tags.`seed`": 55},
+    },
+}
+"""Columns of the lists of tables, of cells, and of a paper's runs, with their widths in pixels."""
 CELL_CHARTS = ("gain", "mean", "published")
 """Metrics of cells whose charts come first; MLflow would begin with ``base_diverged``."""
-TABLE_COLUMNS = ("params.`title`", "tags.`paper`", "tags.`scale`")
-_WIDTHS = {
-    **{"metrics.`final_accuracy`": 105, "tags.`seed`": 55, "tags.`skew`": 90},
-    **{"tags.`dataset`": 70, "tags.`plugins`": 70},
-    **{"tags.`gain_verdict`": 110, "tags.`verdict`": 110, "params.`title`": 380},
-    "metrics.`gain`": 90,
-}
-"""Widths of columns in pixels, if their headings or contents need another one than 80."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
     "mlflow.telemetry.info.alert.dismissed_v1": True,
 }
-_GROUPS = """SELECT DISTINCT cell.value FROM tags cell JOIN tags kind USING (run_uuid)
-    WHERE cell.key = 'cell' AND kind.key = 'kind' AND kind.value = 'run'"""
 _SCRIPT = """<script>
 const [start, settings] = %s;
 for (const [key, value, version] of settings) {
@@ -59,14 +52,12 @@ if (!location.hash) location.replace(start);
 
 
 def state_of(name: str) -> dict[str, Any]:
-    """Return the settings of an experiment's list: columns, and groups and charts of runs."""
-    columns = {TABLES: TABLE_COLUMNS, CELLS: CELL_COLUMNS}.get(name, RUN_COLUMNS)
-    widths = {column: _WIDTHS.get(column, 80) for column in columns}
+    """Return the settings of an experiment's list: order and columns, and groups and charts of runs."""
+    columns = COLUMNS.get(name, COLUMNS[""])
+    widths = {"attributes.`Run Name`": 330 if name == TABLES else 400, "runDateAndNestInfo": 120, **columns}
     state: dict[str, Any] = {
-        "selectedColumns": columns,
+        **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns], "columnWidths": widths},
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
-        "columnWidths": {"attributes.`Run Name`": 430 if name == CELLS else 280, "runDateAndNestInfo": 135}
-        | widths,
     }
     if name == TABLES:
         return state
@@ -76,68 +67,56 @@ def state_of(name: str) -> dict[str, Any]:
         **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
     }
     kind = {"type": "BAR", "runsCountToCompare": 10} if name == CELLS else line
-    charts = [
+    state["compareRunCharts"] = [
         {
             **kind,
-            "uuid": metric,
-            "metricKey": metric,
-            "displayName": metric,
-            "metricSectionId": first,
-            "isGenerated": True,
+            **{"uuid": metric, "metricKey": metric, "displayName": metric},
+            **{"metricSectionId": first, "isGenerated": True},
+            # A diverged run would hide the others.
+            "scaleType": "log" if metric.endswith("loss") else "linear",
         }
         for metric in (CELL_CHARTS if name == CELLS else CURVES)
     ]
     # MLflow itself makes the second section only, sorted by name.
-    sections = [
+    state["compareRunSections"] = [
         {"uuid": section, "name": section, "display": True, "isReordered": False}
         for section in (first, "Model metrics")
     ]
-    state |= {"compareRunCharts": charts, "compareRunSections": sections}
-    if name == CELLS:
-        return state
-    group = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "cell"}]}
-    return {**state, "groupBy": group}
+    if name != CELLS:
+        keys = [{"mode": "tag", "groupByData": "cell"}]
+        state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
+    return state
 
 
 def experiments(database: Path) -> dict[str, str]:
-    """Return the IDs of the experiments in a database by name, oldest first; tables and cells are last."""
+    """Return the IDs of the experiments in a database by name."""
     found = import_mlflow().MlflowClient(f"{SQLITE}{database}").search_experiments()
-    named = {one.name: one.experiment_id for one in found if one.name != "Default"}
-    return dict(sorted(named.items(), key=lambda pair: (pair[0] in (TABLES, CELLS), int(pair[1]))))
-
-
-def address(name: str, experiment: str, condition: str = "") -> str:
-    """Return the address of an experiment's runs that meet a condition, in the order of its list."""
-    order = {CELLS: "metrics.`gain`", TABLES: "tags.`item`"}.get(name, "tags.`cell`")
-    return opened(experiment, condition, order, rising=name != CELLS)
+    return {one.name: one.experiment_id for one in found}
 
 
 def colours_of(database: Path) -> dict[str, str]:
-    """Return a colour for each group of runs in a database, by MLflow's name of the group.
+    """Return a colour for each group of runs, by MLflow's name of the group.
 
-    Methods at the same setting differ: MLflow's own colours, by hashes of these names, often do not.
+    Groups of an item differ. MLflow has 20 colours of its own, and chooses one by a hash of the name.
     """
     with closing(sqlite3.connect(database)) as connection:  # MLflow itself would read whole runs
-        found = connection.execute(_GROUPS).fetchall()
-    # Groups of one item, dataset and skew are neighbours.
-    names = sorted((name for (name,) in found), key=lambda name: (name.split(", ")[-3:-1], name))
+        found = connection.execute("SELECT DISTINCT value FROM tags WHERE key = 'cell'").fetchall()
+    names = sorted((cell for (cell,) in found), key=lambda cell: (cell.rpartition(" · ")[2], cell))
     # The golden angle keeps the hues of neighbours apart.
-    colours = (hls_to_rgb(0.6 + 0.382 * i, (0.4, 0.55, 0.3)[i % 3], 0.7) for i in count())
+    colours = (hls_to_rgb(0.6 + 0.382 * i, (0.4, 0.55, 0.3)[i % 3], 0.7) for i in range(len(names)))
     return {
         f"tag.cell.{name}": "#" + "".join(f"{round(255 * part):02x}" for part in colour)
-        for name, colour in zip(names, colours, strict=False)
+        for name, colour in zip(names, colours, strict=True)
     }
 
 
 def prepared(page: str, ids: dict[str, str], colours: dict[str, str]) -> str:
     """Return MLflow's page with the script that sets up the lists of these experiments."""
-    settings: dict[str, Any] = dict(_PREFERENCES)
+    settings: dict[str, Any] = {**_PREFERENCES, "experimentRunColors": colours}
     for name, experiment in ids.items():
         key = f'MLflowLocalStorage-1.1-ExperimentPage-["{experiment}"]-ReactComponentState'
         settings[key] = state_of(name)
-    settings["experimentRunColors"] = colours
-    first = TABLES if TABLES in ids else next(iter(ids), "")
-    start = address(first, ids[first]) if ids else "#/experiments"
+    start = f"#/experiments/{ids[TABLES]}/runs" if TABLES in ids else "#/experiments"
     versioned = [[key, value, short_hash(value)] for key, value in settings.items()]
     data = json.dumps([start, versioned]).replace("<", "\\u003c")
     return page.replace("<head>", f"<head>{_SCRIPT % data}", 1)

@@ -36,12 +36,10 @@ NOTE = "mlflow.note.content"
 
 # Relative to the server's folder of artifacts, so that the database can be moved.
 _PROXIED = "mlflow-artifacts:"
-_AT_ONCE, _PARAMS_AT_ONCE, _PAGE = 900, 100, 1000  # limits of one request
-_PARAM_CHARACTERS, _TAG_CHARACTERS = 6000, 5000
 LOCK_SECONDS, DATABASE_SECONDS = 600.0, 60.0
 """Longest waits for another export, and for another program that uses the database."""
 UNCHANGED = "unchanged"
-REVISION = 15
+REVISION = 16
 """Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 
@@ -53,7 +51,7 @@ class TrackedRun:
         experiment: name of its experiment.
         key: its name, and the tag by which the next export finds it.
         tags: its other tags.
-        times: start and end, in milliseconds since 1970.
+        made: its date, in seconds since 1970.
         sources: digests of the files behind parameters, metrics and files.
         params: its parameters.
         metrics: name, step and value of each.
@@ -65,7 +63,7 @@ class TrackedRun:
     experiment: str
     key: str
     tags: Mapping[str, str]
-    times: tuple[int, int]
+    made: float
     sources: Sequence[str] = ()
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[tuple[str, int, float]] = ()
@@ -78,6 +76,10 @@ class TrackedRun:
         """Digest of tags and sources, or of the metrics of an entry without files."""
         content = self.sources or self.metrics
         return short_hash([REVISION, self.key, sorted(self.tags.items()), content, self.status])
+
+
+Present = Sequence["Run"]
+"""MLflow runs with one key."""
 
 
 # --------------------------------------------------------------------------------------------------- opening
@@ -192,8 +194,8 @@ class Store:
         every = _pages(lambda **page: client.search_experiments(view_type=ViewType.ALL, **page))
         self._experiments: dict[str, Experiment] = {one.name: one for one in every}
 
-    def experiment(self, name: str, tags: Mapping[str, str] = {}) -> str:
-        """Return the ID of an experiment with these tags; create or restore it if needed."""
+    def experiment(self, name: str, note: str = "") -> str:
+        """Return the ID of an experiment; create or restore it, and set its description, if needed."""
         experiment, client = self._experiments.get(name), self.client
         if experiment is None:
             location = f"{_PROXIED}/{name}" if self._artifacts else None
@@ -203,27 +205,26 @@ class Store:
         elif experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
             experiment = client.get_experiment(experiment.experiment_id)
-        for key, value in tags.items():
-            if experiment.tags.get(key) != (text := _cut(value, _TAG_CHARACTERS)):
-                client.set_experiment_tag(experiment.experiment_id, key, text)
+        if note and experiment.tags.get(NOTE) != note:
+            client.set_experiment_tag(experiment.experiment_id, NOTE, note)
         self._experiments[name] = experiment
         return str(experiment.experiment_id)
 
-    def present(self, condition: str) -> dict[str, list[Run]]:
+    def present(self, condition: str) -> dict[str, Present]:
         """Return our runs that meet a condition in MLflow's filter language, by key."""
         active = [one for one in self._experiments.values() if one.lifecycle_stage == "active"]
         ids = [one.experiment_id for one in active]
-        found: dict[str, list[Run]] = {}
+        found: dict[str, Present] = {}
         for run in _pages(lambda **page: self.client.search_runs(ids, condition, **page)):
             if key := run.data.tags.get(KEY):
-                found.setdefault(key, []).append(run)
+                found[key] = [*found.get(key, ()), run]
         return found
 
-    def put(self, entry: TrackedRun, present: Sequence[Run] = ()) -> str:
+    def put(self, entry: TrackedRun, present: Present = ()) -> str:
         """Keep, replace or create an MLflow run; return which of them. ``present`` are runs with its key.
 
-        A run stays if it has ended, is in the experiment and has the digest of the entry. Its end comes last,
-        so that an interrupted export can be recognised.
+        A run stays if it is in the experiment, and complete with the digest of the entry. Its status comes
+        last, so that an interrupted export can be recognised. Without an end, MLflow shows no duration.
         """
         experiment, digest = self.experiment(entry.experiment), entry.digest
         fitting = [
@@ -235,26 +236,24 @@ class Store:
         ]
         if not fitting:
             tags = {**entry.tags, KEY: entry.key, DIGEST: digest}
-            tags = {key: _cut(value, _TAG_CHARACTERS) for key, value in tags.items()}
-            new = self.client.create_run(experiment, entry.times[0], tags, entry.key)
+            new = self.client.create_run(experiment, int(1000 * entry.made), tags, entry.key)
             self._log(new, entry)
             self._save(new, entry)
-            self.client.set_terminated(new.info.run_id, entry.status, entry.times[1])
+            self.client.update_run(new.info.run_id, entry.status)
         for run in present:
             if run not in fitting[:1]:
                 self.delete(run)
         return UNCHANGED if fitting else "replaced" if present else "created"
 
     def _log(self, run: Run, entry: TrackedRun) -> None:
-        """Write parameters, and metrics with their steps, in as few requests as possible."""
+        """Write parameters, and metrics with their steps, within MLflow's limits of one request."""
         from mlflow.entities import Metric, Param
 
+        params = [Param(key, value) for key, value in sorted(entry.params.items())]
         points = [Metric(key, value, run.info.start_time, step) for key, step, value in entry.metrics]
-        settings = [Param(key, _cut(value, _PARAM_CHARACTERS)) for key, value in sorted(entry.params.items())]
-        while points or settings:
-            some, settings = settings[:_PARAMS_AT_ONCE], settings[_PARAMS_AT_ONCE:]
-            self.client.log_batch(run.info.run_id, points[:_AT_ONCE], some)
-            points = points[_AT_ONCE:]
+        while points or params:
+            self.client.log_batch(run.info.run_id, points[:900], params[:100])
+            points, params = points[900:], params[100:]
 
     def _save(self, run: Run, entry: TrackedRun) -> None:
         """Copy files to the place where an MLflow server looks for them, or upload them to a server."""
@@ -277,19 +276,10 @@ class Store:
         return artifacts / str(run.info.artifact_uri).removeprefix(f"{_PROXIED}/")
 
 
-def _cut(text: str, most: int) -> str:
-    """Shorten a text to ``most`` characters, between two words or numbers if it has several."""
-    if len(text) <= most:
-        return text
-    shorter = text[: most - 2]
-    end = max(shorter.rfind(mark) for mark in ", \n")
-    return f"{shorter[:end] if end > 0 else shorter} …"
-
-
 def _pages(search: Callable[..., Any]) -> Iterator[Any]:
     """Yield all results of a search of MLflow, page by page."""
-    page = search(max_results=_PAGE)
+    page = search(max_results=1000)
     yield from page
     while page.token:
-        page = search(max_results=_PAGE, page_token=page.token)
+        page = search(max_results=1000, page_token=page.token)
         yield from page

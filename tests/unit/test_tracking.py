@@ -22,13 +22,15 @@ import pytest
 from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
+from fltrain.experiments.layout import Table
 from fltrain.reporting.tables.table_cell import TableCell, to_csv
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.measures import CURVES
 from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
+from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import Export, _cell_tags, _numbers, by_seeds, in_words, labels_of
-from fltrain.tracking.server import colours_of, experiments, prepared, state_of
+from fltrain.tracking.export import Export, _numbers, groups_of, in_words
+from fltrain.tracking.server import colours_of, prepared, state_of
 from fltrain.tracking.store import TrackedRun, writing
 
 from .helpers import seal, tiny, trained
@@ -38,11 +40,19 @@ PLAIN = tiny()
 MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING)
 DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
 ECGR = SimpleNamespace(paper="ecgr", title="ECGR", citation="Authors, 2025")
+LAYOUT = {
+    **{"rows": "method", "columns": "feedback", "panels": "dataset"},
+    "measures": [{"measure": "final_accuracy", "label": "accuracy, %", "gain_over": {"method": "FedAvg"}}],
+}
 TABLE = SimpleNamespace(
     id="ecgr/table1",
     paper=ECGR,
-    item=SimpleNamespace(title="Accuracy", caption="The caption."),
-    entries=[SimpleNamespace(spec=spec) for spec in (PLAIN, MEASURED)],
+    axes={"method": ["FedAvg", "FedProx"], "feedback": ["BP"], "dataset": ["Digits"]},
+    item=SimpleNamespace(title="Accuracy", caption="The caption.", table=Table.model_validate(LAYOUT)),
+    entries=[
+        SimpleNamespace(spec=spec, labels={"method": method, "feedback": "BP", "dataset": "Digits"})
+        for spec, method in ((PLAIN, "FedAvg"), (MEASURED, "FedProx"))
+    ],
 )
 NOT_MADE = SimpleNamespace(id="ecgr/table2", paper=ECGR, item=TABLE.item)
 
@@ -96,7 +106,11 @@ class Exports:
     def export(self, *runs: Record, scale: str = "demo", uri: str = "", **more: Any) -> dict[str, int]:
         """Export all records or some; return the counts that are not zero."""
         chosen = [record.run_id for record in runs or self.records]
-        done = Export(self.results, scale, self.memberships, chosen, **more).to(uri or self.uri)
+        groups = {
+            run: {item: {"cell": f"FedAvg · {item}", "order": item} for item in items}
+            for run, items in self.memberships.items()
+        }
+        done = Export(self.results, scale, groups, chosen, **more).to(uri or self.uri)
         return {what: number for what, number in done.items() if number}
 
     def reader(self) -> MlflowClient:
@@ -179,10 +193,10 @@ def store(exported: Exports, tmp_path: Path) -> Exports:
 
 
 # ------------------------------------------------------------------------------------------- content of runs
-def test_every_run_is_exported_once_to_the_experiment_of_its_first_paper(exported: Exports) -> None:
+def test_every_run_is_exported_once_to_the_experiment_of_its_first_paper_and_scale(exported: Exports) -> None:
     assert {run["data"]["tags"]["fltrain.key"]: run["paper"] for run in exported.search()} == {
-        exported.plain.run_id: "flfa",
-        exported.measured.run_id: "ecgr",
+        exported.plain.run_id: "flfa (demo)",
+        exported.measured.run_id: "ecgr (demo)",
         exported.diverged.run_id: "unassigned",
     }
 
@@ -199,7 +213,8 @@ CONDITIONS = {
     "params.`plugins` = 'flfa' and params.`local_test` = 'none'": {"measured"},
     "params.`plugins` = 'none'": {"plain", "diverged"},
     "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
-    "tags.skew = 'alpha 0.3' and tags.cell LIKE 'fedprox+flfa, table1, digits, alpha 0.3 (%'": {"measured"},
+    "tags.skew = 'alpha 0.3' and tags.cell = 'FedAvg · ecgr/table1'": {"measured"},
+    "tags.cell LIKE 'fedavg, digits, alpha 0.3 (%'": {"diverged"},
 }
 
 
@@ -236,28 +251,21 @@ LARGE_GAIN = {"gain": 80.5, "gain_low": 79.7, "gain_high": 81.3}
 def test_a_cell_whose_runs_all_diverged_is_no_measurement() -> None:
     """Chance accuracy with a deviation of zero would look like one."""
     lost = TableCell(seeds=2, n=2, diverged=2, mean=10.0, std=0.0, published=50.0)
-    assert _numbers(lost) == {"diverged": 2, "published": 50.0}
+    assert _numbers(lost) == {"n": 2, "diverged": 2, "published": 50.0}
     assert _numbers(lost.replace(diverged=1))["mean"] == 10.0
 
 
 @pytest.mark.parametrize(
-    ("runs", "numbers", "tags"),
-    [
-        ((0, 3), {"mean": 90.5, "n": 3}, {"base_diverged": "3 of 3 runs"}),
-        ((3, 0), {}, {"diverged": "3 of 3 runs"}),
-        ((0, 1), {"mean": 90.5, "n": 3, **LARGE_GAIN}, {"base_diverged": "1 of 3 runs"}),
-    ],
+    ("runs", "numbers"),
+    [((0, 3), {"mean": 90.5}), ((3, 0), {}), ((0, 1), {"mean": 90.5, **LARGE_GAIN})],
 )
-def test_a_lost_gain_is_no_metric(
-    runs: tuple[int, int], numbers: dict[str, float], tags: dict[str, str]
-) -> None:
+def test_a_lost_gain_is_no_metric(runs: tuple[int, int], numbers: dict[str, float]) -> None:
     """If all runs of a side diverged, the counts say so."""
     gains = {"gains": (80.0, 81.0, 80.5), **LARGE_GAIN, "published_gain": 2.0}
     lost, base_lost = runs
     cell = TableCell(seeds=3, n=3, mean=90.5, diverged=lost, base_diverged=base_lost, **gains)
-    expected = {**numbers, "diverged": lost, "base_diverged": base_lost, "published_gain": 2.0}
+    expected = {**numbers, "n": 3, "diverged": lost, "base_diverged": base_lost, "published_gain": 2.0}
     assert _numbers(cell) == expected
-    assert {key: text for key, text in _cell_tags(cell, {}).items() if "diverged" in key} == tags
 
 
 def test_a_diverged_run_has_finite_metrics_only(exported: Exports) -> None:
@@ -302,16 +310,19 @@ def test_a_changed_record_replaces_its_run_only(store: Exports) -> None:
     assert sum(1 for _ in (store.path.parent / "mlflow-artifacts").glob("*/*/artifacts")) == 3
 
 
-def test_items_of_another_scale_are_not_deleted(store: Exports) -> None:
-    """Two scales that share a run are exported in turn; the second round changes nothing."""
+def test_a_run_of_two_scales_is_in_an_experiment_of_each(store: Exports) -> None:
+    """Exports of the scales in turn change nothing; a run outside of one of them is not exported again."""
     run, of_demo = store.measured, store.memberships
     store.memberships = {run.run_id: ["common/table1"]}
-    assert store.export(run, scale="small") == {"replaced": 1}
+    assert store.export(scale="small") == {"created": 1, "unchanged": 2}
+    found = {
+        one["paper"]: one["data"]["tags"] for one in store.search(f"attributes.run_name = '{run.run_id}'")
+    }
+    assert found.keys() == {"ecgr (demo)", "common (small)"}
+    tags = found["common (small)"]
+    assert [tags[key] for key in ("scale", "paper", "items")] == ["small", "common", "common/table1,"]
     store.memberships = of_demo
-    assert store.export(run) == {"unchanged": 1}
-    tags = store.tags(run)
-    assert (tags["scale"], tags["items"]) == ("demo small", "ecgr/table1, common/table1,")
-    assert tags["paper"] == "ecgr common"
+    assert store.export() == {"unchanged": 3}
 
 
 def test_a_stale_record_belongs_to_no_item(store: Exports) -> None:
@@ -319,8 +330,7 @@ def test_a_stale_record_belongs_to_no_item(store: Exports) -> None:
     older = Record(old.folder.with_name(f"{old.run_id[:-10]}0123456789"))
     shutil.copytree(old.folder, older.folder)
     store.edit_spec(older, revisions={**old.spec["revisions"], "methods": [0]})
-    export = Export(store.results, "demo", store.memberships, [old.run_id, older.run_id])
-    assert export.to(store.uri) == {"created": 1, "unchanged": 1}
+    assert store.export(old, older) == {"created": 1, "unchanged": 1}
     assert store.contents()[older.run_id]["data"]["tags"]["paper"] == "unassigned"
 
 
@@ -363,7 +373,7 @@ def test_a_changed_store_is_repaired(store: Exports, damage: str) -> None:
 
 def test_other_runs_in_the_store_are_not_changed(store: Exports) -> None:
     client = MlflowClient(store.uri)
-    mine = client.create_run(client.get_experiment_by_name("flfa").experiment_id).info.run_id
+    mine = client.create_run(client.get_experiment_by_name("flfa (demo)").experiment_id).info.run_id
     assert store.export(store.plain) == {"unchanged": 1}, "a part of the records"
     assert len(store.ids()) == 3 and client.get_run(mine).info.lifecycle_stage == "active"
 
@@ -378,7 +388,7 @@ def write_table(store: Exports, *cells: TableCell) -> None:
 
 
 def table_cells(store: Exports) -> list[TableCell]:
-    base = {"column": "BP", "panel": "Digits", "label": "accuracy, %"}
+    base = {"column": "BP", "panel": "Digits", "measure": "final_accuracy", "label": "accuracy, %"}
     ours = {"mean": 61.5, "std": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "published": 64.0}
     verdicts = {"verdict": "reproduced", "gain_verdict": "opposite"}
     return [
@@ -397,46 +407,41 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert "**Accuracy**" in note and "The caption." in note
     # Its runs are in two experiments: one of them is an FLFA run first.
     condition = "searchFilter=tags.items%20LIKE%20%27%25ecgr/table1%2C%25%27"
-    assert [note.count(part) for part in ("[ecgr](#/experiments/", "[flfa](#/experiments/", condition)] == [
-        1,
-        1,
-        2,
-    ]
-    assert "tags.%60item%60%20%3D%20%27ecgr/table1%27" in store.tags(store.measured)["mlflow.note.content"]
-    experiment = store.reader().get_experiment_by_name("ecgr")
+    links = ("[ecgr (demo)](#/experiments/", "[flfa (demo)](#/experiments/", condition)
+    assert [note.count(part) for part in links] == [1, 1, 2]
+    table = "run_name%20%3D%20%27ecgr/table1%20%28demo%29%27"
+    assert table in store.tags(store.measured)["mlflow.note.content"]
+    experiment = store.reader().get_experiment_by_name("ecgr (demo)")
     description = experiment.tags["mlflow.note.content"]
-    assert description.startswith("[Tables and figures](#/experiments/")
-    assert description.endswith("page `results/demo/ecgr/index.html`\n\n**ECGR**\n\nAuthors, 2025")
-    assert [*experiments(store.path)] == ["flfa", "ecgr", "unassigned", "tables"]
+    assert description.startswith("ECGR: [tables and figures](#/experiments/")
+    assert description.endswith("page `results/demo/ecgr/index.html`\n\nAuthors, 2025")
 
 
-def test_a_run_belongs_to_the_item_with_the_most_seeds_of_its_settings() -> None:
+def grid(name: str, *runs: tuple[RunSpec, dict[str, str]], **axes: Sequence[str]) -> SimpleNamespace:
+    entries = [SimpleNamespace(spec=spec, labels=labels) for spec, labels in runs]
+    return SimpleNamespace(id=f"ecgr/{name}", name=name, trains=True, axes=axes, entries=entries)
+
+
+def test_a_run_belongs_to_the_item_with_the_most_seeds_of_its_cell() -> None:
     """The search of rates and the pilot share a seed: all seeds of the pilot stay one group."""
-    runs = {f"run{seed}": tiny(seed=seed) for seed in (0, 1, 100, 101)}
-    items = {"run0": ["a"], "run1": ["a"], "run100": ["rates", "pilot"], "run101": ["pilot"]}
-    plan: Any = SimpleNamespace(runs=runs, memberships=items)
-    assert by_seeds(plan) == items | {"run100": ["pilot", "rates"]}
-
-
-def test_a_group_begins_with_the_labels_that_vary_in_its_item(store: Exports) -> None:
-    """Runs that differ only in their learning rate look different; another scale keeps the name."""
-    run, rates = store.measured.run_id, ("0.1", "0.01")
-    entries = [
-        SimpleNamespace(labels={"skew": "Dirichlet", "method": "FedProx", "rate": rate}, spec=spec)
-        for rate, spec in zip(rates, (PLAIN, MEASURED), strict=True)
+    runs = [(tiny(seed=seed), {"rate": "0.1"}) for seed in (100, 101)]
+    items = [grid("rates", runs[0], rate=["0.1"]), grid("pilot", *runs, rate=["0.1"])]
+    plan: Any = SimpleNamespace(items=items)
+    assert [list(groups) for groups in groups_of(plan).values()] == [
+        ["ecgr/pilot", "ecgr/rates"],
+        ["ecgr/pilot"],
     ]
-    axes = {"skew": ["Dirichlet"], "method": ["FedProx", "Local"], "rate": rates}
-    plan: Any = SimpleNamespace(items=[SimpleNamespace(id="ecgr/table1", axes=axes, entries=entries)])
-    labels = labels_of(plan)
-    assert labels[run, "ecgr/table1"] == "FedProx, rate 0.01"
-    assert store.export(labels=labels) == {"unchanged": 2, "replaced": 1}
-    cell = store.tags(store.measured)["cell"]
-    assert cell.startswith("FedProx, rate 0.01, table1, digits, alpha 0.3 (")
-    store.memberships = {run: ["fair/table1"]}
-    assert store.export(store.measured, scale="small", labels={(run, "fair/table1"): "other"}) == {
-        "replaced": 1
-    }
-    assert store.tags(store.measured)["cell"] == cell
+
+
+def test_a_group_is_named_by_the_labels_that_vary_in_its_item() -> None:
+    """Runs that differ only in their learning rate look different; groups have the order of the item."""
+    rates, skew = ("0.1", "0.01"), {"skew": "Dirichlet"}
+    runs = [(tiny(training={"lr": float(rate)}), skew | {"rate": rate}) for rate in rates]
+    plan: Any = SimpleNamespace(items=[grid("table1", *runs, skew=["Dirichlet"], rate=rates)])
+    assert [groups["ecgr/table1"] for groups in groups_of(plan).values()] == [
+        {"cell": "rate 0.1 · table1", "order": "999 table1 0000"},
+        {"cell": "rate 0.01 · table1", "order": "999 table1 0001"},
+    ]
 
 
 def test_groups_of_runs_have_colours_of_their_own(exported: Exports) -> None:
@@ -471,25 +476,27 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     numbers = {"mean": 61.5, "std": 0.25, "n": 3, "diverged": 0, "gain": 1.5}
     numbers |= {"gain_low": -0.5, "published": 64.0}
     assert run["paper"] == "cells" and run["data"]["metrics"] == numbers
+    assert run["info"]["run_name"] == "FedProx, accuracy, % · ecgr/table1 (demo)"
     tags = run["data"]["tags"]
     expected = {
         "kind": "cell",
         "item": "ecgr/table1",
-        "cell": "FedProx, BP, Digits, accuracy, %",
-        "verdict": "reproduced",
-        "gain_verdict": "opposite",
+        "cell": "FedProx, accuracy, %",
+        "base": "FedAvg",
+        "verdict": "reproduced, opposite",
         "method": "fedprox",
         "dataset": "digits",
         "runs": store.measured.run_id,
     }
     assert {key: tags[key] for key in expected} == expected
-    assert "of [ecgr/table1](#/experiments/" in tags["mlflow.note.content"]
-    condition = quote(f"attributes.run_name = '{store.measured.run_id}'")
-    assert f"Its runs: [{store.measured.run_id}](#/experiments/" in tags["mlflow.note.content"]
-    assert condition in tags["mlflow.note.content"]
+    note = tags["mlflow.note.content"]
+    assert note.startswith("FedProx, accuracy, %, gain over FedAvg: [ecgr/table1](#/experiments/")
+    assert "1 run in [ecgr (demo)](#/experiments/" in note
+    assert quote(f"attributes.run_name IN ('{store.measured.run_id}')") in note
     (other,) = store.search("tags.kind = 'cell' and metrics.mean = 60")
     assert "verdict" not in other["data"]["tags"], "MLflow shows a dash"
     assert other["data"]["metrics"] == {"mean": 60.0, "n": 1, "diverged": 0}
+    assert tags["order"] < other["data"]["tags"]["order"], "cells with a verdict are first"
 
 
 def written(store: Exports) -> tuple[int, int]:
@@ -513,27 +520,27 @@ def test_a_run_can_exceed_the_limits_of_one_request(store: Exports) -> None:
     """MLflow accepts 1,000 values, or 100 parameters of 6,000 characters."""
     params = {f"key{i}": str(i) for i in range(250)}
     metrics = [("loss", step, 1 / step) for step in range(1, 2501)]
-    entry = TrackedRun("long", "long", {}, (5, 9), params=params, metrics=metrics)
+    entry = TrackedRun("long", "long", {}, 5.0, params=params, metrics=metrics)
     with writing(store.uri, store.folder) as opened:
         opened.put(entry)
     client, ours = store.reader(), store.search("tags.`fltrain.key` = 'long'")[0]
     history = client.get_metric_history(ours["info"]["run_id"], "loss")
     assert sorted(("loss", point.step, point.value) for point in history) == metrics
     assert ours["data"]["params"] == params
-    times = ours["info"]["start_time"], ours["info"]["end_time"]
-    assert (times, ours["info"]["status"]) == ((5, 9), "FINISHED")
+    assert [ours["info"][key] for key in ("start_time", "end_time", "status")] == [5000, None, "FINISHED"]
 
 
 # ------------------------------------------------------------------------------------------------- interface
 def test_the_root_address_opens_the_tables() -> None:
-    page = prepared("<head>", {"controls": "1", "tables": "7"}, {})
-    assert '["#/experiments/7/runs?' in page and "orderByKey=tags.%60item%60" in page
-    assert '["#/experiments/1/runs?' in prepared("<head>", {"flfa": "1"}, {})
+    assert '["#/experiments/7/runs"' in prepared("<head>", {"controls (demo)": "1", "tables": "7"}, {})
+    assert '["#/experiments"' in prepared("<head>", {"flfa (demo)": "1"}, {})
 
 
-def test_charts_of_cells_begin_with_gains() -> None:
+def test_charts_of_cells_begin_with_gains_and_those_of_losses_have_a_log_axis() -> None:
     assert state_of("cells")["compareRunCharts"][0]["metricKey"] == "gain"
-    assert state_of("flfa")["compareRunCharts"][0]["metricKey"] == "test_accuracy"
+    axes = {one["metricKey"]: one["scaleType"] for one in state_of("flfa (demo)")["compareRunCharts"]}
+    assert next(iter(axes)) == "test_accuracy"
+    assert {metric for metric, scale in axes.items() if scale == "log"} == {"test_loss", "train_loss"}
 
 
 @pytest.mark.slow
@@ -564,7 +571,7 @@ def test_the_interface_is_set_up_for_our_runs_and_ends_at_once(store: Exports) -
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
         printed, errors = process.communicate(timeout=10)
     assert time.monotonic() - started < 1 and (process.returncode, errors) == (0, "")
-    assert names >= {"flfa", "ecgr"} and f"{address}/#/experiments/" in printed
+    assert names >= {"flfa (demo)", "ecgr (demo)"} and f"  papers  {address}/#/experiments\n" in printed
     assert '"mlflow.workflowType_v1", "machine_learning"' in page and "final_accuracy" in page
 
 
