@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -24,7 +24,7 @@ from fltrain.core.floats import average
 from fltrain.core.own import place_of_file
 from fltrain.core.rng import Purpose, stream
 from fltrain.core.strict_yaml import read_settings
-from fltrain.experiments.items import Entry, PlannedItem
+from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Labels
 from fltrain.experiments.schema import TRIAL, Patch, Point
 from fltrain.methods import METHODS
@@ -171,7 +171,7 @@ class Selected(Settings):
             return {}
         for cell in self.cells:
             if cell.labels.items() <= labels.items():
-                return cell.trials[_best(cell.trials)].settings  # an edited `chosen` has no effect
+                return cell.trials[cell.chosen].settings
         raise FltrainError(f"no trials of {', '.join(labels.values())}; {self.item} needs the same labels")
 
 
@@ -195,28 +195,14 @@ def read_selection(config: Path, item: PlannedItem) -> Selected:
     if not path.exists():
         raise FltrainError(f"{path}: nothing is selected yet; {make}")
     selected = read_settings(path, Selected)
-    evidence = {
-        (_text(cell.labels), label): (trial.runs, trial.settings)
-        for cell in selected.cells
-        for label, trial in cell.trials.items()
-    }
-    planned = {
-        (_text(labels), label): (tuple(entry.spec.run_id for entry in entries), entries[0].drawn)
-        for labels, label, entries in _trials(item)
-    }
-    if evidence != planned:
+    values = {trial.runs: trial.value for cell in selected.cells for trial in cell.trials.values()}
+    if _by_labels(selected) != _by_labels(_selection(item, selected.measure, values.get)):
         raise FltrainError(f"{path}: selected from other trials than those declared now; {make}")
     return selected
 
 
-def _trials(item: PlannedItem) -> Iterator[tuple[Labels, str, list[Entry]]]:
-    """Yield each trial of each cell: labels of the cell, label of the trial, and its entries, one a seed."""
-    for labels, entries in itertools.groupby(item.entries, lambda entry: entry.labels):
-        yield {axis: label for axis, label in labels.items() if axis != TRIAL}, labels[TRIAL], list(entries)
-
-
-def _text(labels: Labels) -> str:
-    return ", ".join(f"{axis} {label}" for axis, label in sorted(labels.items()))
+def _by_labels(selected: Selected) -> dict[frozenset[tuple[str, str]], Choice]:
+    return {frozenset(cell.labels.items()): cell for cell in selected.cells}
 
 
 def select(item: PlannedItem, results: Results) -> Selected:
@@ -236,23 +222,29 @@ def select(item: PlannedItem, results: Results) -> Selected:
             f"{item.id}: {len(missing)} of {len(records)} trials have no record, for example {missing[0]}; "
             f"all count, so train them: `snakemake --config scale={item.scale.scale} items={item.id}`"
         )
-    what, cells = measure(name), dict[str, tuple[Labels, dict[str, Trial]]]()
-    for labels, label, entries in _trials(item):
-        runs = tuple(entry.spec.run_id for entry in entries)
+    what = measure(name)
+
+    def value(runs: tuple[str, ...]) -> float | None:
         values = [(what.of(records[run]) or {"": what.of_diverged(records[run])})[""] for run in runs]
         mean = average(values)
-        trial = Trial(
-            settings=entries[0].drawn, runs=runs, value=round(mean, 10) if math.isfinite(mean) else None
-        )
-        cells.setdefault(_text(labels), (labels, {}))[1][label] = trial
-    return Selected(
-        scale=item.scale.scale,
-        item=item.id,
-        measure=name,
-        cells=tuple(
-            Choice(labels=labels, chosen=_best(trials), trials=trials) for labels, trials in cells.values()
-        ),
-    )
+        return round(mean, 10) if math.isfinite(mean) else None
+
+    return _selection(item, name, value)
+
+
+def _selection(item: PlannedItem, measure: str, value: Callable[[tuple[str, ...]], float | None]) -> Selected:
+    """Return the choice among the trials of an item; ``value`` returns the measure of a trial's runs."""
+    cells: dict[frozenset[tuple[str, str]], tuple[Labels, dict[str, Trial]]] = {}
+    for labels, group in itertools.groupby(item.entries, lambda entry: entry.labels):
+        entries = list(group)
+        others = {axis: label for axis, label in labels.items() if axis != TRIAL}
+        runs = tuple(entry.spec.run_id for entry in entries)
+        _, trials = cells.setdefault(frozenset(others.items()), (others, {}))
+        trials[labels[TRIAL]] = Trial(settings=entries[0].drawn, runs=runs, value=value(runs))
+    choices = [
+        Choice(labels=labels, chosen=_best(trials), trials=trials) for labels, trials in cells.values()
+    ]
+    return Selected(scale=item.scale.scale, item=item.id, measure=measure, cells=tuple(choices))
 
 
 def _best(trials: Mapping[str, Trial]) -> str:
