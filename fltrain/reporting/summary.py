@@ -41,15 +41,14 @@ def paper_summary(
     tables = {sheet.name: sheet.table for sheet in sheets if sheet.table}
     every = [_with_axes(cell, tables[cell.item]) for shown in cells.values() for cell in shown]
     decided = [cell for cell in every if cell.item in confirmed]
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item"]
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
     claims: list[Any] = judged[columns].to_dict("records")
-    rows: list[Any] = judged.to_dict("records")
     titles = {sheet.name: sheet.title for sheet in sheets}
     bases = {name: f"{title}{_minus(tables.get(name))}" for name, title in titles.items()}
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
-        "findings": findings(rows),
+        "findings": findings(claims),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
