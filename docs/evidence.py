@@ -33,6 +33,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.reporting.verdict import NO_INTERVAL
 
 MAIN = {
     "fedavg": (
@@ -282,7 +283,7 @@ class Evidence:
             ours = cells["mean"].map("{:.4g}".format).replace("inf", "not reached by all seeds")
             sides = cells["side"].astype(object).fillna("").map(lambda side: f" ({side})" if side else "")
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
-            verdicts = Counter(cells["verdict"] + sides + marks)
+            verdicts = Counter((cells["verdict"] + sides + marks).where(cells["reason"].isna(), NO_INTERVAL))
             margin = (cells["margin"] / cells["published"]).max()
             ratios = (cells["mean"] / cells["published"])[lambda found: found < math.inf]
             yield Row(
@@ -308,7 +309,7 @@ class Evidence:
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
-        runs = "; ".join([f"{len(self._runs(row))}, {seeds} seeds", *limits])
+        runs = "; ".join([f"{len(self._runs(row))} in its tables, {seeds} seeds", *limits])
         sure = "enough for a verdict; the test was decided before the runs"
         if "undecided" in row.verdict:
             sure = (

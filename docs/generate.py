@@ -362,26 +362,34 @@ RESULTS = """\
 
 This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
 from the [published records](../published/README.md): {datasets}.
-Images of CIFAR-10 have 16 x 16 pixels, from a copy saved as JPEG. These runs are for {ran} of the papers, the
-[controls](#controls), the [fair table](#the-fair-table), and
-[conceptual replications](#conceptual-replications) of {replicated}. All else is declared, but not run yet.
+Images of CIFAR-10 have 16 x 16 pixels, from a copy saved as JPEG. For {ran} papers, runs follow the paper's
+own protocol, as far as its text states it. {replicated} have
+[conceptual replications](#conceptual-replications). All else is declared, but not run yet.
 
-* **Verdict**: follows the [protocol](protocol.md). *Exploratory*: declared so, or decided after we had seen
-  the runs. *Undecided* is no evidence against a claim. † drops out of the list of contradicted claims (false
-  discovery rate 5 %). *Tested*: a unit test checks the definition.
+* **Verdict**: follows the [protocol](protocol.md).
+  * *Exploratory*: declared so, or decided after we had seen the runs.
+  * *Undecided*: no evidence against a claim.
+  * *Tested*: a unit test checks the definition.
+  * †: drops out of the list of contradicted claims (false discovery rate 5 %).
 * **Numbers**: the main number, with its 90 % interval over seeds. Of several places (settings or methods), it
   is the mean. A claim *at each* place is supported if each supports it, and contradicted if one or the mean
-  contradicts it, corrected for their number. *On average*, the mean decides.
-* **Details**, folded below each table: all numbers, the runs and seeds, and the part of the claim that they
-  cover. The runs follow the paper's own protocol as far as its text states it (in the last three sections:
-  ours).
+  contradicts it, corrected for their number. *On average*, the mean decides. "Tested" names the range of
+  the claim, unless it is a side of zero.
+* **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim that they
+  cover.
 * **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs
   (`--scale paper`), and claims that runs cannot decide.
 
-To check the verdicts, see the [controls](protocol.md#controls), judged by the same rule, and
-[artefact evaluation](artifact.md).
+To check the verdicts, see the [controls](protocol.md#controls) and [artefact evaluation](artifact.md).
 
 {papers}
+
+## The fair table
+
+Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md),
+[tables](../published/README.md#the-fair-table)). All methods had the same number of trials.
+
+{fair}
 
 ## Conceptual replications
 
@@ -393,16 +401,9 @@ and FedImpro have one reading of their texts each; [Fed2](papers/fed2.md#assumpt
 
 {replications}
 
-## The fair table
-
-Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md),
-[tables](../published/README.md#the-fair-table)). All methods had the same number of trials.
-
-{fair}
-
 ## Controls
 
-The true values of these tables are known ([truth](protocol.md#controls),
+The truth of these tables is known ([protocol](protocol.md#controls),
 [tables](../published/README.md#controls)): {truth}.
 
 {controls}
@@ -538,12 +539,15 @@ def listed(rows: Sequence[Listed]) -> str:
     return "\n\n".join(parts)
 
 
-def replication_note(paper: str) -> str:
-    """A line that links the conceptual replications of a paper; empty if it has none."""
+def notes_on(paper: str) -> str:
+    """Lines that link all claims of a paper that runs judged, and its conceptual replications."""
+    file, notes = f"{paper}/claims.md", []
+    if (PAGES.parent / "published" / file).exists():
+        notes.append(f"[All claims](../published/{file}).")
     if datasets := evidence().replicated(paper):
         link = "[conceptual replications](#conceptual-replications)"
-        return f"Claims have {link} on {' and '.join(datasets)}.\n\n"
-    return ""
+        notes.append(f"Claims have {link} on {' and '.join(datasets)}.")
+    return " ".join(notes) + "\n\n" * bool(notes)
 
 
 def replications(text: Callable[[str], str]) -> str:
@@ -554,7 +558,7 @@ def replications(text: Callable[[str], str]) -> str:
 def results() -> str:
     """The page of results."""
     known = evidence()
-    papers = by_paper(lambda paper: listed(known.main(paper)), replication_note)
+    papers = by_paper(lambda paper: listed(known.main(paper)), notes_on)
     ran = sum(bool(known.decided(paper)) for paper in MAIN)
     counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
     datasets = ", ".join(f"{runs} runs on {title}" for title, runs in counts.most_common())

@@ -357,8 +357,8 @@ def _subtraction(sheet: ItemJob, test: Quantity) -> str:
             others = {*test.at.get(axis, sheet.axes[axis])} - {*names}
             if len(others) == 1:
                 first[axis] = (others.pop(),)
-        gain = f"gain over {_labels(test.over)}: " if test.over and test.minus else ""
-        sides = [_labels(first) or "others", _labels(last)]
+        gain = f"gain over {labels_text(test.over)}: " if test.over and test.minus else ""
+        sides = [labels_text(first) or "others", labels_text(last)]
         parts.append(gain + " minus ".join(reversed(sides) if test.reverse else sides))
     if test.minus_rounds:
         parts.append(
@@ -369,7 +369,8 @@ def _subtraction(sheet: ItemJob, test: Quantity) -> str:
     return ", ".join(parts)
 
 
-def _labels(chosen: LabelChoice) -> str:
+def labels_text(chosen: LabelChoice) -> str:
+    """Return labels with commas between them; numbers with the name of their axis."""
     return ", ".join(named(axis, label) for axis, names in chosen.items() for label in names)
 
 

@@ -16,9 +16,6 @@ from fltrain.reporting.tables.table_cell import read_csv, to_csv
 from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
-OPEN = ("not judged", "reduced scale", "not run")
-"""Verdicts that say nothing about results; only the pages of papers count them."""
-
 VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""
 
@@ -71,7 +68,7 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
 def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return what a card shows: findings, picture, counts by verdict and address of the paper's page."""
     path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
-    summary: dict[str, Any] = {"kind": "", "findings": [], "forest": "", "picture": "", "counts": {}}
+    summary: dict[str, Any] = {"kind": "", "findings": [], "forest": {}, "picture": "", "counts": {}}
     summary |= read_json(path) if path.exists() else {}
     files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")]
     return {
@@ -80,9 +77,4 @@ def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "title": paper["title"],
         "page": page if (folder / page).exists() else "",
         "picture": next((file for file in files if (folder / file).exists()), ""),
-        "counts": {
-            heading: judged
-            for heading, (verdicts, _) in summary["counts"].items()
-            if (judged := {verdict: number for verdict, number in verdicts.items() if verdict not in OPEN})
-        },
     }

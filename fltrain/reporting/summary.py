@@ -9,11 +9,13 @@ from typing import Any
 import pandas as pd
 
 from fltrain.core.errors import count
-from fltrain.experiments.layout import Bubbles, ItemJob, Table, named
-from fltrain.reporting.claims import JUDGED, full_verdict
+from fltrain.experiments.claims import Claim, quantities
+from fltrain.experiments.layout import Bubbles, ItemJob, named
+from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
 from fltrain.reporting.figures.forest import forest
+from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import EXPECTED, EXPECTED_GAINS, expected_counts
+from fltrain.reporting.verdict import AMONG_OWN, EXPECTED, EXPECTED_GAINS, NO_INTERVAL, expected_counts
 
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
@@ -24,6 +26,7 @@ def paper_summary(
     sheets: Sequence[ItemJob],
     judged: pd.DataFrame,
     cells: Mapping[str, Sequence[TableCell]],
+    claims: Iterable[Claim] = (),
 ) -> dict[str, Any]:
     """Return a summary of a paper's items and claims, as plain data for ``summary.json``.
 
@@ -32,60 +35,72 @@ def paper_summary(
         sheets: the paper's items at the scale.
         judged: its claims, see ``fltrain.reporting.claims``.
         cells: cells of each table by ID of its sheet.
+        claims: declarations of the claims.
     """
     # The verdicts on the claims of each item whose protocol is older than its runs.
     confirmed: dict[str, set[str]] = {}
     for claim in judged.itertuples():
         for name in str(claim.item).split(", ") if claim.verdict in JUDGED and not claim.exploratory else ():
             confirmed.setdefault(name, set()).add(str(claim.verdict))
-    tables = {sheet.name: sheet.table for sheet in sheets if sheet.table}
-    every = [_with_axes(cell, tables[cell.item]) for shown in cells.values() for cell in shown]
-    decided = [cell for cell in every if cell.item in confirmed]
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
-    claims: list[Any] = judged[columns].to_dict("records")
     titles = {sheet.name: sheet.title for sheet in sheets}
-    bases = {name: f"{title}{_minus(tables.get(name))}" for name, title in titles.items()}
+    numbers = [number for claim in claims for number in quantities(claim.test)]
+    reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
+    headings, every, gains = dict(titles), [], []
+    for sheet in sheets:
+        if (table := sheet.table) is None:
+            continue
+        name, bases = sheet.name, bases_of(table)
+        axes = {"panel": table.panels, "row": table.rows, "column": table.columns}
+        shown = [
+            cell.replace(**{place: named(axis, getattr(cell, place)) for place, axis in axes.items()})
+            for cell in cells.get(sheet.id, ())
+        ]
+        every += shown
+        # As in its claims: the paper's method minus its rivals, not theirs minus the method.
+        turned = {(name, base) for base in bases} <= reverse
+        if len(bases) == 1:
+            headings[name] += f"\n{bases[0]} minus each" if turned else f"\nminus {bases[0]}"
+        gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item"]
+    rows: list[Any] = judged.to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
-        "findings": findings(claims),
+        "findings": findings(rows) or cell_findings(paper["kind"], every, titles),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
-        "forest": forest(every, titles) or forest(decided, bases, "gain"),
-        "counts": verdict_counts(paper["kind"], every, claims),
-        "claims": claims,
+        "forest": forest(every, titles) or forest(gains, headings, "gain"),
+        "counts": verdict_counts(paper["kind"], every, rows),
+        "claims": judged[columns].to_dict("records"),
     }
 
 
-def _with_axes(cell: TableCell, table: Table) -> TableCell:
-    """Return a cell whose labels that are numbers come with the name of their axis."""
-    axes = {"panel": table.panels, "row": table.rows, "column": table.columns}
-    return cell.replace(**{place: named(axis, getattr(cell, place)) for place, axis in axes.items()})
-
-
-def _minus(table: Table | None) -> str:
-    """Return the base of a table's gains, for example ``: minus FedAvg``; empty without one base."""
-    over = [one.gain_over for one in table.measures if one.gain_over] if table else []
-    bases = {", ".join(named(axis, label) for axis, label in labels.items()) for labels in over}
-    return f": minus {bases.pop()}" if len(bases) == 1 else ""
+def _turned(cell: TableCell) -> TableCell:
+    """Return a cell with the other sign of its gain."""
+    columns = {"gain": cell.gain, "gain_low": cell.gain_high, "gain_high": cell.gain_low}
+    return cell.replace(**{name: None if value is None else -value for name, value in columns.items()})
 
 
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
     """Return the counts that are not empty. Of controls, the heading counts the true values."""
-    control = kind == "control"
-    values = Counter(cell.full_verdict if cell.intended else cell.verdict for cell in cells if cell.verdict)
+    values = Counter(
+        NO_INTERVAL if cell.reason else cell.full_verdict if cell.intended else cell.verdict
+        for cell in cells
+        if cell.verdict
+    )
     gains: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for cell in cells:
         gains[cell.published_gain is not None].update([cell.gain_verdict] if cell.gain_verdict else [])
+    of_values = true_values(cells) if kind == "control" else "published values"
     found: Counts = {
-        true_values(cells) if control else "published values": (values, expected_counts(cells, EXPECTED)),
+        of_values: (values, expected_counts(cells, EXPECTED)),
         "published gains": (gains[True], expected_counts(cells, EXPECTED_GAINS)),
         "differences among our own runs": (gains[False], {}),
         "claims": (Counter(map(full_verdict, claims)), {}),
     }
     return {
-        heading: (verdicts, {} if control else expected)
+        heading: (verdicts, expected if kind != "control" else {})
         for heading, (verdicts, expected) in found.items()
         if verdicts
     }
@@ -96,7 +111,24 @@ def true_values(cells: Iterable[TableCell]) -> str:
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     distinct = count(len({(cell.measure, cell.published) for cell in true}), "true value")
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    return f"{distinct} in {count(len(true), 'cell')} (expected to be reproduced: {expected:.1f})"
+    seeds = f"with these seeds, a perfect rule would reproduce about {expected:.1f} of them"
+    return f"{distinct} in {count(len(true), 'cell')} ({seeds})"
+
+
+def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[str]:
+    """Return results of tables without claims: false values that a rule rejects, or the first difference."""
+    if kind == "control":
+        rejected: dict[bool, list[bool]] = {True: [], False: []}
+        for cell in cells:
+            rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
+        false, true = (f"{sum(side)} of {len(side)}" for side in rejected.values())
+        return [f"The rule rejects {false} false values, and {true} cells with true ones."]
+    first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
+    return [
+        f"{verdict.capitalize()}: {found.place} ({titles[found.item]}; {gain_text(found, True)} points)."
+        for verdict in AMONG_OWN
+        if (found := first.get(verdict))
+    ]
 
 
 def findings(claims: Iterable[Mapping[str, Any]]) -> list[str]:

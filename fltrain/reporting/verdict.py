@@ -32,6 +32,9 @@ from fltrain.core.statistics import (
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
 from fltrain.runs.measures import measure
 
+NO_INTERVAL = "without an interval"
+"""Inconclusive for want of an interval: pages count such values apart."""
+
 EXPECTED = {"reproduced": "expected_reproduced", "not reproduced": "expected_not_reproduced"}
 EXPECTED_GAINS = {
     "size reproduced": "expected_size",

@@ -232,7 +232,8 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     modules = sorted(what for kind, what in different if kind == "code")
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
-        parts = ["Different versions of the code trained these runs, with equal revisions."]
+        parts = ["Different versions of the code trained these runs."]
+        parts += ["Equal revisions declare that no change altered numbers, so results count as comparable."]
         parts += [f"Modules that differ: {listed(modules, 2)}."] if modules else []
         parts += ["Some records lack the versions of their modules."] if partly else []
         notes.append(" ".join(parts))

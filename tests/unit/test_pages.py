@@ -14,11 +14,12 @@ import jsonschema
 import pandas as pd
 import pytest
 
-from fltrain.experiments.layout import ItemJob, Table
+from fltrain.experiments.claims import Claim
+from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
-from fltrain.reporting.figures.forest import LIMIT, WIDTH, forest
+from fltrain.reporting.figures.forest import LIMIT, forest
 from fltrain.reporting.tables.html import facts
-from fltrain.reporting.tables.render import Notes
+from fltrain.reporting.tables.render import Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
@@ -87,7 +88,8 @@ def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
     assert page.of("h1") == ["Accuracy & gain"]
     assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in read(toy, "paper/index.html").of("li")
     assert any("over 3 seeds." in text for text in page.of("p"))
-    assert "not reproduced (worse)" in page.of("span") and "not comparable" not in page.text
+    assert "not reproduced" in page.of("span") and "not comparable" not in page.text
+    assert not any("(" in text for text in page.of("span")), "the side stands in the difference"
 
 
 def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
@@ -161,12 +163,6 @@ def test_facts_about_a_cell(changes: dict[str, Any], expected: dict[str, str]) -
     assert {name: shown[name] for name in expected} == expected
 
 
-def places(picture: str, mark: str) -> list[float]:
-    """The horizontal places of the marks of a kind in a chart."""
-    groups = re.findall(rf'<g class="mark-{mark} role-mark[^>]*>(.*?)</g>', picture)
-    return [float(x) for group in groups for x in re.findall(r"translate\(([\d.]+),", group)]
-
-
 def test_a_forest_plot_has_the_differences_in_margins() -> None:
     titles = {"a": "Table of <a>", "b": "B"}
     cell = TableCell(
@@ -174,31 +170,32 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
         **{"difference": 1.0, "difference_low": 0.0, "difference_high": 99.0},
     )
     without = TableCell(item="b", row="no interval", margin=2.0, difference=1.0)
-    picture = forest([cell, without], titles)
-    Page(picture)
+    plot = forest([cell, without], titles)
     # The axis ends at 6 margins; the point lies at half a margin, the interval is cut off.
-    scale = WIDTH / (2 * LIMIT)
-    assert places(picture, "symbol") == [pytest.approx(WIDTH / 2 + 0.5 * scale)]
-    left = WIDTH / 2 - scale
-    assert f'd="M{left:g},0h{2 * scale:g}v' in picture, "the margin is from -1 to 1"
-    assert re.search(rf'translate\({WIDTH // 2},[\d.]+\)" x2="{WIDTH // 2}"', picture), "from 0 to the end"
-    assert picture.count("var(--bad)") == 2, "point and interval"
-    assert "Table of" not in picture and "no interval" not in picture
-    several = forest([cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")], titles)
-    texts = [text for text in re.findall(r">([^<>]+)</text>", several) if not re.fullmatch(r".?\d", text)]
-    name = "difference to the published value, in margins (grey); cut off at the ends"
-    assert sorted(texts) == ["B", "Table of &lt;a&gt;", name, "one", "one", "two"]
-    assert "var(--good)" in several
-    assert forest([without], titles) == "" == forest([cell] * 41, titles)
+    (row,) = plot["rows"][""]
+    assert (row["low"], row["middle"], row["high"]) == pytest.approx(
+        (50, 50 * (1 + 0.5 / LIMIT), 100), abs=0.01
+    )
+    assert (row["below"], row["above"], row["place"], row["tone"]) == (False, True, "one", "bad")
+    assert plot["ticks"]["0"] == 50 and plot["ticks"]["1"] == pytest.approx(50 * (1 + 1 / LIMIT))
+    axis = "difference to the published value, in margins (grey)"
+    assert plot["notes"] == [axis, "arrows: beyond the axis"]
+    several = [cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")]
+    rows = forest(several, titles)["rows"]
+    assert {name: [row["tone"] for row in part] for name, part in rows.items()} == {
+        "Table of <a>": ["bad", "bad"],
+        "B": ["good"],
+    }
+    counted = forest([cell, cell.replace(difference_low=None, reason="one seed")], titles)
+    assert counted["notes"][-1] == "1 cell without an interval: not shown"
+    assert forest([without], titles) == {} == forest([cell] * 41, titles)
 
 
 def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
-    picture = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
-    assert re.findall(r">([^<>]+)</text>", picture) == [
-        *("\u22122", "0", "2", "gain, in points", "one"),
-    ]
-    assert places(picture, "symbol") == [pytest.approx(0.75 * WIDTH)] and "mark-rect" not in picture
+    plot = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
+    assert plot["ticks"] == {"-2": 0, "0": 50, "2": 100} and plot["notes"] == ["gain, in points"]
+    assert [row["middle"] for row in plot["rows"][""]] == [75]
 
 
 @pytest.mark.parametrize("of", ["gain", "difference"])
@@ -209,13 +206,37 @@ def test_a_forest_plot_has_words_if_all_runs_diverged(of: Literal["gain", "diffe
     cell = TableCell(item="a", row="one", label="accuracy, %", margin=1.0, gains=(80.0,), **numbers[of])
     lost = cell.replace(row="two", seeds=3, diverged=3, verdict="not reproduced")
     base = cell.replace(row="three", base_diverged=1)
-    words = {"gain": ["base diverged", "diverged"], "difference": ["diverged"]}[of]
-    picture = forest([cell, lost, base], {"a": "A"}, of)
-    assert sorted(re.findall(r">([a-z ]*diverged)</text>", picture)) == words
-    assert len(places(picture, "symbol")) == 3 - len(words)
-    assert re.findall(r">(one|two|three)</text>", picture) == ["one", "two", "three"]
-    assert "var(--bad)" not in picture
-    assert forest([lost], {"a": "A"}, of).count("diverged</text>") == 1
+    words = {"gain": ["", "diverged", "base diverged"], "difference": ["", "diverged", ""]}[of]
+    (rows,) = forest([cell, lost, base], {"a": "A"}, of)["rows"].values()
+    assert [row["lost"] for row in rows] == words
+    assert [row["above"] for row in rows] == [not word for word in words]
+
+
+def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
+    row = {"place": "<one>", "lost": "", "tone": "bad", "low": 50, "middle": 75, "high": 100}
+    rows = [
+        {**row, "below": False, "above": True},
+        {**row, "below": False, "above": False, "lost": "diverged"},
+    ]
+    plot = {
+        "rows": {"A\nminus B": rows},
+        "ticks": {"-6": 0, "-1": 42, "0": 50, "1": 58, "6": 100},
+        "notes": ["x"],
+    }
+    file = toy.folder / "paper" / "summary.json"
+    before = file.read_text()
+    file.write_text(json.dumps({**SUMMARY, "picture": "", "forest": plot}))
+    try:
+        page = front(toy)
+    finally:
+        file.write_text(before)
+        front(toy)
+    assert (
+        page.of("strong") == ["A\nminus B"] and "<one>" in page.of("span") and "diverged" in page.of("small")
+    )
+    assert re.findall(r'class="bar([^"]*)" style="left:50%;right:0%"', page.text) == [" above"]
+    assert page.text.count('class="dot" style="left:75%"') == 1
+    assert page.text.count('class="margin" style="left:42%;right:42%"') == 2
 
 
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
@@ -396,7 +417,55 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     assert values[1][0] == controls[1][0] and values[1][1] and not controls[1][1]
     known = [cell for cell in cells if cell.verdict and cell.published is not None]
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
-    assert summary.true_values([false, *true]).startswith(f"1 true value in {len(true)} cell")
+    assert summary.true_values([false, *true]).startswith(
+        f"1 true value in {len(true)} cells (with these seeds, a perfect rule would reproduce about "
+    )
+
+
+def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy) -> None:
+    cells = read_csv(toy.folder / "paper" / "table1.csv")
+    known = sum(cell.expected_reproduced is not None for cell in cells)
+    one_seed = {"verdict": "inconclusive", "reason": "one seed", "expected_reproduced": None}
+    cells.append(cells[0].replace(**one_seed))
+    rule = next(text for text in Notes.of(toy.sheet, cells).texts if text.startswith("Verdicts"))
+    assert f"Of {known} cells with an interval, " in rule and known > 1
+    assert "Without an interval: 1." in rule
+    points = r"[\d.]+(?: to [\d.]+)? points? of final accuracy"
+    assert re.search(
+        rf"The margin is {points}\. With a probability of 80 %, the rule finds a .* of {points}\.", rule
+    )
+    (measured,) = toy.sheet.table.measures
+    as_intervals = toy.sheet.table.model_copy(update={"measures": (replace_interval(measured),)})
+    sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "table": as_intervals})]
+    equal = [
+        cell.replace(runs=(str(place),), low=1.0, high=2.0 + place // 2) for place, cell in enumerate(cells)
+    ]
+    for shown, words in ((equal, [False, True]), (equal[:1], [False, False])):
+        found = [Notes.of(sheet, shown).seeds for sheet in sheets]
+        assert ["Intervals of equal width share a pooled spread" in text for text in found] == words
+    assert "Gain: minus BP, paired by seed." in Notes.of(toy.sheet, cells).seeds
+
+
+def replace_interval(measured: Measured) -> Measured:
+    """The measure with intervals instead of deviations."""
+    return measured.model_copy(update={"interval": True})
+
+
+def test_headings_tell_deviations_from_intervals_if_a_table_has_both(toy: Toy) -> None:
+    cells = [cell for cell in read_csv(toy.folder / "paper" / "table1.csv") if cell.row == "FedAvg"]
+    headings = [column[-1] for column in Grid.of(toy.sheet, cells, {}).columns]
+    assert {"final accuracy, % ± SD", "difference [90 % interval]", "published"} <= {*headings}
+    alike = [cell.replace(difference=None) for cell in cells]
+    assert not any("SD" in column[-1] for column in Grid.of(toy.sheet, alike, {}).columns)
+
+
+def test_verdicts_next_to_values_are_short(toy: Toy) -> None:
+    """The details of the cell have the rest."""
+    cell = TableCell(verdict="not reproduced", side="worse", dropped=True, exploratory=True)
+    assert GridEntry(kind="own", cell=cell).badge == "not reproduced (worse)†, exploratory"
+    assert GridEntry(kind="own", cell=cell).pill == "not reproduced†"
+    intended = cell.replace(falsified=True, side="", dropped=False, exploratory=False)
+    assert GridEntry(kind="own", cell=intended).pill == "not reproduced (as intended)"
 
 
 A, B = ("A grows", "supported", False), ("B falls", "contradicted", False)
@@ -449,9 +518,60 @@ def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> 
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
     judged = pd.DataFrame([["", "", "supported", False, False, "", "a, b", ""]], columns=columns)
     heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
-    picture = summary.paper_summary(heading, sheets, judged, cells)["forest"]
-    texts = re.findall(r">([^<>]+)</text>", picture)
-    assert texts.count("cut 3") == 2 and texts.count("Accuracy &amp; gain: minus noise 0") == 2, texts
+    rows = summary.paper_summary(heading, sheets, judged, cells)["forest"]["rows"]
+    assert [(name, row["place"]) for name, part in rows.items() for row in part] == [
+        ("Accuracy & gain\nminus noise 0", "cut 3")
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("reverse", "gain", "words"), [(False, 1.0, "minus BP"), (True, -1.0, "BP minus each")]
+)
+def test_a_forest_plot_has_the_direction_of_the_claims(
+    toy: Toy, reverse: bool, gain: float, words: str
+) -> None:
+    """If a claim is on the method of the base against its rivals, plus means that this method is better."""
+    test = {"kind": "positive", "item": "table1", "measure": "final_accuracy", "over": {"plugin": "BP"}}
+    claim = Claim.parse({"where": "", "claim": "", "test": {**test, "reverse": reverse}}, "claim")
+    cell = TableCell(item="table1", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=2.5)
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
+    judged = pd.DataFrame([["", "", "supported", False, False, "", "table1", ""]], columns=columns)
+    heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
+    sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "id": "paper/b"})]
+    cells = {toy.sheet.id: [cell], "paper/b": [cell.replace(item="b")]}
+    judged["item"] = "table1, b"
+    plot = summary.paper_summary(heading, sheets, judged, cells, [claim])["forest"]
+    assert next(iter(plot["rows"])) == f"Accuracy & gain\n{words}"
+    assert plot["rows"][f"Accuracy & gain\n{words}"][0]["middle"] == pytest.approx(
+        50 * (1 + gain / 3), abs=0.01
+    )
+
+
+FALSE: dict[str, Any] = {"published": 1.0, "falsified": True}
+
+
+def test_controls_and_comparisons_without_claims_have_a_result() -> None:
+    """A control counts the values that the rule rejects; else there is a cell of each verdict."""
+    cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
+    false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
+    assert summary.cell_findings("control", [cell, *false], {"a": "A"}) == [
+        "The rule rejects 1 of 2 false values, and 0 of 1 cells with true ones."
+    ]
+    gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
+    better = cell.replace(**gain, gain_verdict="better")
+    late = better.replace(exploratory=True, row="late")
+    assert summary.cell_findings(
+        "comparison", [late, better, better.replace(row="two"), cell], {"a": "A"}
+    ) == ["Better: one (A; +1.00 [+0.50, +1.50] points)."]
+
+
+def test_cells_without_an_interval_are_counted_apart() -> None:
+    """The expected numbers are of the others alone."""
+    known = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
+    without = TableCell(verdict="inconclusive", reason="target not reached")
+    ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, without], []).values()
+    assert verdicts == {"inconclusive": 2, "without an interval": 1}
+    assert sum(expected.values()) == pytest.approx(2)
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

@@ -246,11 +246,12 @@ def test_mixed_conditions_have_a_fixed_order(tmp_path: Path) -> None:
         (None, "Some records lack the versions of their modules."),
     ],
 )
-def test_mixed_code_names_the_modules_without_reassurance(
+def test_mixed_code_names_the_modules_and_what_is_declared(
     modules: int | None, words: str, tmp_path: Path
 ) -> None:
     one, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
     records = made(tmp_path, {"sources": one}, {"sources": other if modules else None, "commit": "c"})
     assert notes_on(records) == [
-        f"Different versions of the code trained these runs, with equal revisions. {words}"
+        "Different versions of the code trained these runs. Equal revisions declare that no change altered "
+        f"numbers, so results count as comparable. {words}"
     ]

@@ -34,6 +34,6 @@ with job(snakemake.log[0]):
     judged = judge.judge(claims, statements)
     write_text(Path(outputs.csv), judged.to_csv(index=False))
     write_text(Path(outputs.md), to_markdown(paper["title"], sheets, judged))
-    summary = paper_summary(paper, sheets, judged, cells)
+    summary = paper_summary(paper, sheets, judged, cells, claims)
     write_json(Path(outputs.summary), summary)
     write_text(Path(outputs.page), pages.page(summary, about, sheets, cells, tables))

@@ -382,44 +382,17 @@ def draw_ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> Drawn:
         y["axis"] = {"labelLimit": 0, "labels": not panels}
         shown, heading = numbers[numbers[figure.series] == label], [named(figure.series, label)]
         look = {"color": {"value": style.INDIGO}}
-        layers = intervals("difference", shown, x, y, look, figure.margin)
+        ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, **look}
+        points = {"x": {**x, "field": "difference"}, "y": y, **look}
+        layers: list[Spec] = [{"mark": "rule", "encoding": ends}, {"mark": style.POINT, "encoding": points}]
+        if shown["lost"].any():
+            layers = [{**layer, "transform": [{"filter": "!datum.lost"}]} for layer in layers]
+            words = {"x": {"datum": 0, "type": "quantitative"}, "y": y, "text": {"field": "lost"}}
+            text = {"type": "text", "align": "left", "dx": 4, "color": style.GREY}
+            layers.append({"mark": text, "encoding": words, "transform": [{"filter": "datum.lost"}]})
+        layers = [style.line(x=-figure.margin, x2=figure.margin), style.line(x=0), *layers]
         panels.append(panel(heading, len(series), shown, layers, height=22 * max(len(rows), 1)))
     return [panels], numbers
-
-
-def intervals(
-    middle: str,
-    shown: pd.DataFrame,
-    x: Spec,
-    y: Spec,
-    look: Spec,
-    margin: float | None,
-    grey: str = style.GREY,
-) -> list[Spec]:
-    """Return the layers of points with intervals, next to zero and in front of a margin around it.
-
-    Args:
-        middle: column of the points; their intervals reach from ``low`` to ``high``.
-        shown: the numbers of the panel. A text in the column ``lost`` stands in the place of a number.
-        x: encoding of these columns.
-        y: encoding of the rows.
-        look: further encodings of points and intervals.
-        margin: half the width of the band in the background; None for none.
-        grey: colour of the band and of the line at zero.
-    """
-    ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, **look}
-    points = {"x": {**x, "field": middle}, "y": y, **look}
-    layers: list[Spec] = [{"mark": "rule", "encoding": ends}, {"mark": style.POINT, "encoding": points}]
-    if shown["lost"].any():
-        layers = [{**layer, "transform": [{"filter": "!datum.lost"}]} for layer in layers]
-        words = {"x": {"datum": 0, "type": "quantitative"}, "y": y, "text": {"field": "lost"}}
-        text = {"type": "text", "align": "left", "dx": 4, "color": grey}
-        layers.append({"mark": text, "encoding": words, "transform": [{"filter": "datum.lost"}]})
-    return [
-        *([] if margin is None else [style.line(grey, x=-margin, x2=margin)]),
-        style.line(grey, x=0),
-        *layers,
-    ]
 
 
 # ---------------------------------------------------------------- images of each class at each client

@@ -9,9 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from fltrain.experiments.layout import ItemJob, Measured, named
+from fltrain.experiments.layout import ItemJob, Measured, Table, named
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of, ranked
 from fltrain.reporting.tables.table_cell import TableCell
@@ -40,6 +39,8 @@ SIGNS = {
     "inconclusive": "?",
 }
 """Verdicts in LaTeX tables."""
+FORMS = {" ± ": " ± SD", " [": " [90 % interval]"}
+"""What follows a number in a column -> what follows its heading."""
 LONG_FORM = ("difference", "verdict", "published-gain")
 """Kinds of columns that LaTeX tables leave out. Pages have verdicts below values, for narrow screens."""
 
@@ -126,6 +127,12 @@ class GridEntry:
         return f"{text}, exploratory" if self.verdict and cell.exploratory and text != "not run" else text
 
     @property
+    def pill(self) -> str:
+        """The verdict without side, reason and exploratory, which stand next to it in a table on a page."""
+        detail = "" if self.cell.intended else self.cell.side or self.cell.reason
+        return self.badge.removesuffix(", exploratory").replace(f" ({detail})", "")
+
+    @property
     def legend(self) -> str:
         """The verdict after its sign."""
         return f"{SIGNS[self.verdict]} {self.verdict}"
@@ -203,7 +210,7 @@ class Grid:
     ) -> Grid:
         """Arrange cells: rows by label; columns by panel, column and quantity, as far as these differ.
 
-        It leaves out empty columns, and those of the kinds ``without``.
+        It leaves out empty columns, and kinds ``without``. Headings tell deviations from intervals.
         """
         layout = layout_of(sheet)
         intervals = {(one.measure, one.label or measure(one.measure).label): one for one in layout.measures}
@@ -220,6 +227,10 @@ class Grid:
             for place, column in columns.items()
             if any(entry.marked for entry in column.values())
         }
+        texts = {place: "".join(entry.text for entry in column.values()) for place, column in columns.items()}
+        forms = {one: next((FORMS[form] for form in FORMS if form in texts[one]), "") for one in columns}
+        if {*FORMS.values()} <= {*forms.values()}:
+            columns = {(*place[:3], place[3] + forms[place]): column for place, column in columns.items()}
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         rows = dict.fromkeys(cell.row for cell in shown)
         if not ranked(layout, shown):  # a column may lack the first rows
@@ -282,6 +293,9 @@ class Notes:
             cell for cell in shown if cell.judged and not (cell.gain_margin and cell.published_gain is None)
         ]
         tested = [cell for cell in judged if cell.expected_reproduced is not None]
+        intervals = {one.measure for one in layout.measures if one.interval}
+        ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
+        widths = {runs: round(both[1] - both[0], 9) for runs, both in ends.items() if both}
         rendered = TEMPLATES.get_template("notes.txt").render(
             sheet=sheet,
             layout=layout,
@@ -298,6 +312,8 @@ class Notes:
             margins=_ranges(judged, "margin"),
             detectable=_ranges(judged, "detectable"),
             counts=Counter(cell.verdict for cell in tested),
+            bases=bases_of(layout),
+            pooled=len({*widths.values()}) < len(widths),
             expected={} if sheet.control else expected_counts(tested, EXPECTED),
             rule_date=RULE_DATE,
             dropped=DROPPED_CELLS,
@@ -314,26 +330,28 @@ class Notes:
         return [self.seeds, *numbered, *self.texts, *self.remarks]
 
 
+def bases_of(table: Table) -> list[str]:
+    """Return the bases of a table's gains, for example ``FedAvg``."""
+    over = [one.gain_over for one in table.measures if one.gain_over]
+    return list(dict.fromkeys(", ".join(named(axis, text) for axis, text in one.items()) for one in over))
+
+
 def _over_seeds(measured: Measured) -> str:
     mean = "mean with its 90 % interval" if measured.interval else "mean ± standard deviation"
     return {"mean": mean, "median": "median", "max": "maximum"}[measure(measured.measure).over_seeds]
 
 
 def _ranges(shown: Sequence[TableCell], column: str) -> str:
-    """For example ``final accuracy: 0.25 to 1 points, median 1``: a column's range for each measure."""
+    """For example ``0.25 to 1 points of final accuracy``: a column's range for each measure."""
     by_label: dict[str, list[float]] = {}
     for cell in shown:
         if (value := getattr(cell, column)) is not None:
             by_label.setdefault(cell.label, []).append(value)
 
-    def text(values: list[float], unit: str) -> str:
-        ends = (min(values), median(values), max(values))
-        low, middle, high = (f"{value:.0f}" if value >= 100 else f"{value:.2g}" for value in ends)
-        if low == high:
-            return low + (unit.removesuffix("s") if low == "1" else unit)
-        return f"{low} to {high}{unit}, median {middle}"
+    def text(values: list[float], label: str) -> str:
+        ends = [f"{end:.0f}" if end >= 100 else f"{end:.2g}" for end in (min(values), max(values))]
+        what, percent, _ = label.partition(", %")
+        unit = f"point{'s' * (ends != ['1', '1'])} of {what}" if percent else what
+        return f"{' to '.join(dict.fromkeys(ends))} {unit}"
 
-    return "; ".join(
-        f"{label.removesuffix(', %')}: {text(values, ' points' if label.endswith(', %') else '')}"
-        for label, values in by_label.items()
-    )
+    return " and ".join(text(values, label) for label, values in by_label.items())
