@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.floats import total
 from fltrain.experiments.claims import LabelChoice, Quantity
 from fltrain.experiments.layout import COLUMNS, Cell, ItemJob, Labels, Measured, named
 from fltrain.experiments.published import Published
@@ -78,8 +79,6 @@ CellKey = tuple[tuple[str, str], ...]
 DONE, DIVERGED, DAMAGED, MISSING = "done", "diverged", "damaged", "missing"
 STATES = (DONE, DIVERGED, DAMAGED, MISSING)
 """From best to worst."""
-ABSENT = (DAMAGED, MISSING)
-"""Those of runs without numbers."""
 
 UNKNOWN = "—"
 """Label on a dimension while its labels are unknown, because no run is complete."""
@@ -211,18 +210,16 @@ def places(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame.columns if name not in COLUMNS]
 
 
-def combined(
-    frame: pd.DataFrame, axes: Collection[str], how: Literal["mean", "sum"] = "mean", least: int = 1
-) -> pd.DataFrame:
-    """Return the mean or sum over the points of some axes, one line per other label and seed.
+def combined(frame: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
+    """Return the mean over the points of some axes, one line per other label and seed.
 
-    It is NaN if a number is missing or there are fewer than ``least`` lines. The state is the worst one, the
-    names are those that all lines share, and ``averaged`` is the number of lines.
+    It is NaN if a number is missing. The state is the worst one, the names are those that all lines share,
+    and ``averaged`` is the number of lines.
     """
     where = [name for name in (*places(frame), "seed") if name not in axes]
 
-    def number(numbers: pd.Series) -> float:
-        return float(getattr(numbers, how)(skipna=False)) if len(numbers) >= least else math.nan
+    def mean(numbers: pd.Series) -> float:
+        return float(numbers.mean(skipna=False))
 
     def shared(names: pd.Series) -> dict[str, str]:
         first, *others = names
@@ -240,8 +237,8 @@ def combined(
         "composition": "first",
         "floor": "max",
         "averaged": "size",
-        "value": number,
-        "gain": number,
+        "value": mean,
+        "gain": mean,
     }
     frame = frame.assign(averaged=1)
     summaries = {column: summary for column, summary in summaries.items() if column in frame}
@@ -330,21 +327,22 @@ def claimed_values(
 def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
     """Return the measure or curve of all runs of the item, or of some parts of their networks."""
     if test.measure is None:
-        frame = values_of(sheet, runs, lambda record, _: _over_rounds(record, test), test.curve or "")
-    else:
-        frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
-        never = np.isinf(frame["value"])
-        if never.any():  # else the column can hold whole numbers, which take no empty list
-            if test.measure not in ROUNDS:
-                raise FltrainError(
-                    f"a run never reaches the target, so it has no {test.measure!r}; "
-                    f"use {' or '.join(ROUNDS)}"
-                )
-            frame.loc[never, "value"] = [1 + runs(run).spec["rounds"] for run in frame.loc[never, "run"]]
-        dimension = measure(test.measure).dimension
-        if dimension and test.part:
-            named = frame[dimension].isin([*test.part, UNKNOWN])
-            frame = combined(frame[named], [dimension], "sum", len(test.part))
+        return values_of(sheet, runs, lambda record, _: _over_rounds(record, test), test.curve or "")
+    what, parts = measure(test.measure), test.part or ()
+    if what.dimension and parts:
+
+        def added(record: Record, _: Cell) -> NumbersByLabel | None:
+            numbers = what.of(record) or {}  # of another network at a reduced scale
+            return {"": total(numbers[part] for part in parts)} if {*parts} <= {*numbers} else None
+
+        return values_of(sheet, runs, added, test.measure, diverged_as=what.of_diverged)
+    frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
+    never = np.isinf(frame["value"])
+    if never.any():  # else the column can hold whole numbers, which take no empty list
+        late = test.measure in ROUNDS
+        frame.loc[never, "value"] = [
+            1.0 + runs(run).spec["rounds"] if late else math.nan for run in frame.loc[never, "run"]
+        ]
     return frame
 
 
@@ -396,15 +394,9 @@ def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.
     if relative:
         value = 100 * value / base.abs().where(base != 0)
         frame = frame.assign(floor=0.0)
-    sides = both[["state", "state of other"]].fillna(MISSING)
+    ranks = both[["state", "state of other"]].fillna(MISSING).map(STATES.index)
     place = [both[axis] for axis in places(frame)] or [pd.Series("all", index=both.index)]
-    lost = pd.Series(False, index=both.index)
-    for side in sides:
-        lost |= sides[side].groupby(place, sort=False).transform(_all_diverged)
-    state = [max(pair, key=STATES.index) for pair in sides.itertuples(index=False)]
+    best = ranks.groupby(place, sort=False).transform("min")  # none is done, and at least one diverged:
+    lost = (best == STATES.index(DIVERGED)).any(axis=1)
+    state = [STATES[rank] for rank in ranks.max(axis=1)]
     return frame.assign(value=value.mask(lost).to_numpy(), state=state)
-
-
-def _all_diverged(states: pd.Series) -> bool:
-    ended = states[~states.isin(ABSENT)]
-    return not ended.empty and bool((ended == DIVERGED).all())

@@ -61,8 +61,8 @@ def paper_summary(
         if len(bases) == 1:
             headings[name] += f"\n{bases[0]} minus each" if turned else f"\nminus {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item"]
-    rows: list[Any] = judged.to_dict("records")
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
+    rows: list[Any] = judged[columns].to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
@@ -72,7 +72,7 @@ def paper_summary(
         ),
         "forest": forest(every, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], every, rows),
-        "claims": judged[columns].to_dict("records"),
+        "claims": rows,
     }
 
 

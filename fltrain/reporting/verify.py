@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import read_arrays
@@ -61,8 +60,7 @@ class Verification:
         self.chosen = None if scale is None else plan(config, scale)
         self.problems = 0
         self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
-        self._data: dict[str, dict[str, Any]] = {}
-        self._partitions: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         self._damaged: set[str] = set()
 
     def findings(self) -> Iterator[Problem]:
@@ -102,7 +100,7 @@ class Verification:
     # ------------------------------------------------------------------------------ data and partitions
     def _check_data(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "prepared dataset")
-        self._data[path.stem] = about
+        self._digests[path.stem] = about["digest"]
         sheet = path.with_suffix(".png")
         if not sheet.exists():
             yield Problem(f"{sheet}: no such contact sheet; delete {path}, the next run makes both again")
@@ -121,8 +119,8 @@ class Verification:
 
     def _check_partition(self, path: Path) -> Iterator[Problem]:
         _, about = read_arrays(path, "partition")
-        self._partitions[path.stem] = about["digest"]
-        yield from ()
+        self._digests[path.stem] = about["digest"]
+        return iter(())
 
     # ------------------------------------------------------------------------------ records
     def _finished(self) -> Iterator[Path]:
@@ -161,10 +159,8 @@ class Verification:
         if spec is None or record.stale:
             yield Problem(f"{run}: stale: {record.stale}", harmless=True)
             return
-        data = self._data.get(spec.dataset.id, {}).get("digest")
-        present = {"data": data, "partition": self._partitions.get(spec.partition_id)}
-        for what, digest in present.items():
-            if digest is not None and digest != digests[what]:
+        for what, name in {"data": spec.dataset.id, "partition": spec.partition_id}.items():
+            if self._digests.get(name, digests[what]) != digests[what]:
                 yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
 
     # ------------------------------------------------------------------------------ tables
