@@ -28,9 +28,6 @@ def track(
     every: Annotated[
         bool, typer.Option("--every", help="Also export runs in RESULTS/runs that are not in the scale.")
     ] = False,
-    models: Annotated[
-        bool, typer.Option("--models", help="Also export the final weights of runs that keep them.")
-    ] = False,
 ) -> None:
     """Export trained runs, tables and figures of a scale to MLflow.
 
@@ -48,5 +45,5 @@ def track(
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
     chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
-    export = Export(folder, scale, groups_of(whole), list(runs), chosen, models)
+    export = Export(folder, scale, groups_of(whole), list(runs), chosen)
     typer.echo(f"{store}: {in_words(export.to(store))}")

@@ -8,7 +8,7 @@ cell of every table, with mean, gain and verdict. Tags and descriptions link run
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import logging
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import factor, measure
-from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results
+from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
 from fltrain.tracking.store import NOTE, UNCHANGED, Present, Store, TrackedRun, writing
@@ -51,7 +51,6 @@ CELL_METRICS = (
 """Metrics of a cell in addition to ``n``: columns of the table's CSV file."""
 
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
-_MODEL = "fltrain.model"  # tag: file with the final weights
 # MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
@@ -108,7 +107,6 @@ class Export:
         runs: IDs; runs without a complete record are skipped. Those without a group belong to the experiment
             ``unassigned``, unless a scale has exported them.
         items: tables and figures with all of their runs; those without files are left out.
-        models: also export the final weights of runs that keep them.
     """
 
     results: Results
@@ -116,7 +114,6 @@ class Export:
     groups: Groups
     runs: Collection[str]
     items: Sequence[PlannedItem] = ()
-    models: bool = False
 
     def to(self, uri: str) -> Counter[str]:
         """Update an MLflow store to match records, tables and figures; do not change anything else in it.
@@ -138,31 +135,30 @@ class Export:
             # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
             for home in dict.fromkeys(self._home(run) for run in self.runs if run in self.groups):
                 store.experiment(home)
-            for paper in {item.paper.paper: item.paper for item in self.items}.values():
-                place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
-                tables = f"[tables and figures]({opened(store.experiment(TABLES), place)})"
-                page = f"`{self.results.root.name}/{self.scale}/{paper.paper}/index.html`"
-                note = f"{paper.title}: {tables}, page {page}\n\n{paper.citation}"
-                store.experiment(f"{paper.paper} ({self.scale})", note)
             for name, note in NOTES.items() if self.items else ():
                 store.experiment(name, note)
+            for paper in {item.paper.paper: item.paper for item in self.items}.values():
+                place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
+                page = f"`{self.results.root.name}/{self.scale}/{paper.paper}/index.html`"
+                links = f"{link(store, 'tables and figures', TABLES, place)}, page {page}"
+                store.experiment(
+                    f"{paper.paper} ({self.scale})", f"{paper.title}: {links}\n\n{paper.citation}"
+                )
             present = store.present("tags.kind = 'run'") if self.runs else {}
-            items = store.present(f"tags.scale = '{self.scale}' and tags.kind != 'run'") if self.items else {}
-            records = (record for record in map(self.results.record, self.runs) if record.complete)
-            parts: list[Callable[[], str]] = [
+            records = [record for record in map(self.results.record, self.runs) if record.complete]
+            parts: list[Callable[[], Counter[str]]] = [
                 partial(self._put_run, store, record, present.get(record.run_id, ())) for record in records
             ]
-            parts += [partial(self._put_item, store, item, items, counts) for item in self.items]
+            parts += [partial(self._put_item, store, item) for item in self.items]
             console = Console(stderr=True)
             for part in track(
                 parts, "export", console=console, transient=True, disable=not console.is_terminal
             ):
                 try:
-                    counts[part()] += 1
+                    counts += part()
                 except (FltrainError, *BROKEN) as error:
                     logging.getLogger(__name__).warning("left out: %s", error)
                     counts["left out"] += 1
-        del counts[""]
         return counts
 
     def _home(self, run: str) -> str:
@@ -171,17 +167,20 @@ class Export:
         return f"{first.partition('/')[0]} ({self.scale})" if first else UNASSIGNED
 
     def _item_link(self, store: Store, item: str) -> str:
-        condition = f"attributes.run_name = '{item} ({self.scale})'"
-        return f"[{item}]({opened(store.experiment(TABLES), condition)})"
+        return link(store, item, TABLES, f"attributes.run_name = '{item} ({self.scale})'")
+
+    def _run_links(self, store: Store, runs: Iterable[str], condition: str) -> str:
+        """Return links to the experiments of runs of this scale, with a condition that these runs meet."""
+        homes = sorted({self._home(run) for run in runs if run in self.groups})
+        return ", ".join(link(store, home, home, condition) for home in homes)
 
     # -------------------------------------------------------------------------------------------------- runs
-    def _put_run(self, store: Store, record: Record, present: Present) -> str:
-        """Export a run; return what happened to it."""
+    def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
+        """Export a run."""
         groups = self.groups.get(record.run_id, {})
-        scales = {one.info.run_id: one.data.tags.get("scale", NONE).split() for one in present}
-        if not groups and any(found != [NONE] for found in scales.values()):
-            return UNCHANGED  # the export of its own scale updates it
-        present = [one for one in present if {self.scale, NONE} & {*scales[one.info.run_id]}]
+        scales = [one.data.tags.get("scale", NONE).split() for one in present]
+        if not groups and any(found != [NONE] for found in scales):
+            return Counter([UNCHANGED])  # the export of its own scale updates it
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
         fields, links = run.fields, ", ".join(self._item_link(store, item) for item in groups)
         diverged = "**Diverged**: its loss became infinite or not a number.\n\n"
@@ -189,8 +188,6 @@ class Export:
         note += f"Used by {links}" if links else "No table or figure uses this run"
         settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
         alone = f"{run.spec.composition.name}, {fields['dataset']}, {skew(run)} ({settings[:4]})"
-        files, weights = [record.folder / name for name in RECORD_FILES], record.folder / MODELS_FILE
-        with_model = weights.is_file() and (self.models or any(_MODEL in one.data.tags for one in present))
         entry = TrackedRun(
             experiment=self._home(record.run_id),
             key=record.run_id,
@@ -205,50 +202,53 @@ class Export:
                 NOTE: f"{note}; record in `{fields['folder']}`.",
                 "mlflow.source.name": "fltrain train",
                 "mlflow.source.git.commit": str(record.provenance.get("commit") or NONE),
-                **({_MODEL: weights.name} if with_model else {}),
             },
-            sources=_digests(files),
             made=record.written,
-            params=parameters(run),
+            params={
+                **run.settings,
+                # Charts of MLflow need a value in every run.
+                "plugins": fields["plugins"],
+                "local_test": run.settings.get("local_test.fraction", NONE),
+            },
             metrics=[(key, step, _shown(key, y)) for key, curve in run.metrics.items() for step, y in curve],
-            files=[*files, weights] if with_model else files,
+            files=[record.folder / name for name in RECORD_FILES],
             folder="record",
             status=_STATUS[fields["status"]],
         )
-        return store.put(entry, present)
+        ours = {self.scale, NONE}
+        return Counter(
+            [store.put(entry, [one for one, its in zip(present, scales, strict=True) if ours & {*its}])]
+        )
 
     # ------------------------------------------------------------------------------------ tables and figures
-    def _put_item(
-        self, store: Store, item: PlannedItem, present: dict[str, Present], counts: Counter[str]
-    ) -> str:
-        """Export and count a table or figure with its files, and its cells; delete those that have gone."""
+    def _put_item(self, store: Store, item: PlannedItem) -> Counter[str]:
+        """Export a table or figure with its files, and its cells; delete those that have gone."""
         place = self.results.root / self.scale / item.id
         files = [file for form in FORMS if (file := place.with_name(place.name + form)).is_file()]
-        for entry in self._entries(store, item, files) if files else ():
+        counts = Counter[str]()
+        if not files:
+            return counts
+        present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
+        for entry in self._entries(store, item, files):
             done = store.put(entry, present.pop(entry.key, ()))
             what = "tables and figures" if entry.experiment == TABLES else "cells"
             counts[f"{what} written"] += done != UNCHANGED
-        for obsolete in (run for runs in present.values() for run in runs if files):
-            if obsolete.data.tags["item"] == item.id:
-                store.delete(obsolete)
-        return ""
+        for obsolete in itertools.chain.from_iterable(present.values()):
+            store.delete(obsolete)
+        return counts
 
     def _entries(self, store: Store, item: PlannedItem, files: Sequence[Path]) -> Iterator[TrackedRun]:
         """Yield the entry of a table or figure, and of its cells."""
         made = max(file.stat().st_mtime for file in files)
         same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
-        homes = {self._home(run) for run, groups in self.groups.items() if item.id in groups}
-        condition = f"tags.items LIKE '%{item.id},%'"
-        links = [f"[{home}]({opened(store.experiment(home), condition)})" for home in sorted(homes)]
-        behind = f"Runs behind it: {', '.join(links)}; its files are under *Artifacts*.\n\n" if links else ""
+        runs = [run for run, groups in self.groups.items() if item.id in groups]
+        links = self._run_links(store, runs, f"tags.items LIKE '%{item.id},%'")
+        behind = f"Runs behind it: {links}; its files are under *Artifacts*.\n\n" if links else ""
+        note = f"{behind}**{item.item.title}**\n\n{item.item.caption}"
         yield TrackedRun(
             experiment=TABLES,
             key=(key := f"{item.id} ({self.scale})"),
-            tags={
-                **{**same, "kind": "item", "order": key},
-                NOTE: f"{behind}**{item.item.title}**\n\n{item.item.caption}",
-            },
-            sources=_digests(files),
+            tags={**same, "kind": "item", "order": key, NOTE: note},
             made=made,
             params={"title": item.item.title},
             files=files,
@@ -257,21 +257,17 @@ class Export:
         for number, cell in enumerate(read_csv(csv) if csv and item.item.table else ()):
             tags = cell_tags(cell, item)
             rank = tags.get("verdict") or "~" * (1 if "base" in tags else 2)  # verdicts, gains, other cells
-            homes = {self._home(run) for run in cell.runs if run in self.groups}
             condition = f"attributes.run_name IN ({', '.join(map(repr, cell.runs))})"
-            links = [f"[{home}]({opened(store.experiment(home), condition)})" for home in sorted(homes)]
+            links = self._run_links(store, cell.runs, condition)
             over = f", gain over {tags['base']}" if "base" in tags else ""
-            link = self._item_link(store, item.id)
-            runs = f" {count(len(cell.runs), 'run')} in {', '.join(links)}." if links else ""
+            note = f"{tags['cell']}{over}: {self._item_link(store, item.id)}, {item.item.title}."
+            note += f" {count(len(cell.runs), 'run')} in {links}." if links else ""
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{tags['cell']} · {key}",
-                tags={
-                    **{**same, **tags, "kind": "cell", "order": f"{rank} {key} {number:04}"},
-                    NOTE: f"{tags['cell']}{over}: {link}, {item.item.title}.{runs}",
-                },
+                tags={**same, **tags, "kind": "cell", "order": f"{rank} {key} {number:04}", NOTE: note},
                 made=made,
-                metrics=[(key, 0, value) for key, value in _numbers(cell).items()],
+                metrics=[(name, 0, value) for name, value in _numbers(cell).items()],
             )
 
 
@@ -319,19 +315,9 @@ def _numbers(cell: TableCell) -> dict[str, float]:
     }
 
 
-def _digests(files: Iterable[Path]) -> list[str]:
-    return [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
-
-
 def _shown(metric: str, value: float) -> float:
     """Return a value as MLflow's lists show it, which do not round: accuracies in percent, two decimals."""
     return round(100 * value, 2) if factor(metric) == 100 else value
-
-
-def parameters(run: RecordedRun) -> dict[str, str]:
-    """Return the settings of a run; plug-ins and local test data have a value in every run."""
-    local_test = run.settings.get("local_test.fraction", NONE)
-    return {**run.settings, "plugins": run.fields["plugins"], "local_test": local_test}
 
 
 def skew(run: RecordedRun) -> str:
@@ -344,3 +330,8 @@ def opened(experiment: str, condition: str) -> str:
     """Return the address of an experiment's runs that meet a condition in MLflow's interface."""
     order = f"orderByKey={quote(ORDER)}&orderByAsc=true"
     return f"#/experiments/{experiment}/runs?searchFilter={quote(condition)}&{order}"
+
+
+def link(store: Store, text: str, experiment: str, condition: str) -> str:
+    """Return a link to these runs in Markdown."""
+    return f"[{text}]({opened(store.experiment(experiment), condition)})"

@@ -76,14 +76,20 @@ class RecordedRun:
             reason = re.sub(r" \(known: [^)]*\)", "", " ".join(record.stale.split()))
             raise FltrainError(f"{record.run_id}: today's code lacks one of its settings ({reason})")
         run = record.run_id
-        items = {scale: runs[run] for scale, runs in memberships.items() if run in runs}
+        items = {scale: runs[run] for scale, runs in sorted(memberships.items()) if run in runs}
+        every = dict.fromkeys(itertools.chain.from_iterable(items.values()))
         commit = record.provenance.get("commit") or "unknown"
-        revisions = {key: _revision_text(value) for key, value in record.spec["revisions"].items()}
+        revisions = [
+            f"{key} {('+'.join(map(str, own)) or '-') if isinstance(own, list) else own}"
+            for key, own in record.spec["revisions"].items()
+        ]
         fields = {
-            **membership(items),
+            "paper": " ".join(dict.fromkeys(item.partition("/")[0] for item in every)) or UNASSIGNED,
+            "items": " ".join(every) or NONE,
+            "scale": " ".join(items) or NONE,
             **short_names(spec),
             "status": str(summary["status"]),
-            "revisions": ", ".join(f"{key} {text}" for key, text in revisions.items()),
+            "revisions": ", ".join(revisions),
             "commit": f"{commit}-dirty" if record.provenance.get("dirty") else str(commit),
             "folder": f"{record.folder.parent.name}/{record.run_id}",
         }
@@ -127,20 +133,6 @@ class RecordedRun:
         """All metrics over rounds, those with one value at the run's last round; accuracies from 0 to 1."""
         finals = {name: [(self.last_round, value)] for name, value in self.finals.items()}
         return recorded_curves(self.record) | finals
-
-
-def membership(items: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return the fields ``paper``, ``items`` and ``scale`` of a run with these items by scale."""
-    every = [item for scale in sorted(items) for item in items[scale]]
-    return {
-        "paper": " ".join(dict.fromkeys(item.partition("/")[0] for item in every)) or UNASSIGNED,
-        "items": " ".join(dict.fromkeys(every)) or NONE,
-        "scale": " ".join(sorted(items)) or NONE,
-    }
-
-
-def _revision_text(revision: Any) -> str:
-    return "+".join(map(str, revision)) or "-" if isinstance(revision, list) else str(revision)
 
 
 # ------------------------------------------------------------------------------------------------- choosing

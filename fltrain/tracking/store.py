@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing
-from fltrain.core.hashing import short_hash
+from fltrain.core.hashing import sha256, short_hash
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,8 +39,6 @@ _PROXIED = "mlflow-artifacts:"
 LOCK_SECONDS, DATABASE_SECONDS = 600.0, 60.0
 """Longest waits for another export, and for another program that uses the database."""
 UNCHANGED = "unchanged"
-REVISION = 16
-"""Increase it if an MLflow run would be written differently: all runs are then replaced."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class TrackedRun:
         key: its name, and the tag by which the next export finds it.
         tags: its other tags.
         made: its date, in seconds since 1970.
-        sources: digests of the files behind parameters, metrics and files.
         params: its parameters.
         metrics: name, step and value of each.
         files: its files.
@@ -64,7 +61,6 @@ class TrackedRun:
     key: str
     tags: Mapping[str, str]
     made: float
-    sources: Sequence[str] = ()
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[tuple[str, int, float]] = ()
     files: Sequence[Path] = ()
@@ -73,9 +69,10 @@ class TrackedRun:
 
     @property
     def digest(self) -> str:
-        """Digest of tags and sources, or of the metrics of an entry without files."""
-        content = self.sources or self.metrics
-        return short_hash([REVISION, self.key, sorted(self.tags.items()), content, self.status])
+        """Digest of everything but the date."""
+        files = [(file.name, sha256(file.read_bytes())) for file in self.files]
+        content = (self.key, sorted(self.tags.items()), sorted(self.params.items()), self.metrics)
+        return short_hash([content, files, self.folder, self.status])
 
 
 Present = Sequence["Run"]
@@ -102,13 +99,15 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
     # A connection that MLflow kept would hold the database open.
     os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     mlflow = import_mlflow()
+    from sqlalchemy import Engine, event
     from sqlalchemy.exc import SQLAlchemyError
 
+    event.listen(Engine, "connect", _without_waiting)
     path = Path(uri.removeprefix(SQLITE).partition("?")[0]) if uri.startswith(SQLITE) else None
     lock = Path(f"{path}.lock") if path else folder / f"mlflow-{short_hash(uri)}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock, timeout=LOCK_SECONDS), _fast():
+        with FileLock(lock, timeout=LOCK_SECONDS):
             if path and not path.exists():
                 # Creating the tables takes seconds; MLflow cannot use an incomplete database.
                 with replacing(path) as temporary:
@@ -125,20 +124,10 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
         ) from error
 
 
-@contextmanager
-def _fast() -> Iterator[None]:
-    """Let SQLite not wait for the disk."""
-    from sqlalchemy import Engine, event
-
-    def no_waiting(connection: Any, _: object) -> None:
-        if isinstance(connection, sqlite3.Connection):
-            connection.execute("PRAGMA synchronous=OFF")  # a killed process still leaves a whole database
-
-    event.listen(Engine, "connect", no_waiting)
-    try:
-        yield
-    finally:
-        event.remove(Engine, "connect", no_waiting)
+def _without_waiting(connection: Any, _: object) -> None:
+    """Let SQLite not wait for the disk: a killed process still leaves a whole database."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous=OFF")
 
 
 def import_mlflow() -> ModuleType:

@@ -26,7 +26,7 @@ from fltrain.experiments.layout import Table
 from fltrain.reporting.tables.table_cell import TableCell, to_csv
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.measures import CURVES
-from fltrain.runs.record import MODELS_FILE, RECORD_FILES, Record, Results
+from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import Export, _numbers, groups_of, in_words
@@ -459,14 +459,10 @@ def test_an_imported_run_has_the_date_of_the_import(store: Exports, tmp_path: Pa
     assert abs(record.written - time.time()) < 600
 
 
-def test_weights_are_exported_on_demand(store: Exports) -> None:
-    (store.plain.folder / MODELS_FILE).write_bytes(b"weights")
-    done = [store.export(models=models).get("replaced", 0) for models in (False, True, False)]
-    assert done == [0, 1, 0], "weights that were exported once stay"
-    (run,) = store.search(f"attributes.run_name = '{store.plain.run_id}'")
-    assert store.files(run) == {
-        f"record/{name}": (store.plain.folder / name).read_bytes() for name in (*RECORD_FILES, MODELS_FILE)
-    }
+def test_a_record_is_the_artifact_of_its_run(exported: Exports) -> None:
+    (run,) = exported.search(f"attributes.run_name = '{exported.plain.run_id}'")
+    files = {f"record/{name}": (exported.plain.folder / name).read_bytes() for name in RECORD_FILES}
+    assert exported.files(run) == files
 
 
 def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> None:
