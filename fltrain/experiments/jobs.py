@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fltrain.core.config import hint, suggest
+from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.plan import Plan, plan, scales_with
+from fltrain.experiments.plan import Plan, no_item, plan
 from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
@@ -95,18 +95,14 @@ class Jobs:
         return []
 
     def hint(self, target: str) -> str:
-        """Return a line on a target that does not exist, with the nearest one or the scales that have it."""
-        scale, papers = self.request.scale, {item.paper.paper for item in self.plan.items}
-        if target in papers:
+        """Return a line on a target that does not exist: an item, a file of one, or a paper."""
+        scale = self.request.scale
+        if target in self.papers:
             return f"the paper {target!r} is no target; run snakemake --config scale={scale} items={target}"
-        lack = f"there is no target {target!r}"
-        if other := [one for one in scales_with(self.config, target) if one != scale]:
-            run = f"run snakemake {target} --config scale={other[0]}"
-            return f"{lack} at scale {scale}; scales with it: {listed(other, 3)}; {run}"
-        pages = [f"{self.folder}/{page}" for page in ("index.html", *(f"{one}/index.html" for one in papers))]
-        names = [name for item in self.plan.items for name in item.names - papers]
-        near = suggest(target, [*names, *self.outputs(), *pages])
-        return lack + (near or f" at scale {scale} (`fltrain plan --scale {scale}` lists them)")
+        item = target.removeprefix(f"{self.folder}/").partition(".")[0]
+        if item in self.items:
+            return f"there is no target {target!r}; did you mean {item!r}?"
+        return str(no_item(self.config, item, f"scale {scale!r}"))
 
     # ------------------------------------------------------------ data and partitions
     @cached_property

@@ -206,25 +206,19 @@ def _items_of_scales(config: Path) -> dict[str, list[str]]:
     return found
 
 
-def scales_with(config: Path, name: str) -> list[str]:
-    """Return the scales that have an item, or a paper's items, of this name; faulty files are left out."""
-    scales = _items_of_scales(config).items()
-    return [scale for scale, ids in scales if any(name in names_of(one) for one in ids)]
-
-
 def no_item(config: Path, name: str, place: str) -> FltrainError:
     """Return the error that a place, such as a scale, has no item of this name, with the scales that have it.
 
     If no scale has it, the error suggests a name, or lists the items of its paper, or the papers.
     """
-    problem = f"{place} has no item {name!r}"
-    if having := scales_with(config, name):
+    problem, scales = f"{place} has no item {name!r}", _items_of_scales(config)
+    if having := [scale for scale, ids in scales.items() if any(name in names_of(one) for one in ids)]:
         scale = "published" if "published" in having else having[0]
         has = "has it" if len(having) == 1 else "have it"
-        scales = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
+        those = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
         remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
-        return FltrainError(f"{problem}; {scales}: {remedy}")
-    ids = sorted({one for ids in _items_of_scales(config).values() for one in ids})
+        return FltrainError(f"{problem}; {those}: {remedy}")
+    ids = sorted({one for ids in scales.values() for one in ids})
     papers = dict.fromkeys(one.partition("/")[0] for one in ids)
     of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]
     return FltrainError(problem + hint(name, of_paper or papers))

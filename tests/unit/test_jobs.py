@@ -118,18 +118,14 @@ def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> N
 def test_the_nearest_target_is_named(folder: Path) -> None:
     made = jobs(folder)
     path = f"{made.results.root}/one/toy/"
-    for wrong, right in {
-        **{"toy_tabel1": "toy_table1", "toy/tabel1": "toy/table1", "figuer1": "toy_figure1"},
-        **{f"{path}tabel1.html": f"{path}table1.html", f"{path}indx.html": f"{path}index.html"},
-    }.items():
-        assert made.hint(wrong) == f"there is no target {wrong!r}; did you mean {right!r}?"
+    for wrong in ("toy_tabel1", "toy/tabel1", f"{path}tabel1.html"):
+        assert made.hint(wrong).endswith("did you mean 'toy/table1'?")
+    assert made.hint(f"{path}table1.htm").endswith("table1.htm'; did you mean 'toy/table1'?")
     assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
+    assert made.hint("toy/x").endswith("'toy/x' (known: toy/figure1, toy/figure2, toy/table1)")
     part = jobs(write_papers(folder, scale={**SCALE, "scale": "two", "items": ["toy"]}), items="other")
-    assert part.hint("toy/figure1") == (
-        "there is no target 'toy/figure1' at scale one; scales with it: two; run "
-        "snakemake toy/figure1 --config scale=two"
-    )
-    assert made.hint("x") == "there is no target 'x' at scale one (`fltrain plan --scale one` lists them)"
+    hint = "scale 'one' has no item 'toy/figure1'; scales one, two have it: add --scale one"
+    assert part.hint("toy/figure1").startswith(hint)
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:
