@@ -18,7 +18,6 @@ from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fednova import FedNova
 from fltrain.methods.fedprox import FedProx
-from fltrain.methods.ops.vectors import accumulated_steps
 from fltrain.methods.scaffold import Scaffold
 
 from . import helpers
@@ -257,27 +256,6 @@ def test_uploads_are_combined_from_steps_with_all_corrections(base: Method, cent
         assert np.linalg.norm(expected - moves.sum(0)) > 0.02 * np.linalg.norm(expected)
         np.testing.assert_allclose(-update.displacement, expected, rtol=1e-3, atol=2e-6)
         assert update.trajectory is None, "recordings do not leave the client"
-
-
-@pytest.mark.parametrize("source", ["raw", "uploaded"])
-@pytest.mark.parametrize("settings", [{}, AFTER_STEP], ids=["gradient", "after_step"])
-def test_scaffold_updates_controls_from_the_configured_weights(settings: dict[str, str], source: str) -> None:
-    """c_k <- c_k - c + (r - w_k) / (lr Q) with the trained weights, or with the uploaded ones."""
-    methods = Scaffold(displacement=source, **settings), Ecgr()
-    before = trained(*methods, rounds=1, batch_size=8, epochs=2, fraction=0.5)
-    control = before.server.states["scaffold"]["control"]
-    own = {client: torch.zeros_like(control) for client in range(6)}
-    own |= {client: states["scaffold"]["control"] for client, states in before.clients.items()}
-    federation, _, clients = second_round(*methods)
-    assert before.clients.keys() & {update.client for update in federation.trainer.updates}
-    for update, moves in zip(federation.trainer.updates, clients, strict=True):
-        count = len(moves) if settings else accumulated_steps(len(moves), 0.9)
-        sent = combine(moves, greedy(moves, len(moves) // 2), 0.2)
-        moved = {"raw": moves.sum(0), "uploaded": sent}[source]
-        expected = (own[update.client] - control).double().numpy() + moved / (0.05 * count)
-        renewed = federation.clients[update.client]["scaffold"]["control"]
-        np.testing.assert_allclose(renewed, expected, rtol=1e-3, atol=2e-4)
-        assert np.linalg.norm(moves.sum(0) - sent) > 0.02 * np.linalg.norm(sent), "too small a difference"
 
 
 def test_the_record_has_the_selected_steps_and_their_mean_position() -> None:

@@ -1,6 +1,6 @@
 """Fed2: networks in groups of classes, and the average of each group over the clients that hold it."""
 
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,10 @@ from torch.nn import functional
 
 from fltrain.core.errors import FltrainError
 from fltrain.data.prepared import Partition
-from fltrain.engine.simulation import Simulation
 from fltrain.experiments.work import network_work
 from fltrain.methods.fed2 import Fed2
 from fltrain.methods.fedma import FedMA
-from fltrain.methods.types import Outputs, Update
+from fltrain.methods.types import Update
 from fltrain.models.base import Model, build
 from fltrain.models.decoupled import Decoupled, GroupedClassifier, decouple
 from fltrain.models.network import Network
@@ -27,7 +26,8 @@ from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 from fltrain.models.networks.mobilenetv1 import MobileNetV1
 from fltrain.models.networks.vgg import Vgg9, VggTiny
 
-from .helpers import Tracing, digits, drawn, local_of, simulation
+from .helpers import digits, drawn, simulation
+from .reference import Reference, check
 
 FEW = {"groups": 4, "decoupled": 3}
 """Four groups (of 3, 3, 2 and 2 of the ten classes) in the last three layers."""
@@ -212,23 +212,38 @@ def test_networks_without_a_linear_classifier_are_refused() -> None:
         decouple(network, 0, [0, 1])
 
 
-def naive_average(
-    federation: Simulation, previous: Tensor, updates: list[Update], held: np.ndarray, shares: np.ndarray
-) -> Tensor:
-    """Row by row of every tensor: the mean over the clients that hold its group, else the previous row."""
-    network, average = federation.network, previous.double().clone()
-    assert isinstance(network, Decoupled)
-    for slot in federation.model.layout.parameters:
-        target, rows = slot.of(average), [slot.of(update.weights).double() for update in updates]
-        for row in range(slot.shape[0]):
-            group = (
-                network.structure_groups[slot.name][row] if slot.name in network.structure_groups else None
-            )
-            counted = shares * (held[:, group] if group is not None else 1.0)
-            if counted.sum() > 0:
-                parts = [share * one[row] for share, one in zip(counted / counted.sum(), rows, strict=True)]
-                target[row] = torch.stack(parts).sum(0)
-    return average
+class Grouped(Reference):
+    """Fed2: each group is averaged over the clients that hold it; without a holder it keeps its weights."""
+
+    def loss(self, network: Network, images: Tensor, labels: Tensor) -> Tensor:
+        kept = torch.arange(10)
+        if self.method.mask_absent:  # the cross entropy over the classes that the client has
+            kept = torch.tensor(self.counts(self.client)).nonzero().flatten()
+        return functional.cross_entropy(network(images)[:, kept], torch.searchsorted(kept, labels))
+
+    def serve(self, updates: Sequence[Update]) -> Tensor:
+        """Row by row of every tensor."""
+        network, average = self.run.network, self.weights.double().clone()
+        assert isinstance(network, Decoupled)
+        groups = torch.tensor(network.class_groups)
+        sizes = torch.tensor([float(update.samples) for update in updates]).double()
+        shares = sizes if self.method.weighting == "size" else torch.ones_like(sizes)
+        held = []
+        for update in updates:
+            has = torch.tensor(self.counts(update.client)) > 0
+            parts = [has[groups == group] for group in range(int(groups.max()) + 1)]
+            held.append([float(part.any() if self.method.pair == "any" else part.all()) for part in parts])
+        self.held = torch.tensor(held).double()
+        for slot in self.run.model.layout.parameters:
+            rows, target = [slot.of(update.weights).double() for update in updates], slot.of(average)
+            owners = network.structure_groups.get(slot.name, [None] * slot.shape[0])
+            for row, group in enumerate(owners):
+                counted = shares * (1.0 if group is None else self.held[:, group])
+                if counted.sum() > 0:
+                    target[row] = sum(
+                        share * one[row] for share, one in zip(counted / counted.sum(), rows, strict=True)
+                    )
+        return average
 
 
 def few_classes() -> Partition:
@@ -242,49 +257,14 @@ def few_classes() -> Partition:
     "settings",
     [
         {"pair": "any", **FEW},
-        {"pair": "all", **FEW},
+        {"pair": "all", "mask_absent": True, **FEW},
         {"pair": "any", "groups": 10, "decoupled": 2, "class_map": "random"},
         {"width": "uneven", "norm": "bn", "weighting": "uniform", **FEW},
     ],
     ids=str,
 )
 def test_groups_are_averaged_over_the_clients_with_their_classes(settings: dict[str, Any]) -> None:
-    """A group without a holder keeps its weights."""
     method = Fed2(**settings)
-    federation = simulation(method, model=LeNet5(), trainer=Tracing, partition=few_classes())
-    network = federation.network
-    assert isinstance(network, Decoupled)
-    previous = federation.server.weights.clone()
-    (train, *_) = federation.round(0)
-    labels = federation.data.train.labels
-    classes = [set(labels[federation.data.clients[client]].tolist()) for client in train["clients"]]
-    members = [
-        {label for label in range(10) if network.class_groups[label] == group}
-        for group in range(max(network.class_groups) + 1)
-    ]
-    decide = {"any": lambda own, all_: bool(own & all_), "all": lambda own, all_: own >= all_}[method.pair]
-    held = np.array([[decide(own, group) for group in members] for own in classes], dtype=float)
-    assert held.min() == 0, "every client holds every group: the test has no effect"
-    assert method.pair == "any" or held.sum(0).min() == 0, "no group is without a holder"
-    updates = federation.trainer.updates
-    sizes = np.array([update.samples for update in updates], dtype=float)
-    shares = sizes / sizes.sum() if method.weighting == "size" else np.ones(len(sizes)) / len(sizes)
-    expected = naive_average(federation, previous, updates, held, shares)
-    torch.testing.assert_close(federation.server.weights.double(), expected, rtol=1e-6, atol=1e-7)
-    extras = [update.extras[method.name]["held"] for update in updates]
-    assert torch.equal(torch.stack(extras).double(), torch.tensor(held))
-
-
-def test_absent_classes_can_be_left_out_of_the_loss() -> None:
-    """The loss is the cross entropy over the classes that the client has."""
-    counts = torch.tensor([3.0, 0.0, 2.0, 1.0])
-    logits, labels = drawn(6, 4).requires_grad_(), torch.tensor([0, 2, 3, 0, 0, 2])
-    method = Fed2(mask_absent=True)
-    local = local_of(torch.zeros(1), counts=counts)
-    outputs, step = Outputs(logits, logits), SimpleNamespace(labels=labels)
-    loss = method.loss(torch.tensor(0.0), outputs, step, local, method.client_init(local))
-    kept = torch.tensor([0, 2, 3])
-    expected = functional.cross_entropy(logits[:, kept], torch.searchsorted(kept, labels))
-    torch.testing.assert_close(loss, expected)
-    (gradient,) = torch.autograd.grad(loss, logits)
-    assert not gradient[:, 1].any() and gradient[:, kept].all()
+    reference = check(Grouped, method, model=LeNet5(), partition=few_classes(), cohorts=([0, 1, 5], [2, 4]))
+    assert reference.held.min() == 0, "every client holds every group: the test has no effect"
+    assert method.pair == "any" or reference.held.sum(0).min() == 0, "no group is without a holder"

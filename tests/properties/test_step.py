@@ -6,13 +6,37 @@ import pytest
 import torch
 from torch import Tensor
 
+from fltrain.engine.local import LocalStep
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.flfa import Flfa
 from fltrain.methods.moon import Moon
 from fltrain.methods.types import Outputs
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import FORWARD_ORDER, changed_parameters, trained
-from .ordinary import elsewhere, features, replica, step_of
+from .helpers import FORWARD_ORDER, changed_parameters, local_of, trained
+from .reference import features, replica
+
+
+def step_of(federation: Simulation, weights: Tensor) -> LocalStep:
+    """A step of the first client, which received the global model and is now at ``weights``."""
+    composition, server, data = federation.composition, federation.server, federation.data
+    local = local_of(server.weights, task=federation.task, counts=data.class_counts[0])
+    hooks = composition.client_init(
+        replace(local, round=1, buffers=server.buffers), composition.payload(server.states), {}
+    )
+    federation.model.load(weights, server.buffers, server.counters)
+    federation.network.train()
+    batch = data.train.batch(data.clients[0])
+    return LocalStep(*batch, "all", federation.model, hooks)
+
+
+def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
+    """Weights and buffers that differ from the global ones; ``distance`` is the typical change per weight."""
+    random = torch.Generator().manual_seed(seed)
+    weights, buffers = federation.server.weights, federation.server.buffers
+    factors = torch.rand(len(buffers), generator=random) + 0.5
+    return weights + distance * torch.randn(len(weights), generator=random), buffers * factors
+
 
 FEEDBACK = [Flfa(strategy="fixed", layers="all", feedback=kind) for kind in ("global", "random", "direct")]
 
