@@ -1,7 +1,6 @@
 """Valid specs, messages for mistakes, and equality of runs; new settings and changed defaults."""
 
 import json
-import re
 import subprocess
 import sys
 import tarfile
@@ -24,8 +23,6 @@ from fltrain.methods.training import Training
 from fltrain.models.networks import MODELS
 from fltrain.runs.spec import RunSpec
 
-from ..golden import identity
-from ..golden.identity import Locked
 from .helpers import TINY, error_line, shipped, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -440,36 +437,3 @@ def test_added_settings_are_written_unless_they_have_their_default(
     everything = outer.all_settings()
     assert everything["inner"]["new"] == outer.inner.new and everything["switch"] is outer.switch
     assert Outer.parse(everything, "outer") == outer
-
-
-def test_the_lock_has_the_current_settings() -> None:
-    locked, current = identity.read(), identity.current()
-    assert identity.faults(locked, current) == []
-    assert locked == current, "run `make golden` and commit tests/golden/identity.json"
-
-
-LOCKED = {"Training": Locked(1, {"lr": 0.1}), "Method fedprox": Locked(2, {"mu": 0.1, "name": "fedprox"})}
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        (
-            {"Training": Locked(1, {"lr": 0.2})},
-            "default of Training.lr changed from 0.1 to 0.2: raise ENGINE_REV",
-        ),
-        ({"Training": Locked(2, {"lr": 0.2})}, None),
-        ({"Training": Locked(1, {"lr": 0.1, "nu": 1})}, "Training.nu is new .* `added"),
-        ({"Training": Locked(2, {"lr": 0.1, "nu": 1})}, None),
-        ({"Training": Locked(1, {"lr": 0.1, "nu": 1}, frozenset({"nu"}))}, None),
-        ({"Training": Locked(1, {})}, "Training.lr is gone"),
-        ({"Training": Locked(1, {"lr": 0.1}, frozenset({"lr"}))}, "Training.lr is no longer"),
-        ({"Method fedprox": Locked(2, {"mu": 1.0, "name": "fedprox"})}, "raise Method fedprox.revision"),
-        ({"Method fedprox": Locked(3, {"mu": 1.0, "name": "fedprox"})}, None),
-        ({"Method new": Locked(1, {"name": "new"})}, None),
-    ],
-)
-def test_ids_change_with_a_revision_only(changes: dict[str, Locked], fault: str | None) -> None:
-    faults = identity.faults(LOCKED, {**LOCKED, **changes})
-    assert len(faults) == (fault is not None)
-    assert fault is None or re.search(fault, faults[0])
