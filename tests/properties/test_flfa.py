@@ -1,4 +1,4 @@
-"""FLFA in training: when it equals its base bit for bit, when it differs, and the feedback B."""
+"""FLFA in training: against a loop that sends errors through B, and when it equals its base bit for bit."""
 
 from dataclasses import replace
 
@@ -6,32 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from fltrain.engine.simulation import Simulation
 from fltrain.methods.base import Method
-from fltrain.methods.fedacg import FedACG
 from fltrain.methods.fedavg import FedAvg
-from fltrain.methods.fedsol import FedSOL
 from fltrain.methods.flfa import Flfa
+from fltrain.methods.types import Update
+from fltrain.models.feedback import direct_feedback, feedback
+from fltrain.models.network import Network
 from fltrain.models.networks.lenet5 import LeNet5
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
-from .helpers import (
-    BASES,
-    FORWARD_ORDER,
-    FULL_BATCH,
-    LAYERS,
-    VARIED,
-    Tracing,
-    assert_same_model,
-    by_name,
-    changed_parameters,
-    goes_with,
-    reference,
-    simulation,
-    trained,
-)
+from .helpers import BASES, VARIED, Tracing, assert_same_model, by_name, goes_with, simulation, trained
+from .reference import Reference, check
 
-STEM, CLASSIFIER = LAYERS[0], LAYERS[-1]
-MOBILE = {"model": MobileNetTiny()}
 SHARING = [base for base in BASES if by_name(base) in VARIED and goes_with(base(), Flfa())]
 # Not Per-FedAvg, which takes several steps on one batch, and gradients away from the start of its steps.
 STEPPING = [base for base in SHARING if base().needs.schedule is None]
@@ -43,25 +30,67 @@ def pinned(*layers: str, **settings: object) -> Flfa:
     return Flfa(strategy="fixed", layers=layers or "all", **settings)
 
 
-def after_steps(steps: int, *methods: Method, **settings: object):
-    """A federation after one round in which every client took ``steps`` full-batch steps."""
-    settings = {**MOBILE, "rounds": 1, "epochs": steps, "batch_size": FULL_BATCH, **settings}
-    return reference(*methods, trainer=Tracing, **settings)
+def by_channel(source: Tensor, weight: Tensor) -> Tensor:
+    """``scale_B`` of github.com/inch307/FLFA, commit 733fbc0, fa/fa_conv.py and fa_linear.py, literally."""
+    weight_flat = weight.view(weight.size(0), -1)
+    flat = source.view(source.size(0), -1)
+    scaling = weight_flat.norm(p=2, dim=1, keepdim=True) / (flat.norm(p=2, dim=1, keepdim=True) + 1e-8)
+    return (flat * scaling).view_as(source)
 
 
-def departures(steps: int, *methods: Method, **settings: object) -> set[str]:
-    """Modules whose weights differ from federated averaging on some client after ``steps`` steps."""
-    plain, other = after_steps(steps), after_steps(steps, *methods, **settings)
-    found = [
-        changed_parameters(plain, one.weights, two.weights)
-        for one, two in zip(plain.trainer.updates, other.trainer.updates, strict=True)
-    ]
-    return {name.rpartition(".")[0] for names in found for name in names}
+class Aligned(Reference):
+    """FLFA on federated averaging: B is the received weight, or drawn once, and has the length of W.
+
+    The tests of ``feedback`` and ``direct_feedback`` are in ``test_operator``.
+    """
+
+    def __init__(self, run: Simulation) -> None:
+        super().__init__(run)
+        self.plugin, self.drawn = run.composition.methods[1], dict[int, Tensor]()
+
+    def start(self, client: int) -> Tensor:
+        selected, layers = self.run.server.states["flfa"]["selected"].tolist(), self.run.model.layout.layers
+        following = {consumer for index in selected for consumer in layers[index].consumers}
+        self.routed = selected if self.plugin.target == "own" else sorted(following)
+        return super().start(client)
+
+    def begin(self, update: Update) -> None:
+        traced = self.run.trainer.of(update.client, self.number)[0].step_states["flfa"]
+        assert {key for key in traced if key.startswith("feedback")} == {f"feedback.{i}" for i in self.routed}
+        if self.plugin.feedback in ("random", "direct"):  # by the first client
+            for i in self.routed:
+                self.drawn.setdefault(i, traced.get(f"source.{i}", traced[f"feedback.{i}"]))
+
+    def gradient(self, network: Network, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        plugin, layout, tensors = self.plugin, self.run.model.layout, {}
+        for i in self.routed:
+            module = network.get_submodule(layout.layers[i].name)
+            weight, source = module.weight.detach(), self.drawn.get(i, layout.weights[i].of(self.received))
+            if plugin.feedback == "local":
+                source = weight
+            elif plugin.feedback != "direct" and plugin.scale != "none":
+                whole = source * weight.norm() / source.norm()
+                source = by_channel(source, weight) if plugin.scale == "channel" else whole
+            tensors[module] = source
+        direct = plugin.feedback == "direct"
+        with direct_feedback(network, tensors) if direct else feedback(tensors):
+            return super().gradient(network, images, labels)
 
 
-def upstream(name: str) -> set[str]:
-    """Modules strictly upstream of a layer of mobilenet_tiny."""
-    return set(FORWARD_ORDER[: FORWARD_ORDER.index(name)])
+@pytest.mark.parametrize(
+    ("flfa", "model"),
+    [
+        *((pinned(feedback=kind), MobileNetTiny()) for kind in ("global", "random", "direct")),
+        (pinned(scale="channel"), LeNet5()),
+        (pinned(scale="none"), LeNet5()),
+        (Flfa(n_fa=2), MobileNetTiny()),
+        # The stem feeds stage 1 and, through the shortcut, stage 2.
+        (pinned("stem.0", "stage1.depthwise", target="next"), MobileNetTiny()),
+    ],
+    ids=str,
+)
+def test_local_steps_send_errors_through_b(flfa: Flfa, model: object) -> None:
+    check(Aligned, FedAvg(), flfa, model=model)
 
 
 @stepping_bases
@@ -71,79 +100,11 @@ def test_with_local_feedback_it_is_backpropagation_bit_for_bit(base: type[Method
     assert_same_model(fed, trained(base(), rounds=2, epochs=2))
 
 
-def test_weights_differ_from_the_second_step_on_and_upstream_only() -> None:
-    """B = W in the first step; then W moves and B stays fixed. Only upstream layers are affected."""
-    for name in (STEM, "stage1.project", "stage2.expand", CLASSIFIER):
-        flfa = pinned(name)
-        assert departures(1, flfa) == set(), name
-        assert departures(2, flfa) == upstream(name), name
-    for kind in ("random", "direct"):
-        assert departures(2, pinned(STEM, feedback=kind)) == set()
-
-
-def test_the_next_layers_feedback_reaches_the_layer_itself() -> None:
-    assert departures(1, pinned("stage1.depthwise", target="next")) == set()
-    assert departures(2, pinned("stage1.depthwise", target="next")) == upstream("stage1.project")
-    # The stem feeds stage 1 and, through the shortcut, stage 2.
-    settings = {**MOBILE, "rounds": 2, "epochs": 2}
-    both = trained(pinned(STEM, target="next"), **settings)
-    assert_same_model(both, trained(pinned("stage1.expand", "stage2.expand"), **settings))
-    assert departures(2, pinned(STEM, target="next")) == upstream("stage2.expand")
-    assert departures(4, pinned(CLASSIFIER, target="next")) == set()
-
-
-@pytest.mark.parametrize(
-    ("base", "kind"),
-    [*((base, "global") for base in (FedAvg(), FedACG(), FedSOL())), (FedAvg(), "random")],
-    ids=str,
-)
-def test_feedback_is_a_multiple_of_the_received_weight(base: Method, kind: str) -> None:
-    """After every step ||B|| = ||W||, and cos(B, r) = 1 unless B is random.
-
-    The received weight r is not the server's weight if that looks ahead.
-    """
-    federation = simulation(base, pinned(feedback=kind), epochs=4, fraction=0.5, trainer=Tracing)
-    for number in range(2):
-        before = federation.server.weights
-        federation.round(number)
-        for update in federation.trainer.updates:
-            assert torch.equal(update.start, before) != (number > 0 and isinstance(base, FedACG))
-            cosines = []
-            for step in federation.trainer.of(update.client, number):
-                for index, slot in enumerate(federation.model.layout.weights):
-                    tensor = step.step_states["flfa"][f"feedback.{index}"].double().flatten()
-                    weight, start = (slot.of(one).double().flatten() for one in (step.weights, update.start))
-                    assert abs(tensor.norm() - weight.norm()) < 1e-6 * weight.norm()
-                    assert (torch.cosine_similarity(tensor, start, dim=0) > 1 - 1e-6) == (kind == "global")
-                    cosines.append(torch.cosine_similarity(weight, start, dim=0))
-            assert min(cosines) < 1 - 1e-4, "the weights hardly moved"
-
-
-def rescaled_by_theirs(feedback: Tensor, weight: Tensor) -> Tensor:
-    """``scale_B`` of github.com/inch307/FLFA, commit 733fbc0, fa/fa_conv.py and fa_linear.py, literally."""
-    weight_flat = weight.view(weight.size(0), -1)
-    flat = feedback.view(feedback.size(0), -1)
-    scaling = weight_flat.norm(p=2, dim=1, keepdim=True) / (flat.norm(p=2, dim=1, keepdim=True) + 1e-8)
-    return (flat * scaling).view_as(feedback)
-
-
-def test_scaling_by_channel_is_that_of_the_authors_code() -> None:
-    """Convolutions and linear layers; the authors rescale the last step's B, we the received weight."""
-    federation = simulation(pinned(scale="channel"), model=LeNet5(), epochs=4, batch_size=32, trainer=Tracing)
-    federation.round(0)
-    differences = []
-    for update in federation.trainer.updates:
-        steps = federation.trainer.of(update.client, 0)
-        assert len(steps) >= 4
-        for index, slot in enumerate(federation.model.layout.weights):
-            theirs = slot.of(update.start)
-            for step in steps:
-                weight, ours = slot.of(step.weights), step.step_states["flfa"][f"feedback.{index}"]
-                theirs = rescaled_by_theirs(theirs, weight)
-                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
-                whole = slot.of(update.start) * weight.norm() / slot.of(update.start).norm()
-                differences.append((ours - whole).abs().max() / whole.abs().max())
-    assert max(differences) > 1e-3, "one factor for the layer would do the same"
+def test_layers_without_an_input_error_have_no_effect() -> None:
+    settings = {"model": MobileNetTiny(), "rounds": 2}
+    plain = trained(FedAvg(), **settings)
+    for flfa in (pinned("stem.0"), pinned("stem.0", feedback="direct"), pinned("classifier", target="next")):
+        assert_same_model(trained(flfa, **settings), plain)
 
 
 def feedback_tensors(kind: str, **settings: object) -> list[dict[str, Tensor]]:
@@ -165,13 +126,12 @@ def test_random_tensors_are_drawn_once_per_run(kind: str) -> None:
     assert not any(torch.equal(other[key], step_states[0][key]) for key in other)
 
 
-@pytest.mark.parametrize("scale", ["frobenius", "channel"])
-def test_the_scale_is_one_if_the_received_weight_is_zero(scale: str) -> None:
-    federation = simulation(pinned("last.0", scale=scale), trainer=Tracing)
-    weights = federation.server.weights.clone()
-    federation.model.layout.weights[1].of(weights).zero_()
-    federation.server = replace(federation.server, weights=weights)
-    federation.round(0)
-    assert federation.server.weights.isfinite().all()
-    for step in federation.trainer.steps:
-        assert not step.step_states["flfa"]["feedback.1"].any()
+def test_the_scale_is_one_if_the_received_weight_is_zero() -> None:
+    for scale in ("frobenius", "channel"):
+        federation = simulation(pinned("last.0", scale=scale), trainer=Tracing)
+        weights = federation.server.weights.clone()
+        federation.model.layout.weights[1].of(weights).zero_()
+        federation.server = replace(federation.server, weights=weights)
+        federation.round(0)
+        assert federation.server.weights.isfinite().all()
+        assert not any(step.step_states["flfa"]["feedback.1"].any() for step in federation.trainer.steps)

@@ -250,42 +250,34 @@ def test_groups_of_groupnorm() -> None:
     assert narrow[:4] == [2, 2, 2, 1]  # 32, 32, 32 and 16 channels
 
 
-@pytest.mark.parametrize("name", ["vgg11", "vgg16", "resnet18"])
-def test_initialisation_of_he(name: str) -> None:
-    network = built(name, {"initialisation": "he"}, 3, 32, 10)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d) and module.weight.numel() > 10_000:
-            expected = math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels))
-            assert module.weight.std().item() == pytest.approx(expected, rel=0.03)
-            assert module.bias is None or not module.bias.any()
-
-
-@pytest.mark.parametrize("name", ["mobilenetv2", "resnet50"])
-def test_initialisation_of_the_code_of_flfa(name: str) -> None:
-    """Normal with a variance of 2 / fan in; depthwise convolutions have a fan in of their kernel's area."""
-    network = built(name, {"initialisation": "he_fan_in"}, 3, 32, 10)
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            fan_in = module.weight[0].numel()
-            if module.weight.numel() > 5_000:
-                assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fan_in), rel=0.05)
-            assert module.bias is None or not module.bias.any()
-
-
-@pytest.mark.parametrize("name", ["2nn", "fedavg_cnn"])
-def test_initialisations_of_the_fedavg_paper(name: str) -> None:
-    """A uniform variance of 2 / (fan in + fan out); a normal of 0.1, cut at two deviations (0.088)."""
-    networks = {how: built(name, {"initialisation": how}, 1, 28, 10) for how in ("glorot", "normal")}
-    for how, network in networks.items():
-        for module in network.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                area = module.weight[0, 0].numel()
-                fans = area * (module.weight.shape[0] + module.weight.shape[1])
-                deviation = math.sqrt(2 / fans) if how == "glorot" else 0.0880
-                largest = math.sqrt(6 / fans) if how == "glorot" else 0.2
-                assert module.weight.std().item() == pytest.approx(deviation, rel=0.08)
-                assert 0.95 * largest < module.weight.abs().max() <= largest
-                assert (module.bias == (0.0 if how == "glorot" else 0.1)).all()
+@pytest.mark.parametrize(
+    ("scheme", "names"),
+    [
+        ("he", ("vgg11", "vgg16", "resnet18")),
+        ("he_fan_in", ("mobilenetv2", "resnet50")),
+        ("glorot", ("2nn", "fedavg_cnn")),
+        ("normal", ("2nn", "fedavg_cnn")),
+    ],
+)
+def test_initialisations(scheme: str, names: tuple[str, ...]) -> None:
+    """Spread of the weights, limits of a uniform and of a cut normal distribution, and biases."""
+    for name in names:
+        image = (3, 32, 10) if scheme.startswith("he") else (1, 28, 10)
+        for module in built(name, {"initialisation": scheme}, *image).modules():
+            if not isinstance(module, nn.Conv2d if scheme == "he" else nn.Conv2d | nn.Linear):
+                continue
+            weight, fan_in = module.weight, module.weight[0].numel()
+            fan_out = module.weight[0, 0].numel() * len(weight)
+            deviation, largest = {
+                "he": (math.sqrt(2 / fan_out), math.inf),
+                "he_fan_in": (math.sqrt(2 / fan_in), math.inf),
+                "glorot": (math.sqrt(2 / (fan_in + fan_out)), math.sqrt(6 / (fan_in + fan_out))),
+                "normal": (0.0880, 0.2),
+            }[scheme]
+            if weight.numel() > 5_000:
+                assert weight.std().item() == pytest.approx(deviation, rel=0.05)
+            assert weight.abs().max() <= largest
+            assert module.bias is None or (module.bias == (0.1 if scheme == "normal" else 0.0)).all()
 
 
 @pytest.mark.parametrize(

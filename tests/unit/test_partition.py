@@ -206,34 +206,6 @@ def test_a_client_without_images_is_refused() -> None:
         federation(tiny(partition=scheme, model="mlp"), digits())
 
 
-def literal_lda(alpha: float, random: np.random.Generator) -> Indices:
-    """The capped scheme as the specification writes it: ten clients, ten classes of 5,000 images."""
-    while True:
-        held = np.zeros((10, 10), int)
-        for label in range(10):
-            q = random.dirichlet(np.full(10, alpha))
-            q[held.sum(axis=1) >= 5000] = 0
-            q /= q.sum()
-            held[:, label] = np.diff(np.floor(np.cumsum(q)[:-1] * 5000), prepend=0, append=5000)
-        if held.sum(axis=1).min() >= 10:
-            return held
-
-
-def summary(held: list[Indices]) -> np.ndarray:
-    """Medians over partitions of smallest, median and largest size; mean classes (and with 10 images)."""
-    counts = np.array(held)
-    sizes = np.median(np.sort(counts.sum(axis=2), axis=1), axis=0)[[0, 5, 9]]
-    return np.array([*sizes, *((counts >= least).sum(axis=2).mean() for least in (1, 10))])
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.05])
-def test_capped_dirichlet_has_the_statistics_of_the_literal_loop(alpha: float) -> None:
-    random = np.random.default_rng(0)
-    literal = summary([literal_lda(alpha, random) for _ in range(200)])
-    ours = summary([planned(Dirichlet(clients=10, alpha=alpha), 10, 5000, seed) for seed in range(200)])
-    assert (abs(ours / literal - 1) < [0.5, 0.1, 0.1, 0.06, 0.06]).all()
-
-
 def test_a_thousand_clients_with_little_alpha_are_refused_quickly_or_divided() -> None:
     scheme = Dirichlet(clients=1000, alpha=0.01)
     with refused_within(2, r"smallest client got 0 images at most, .*missed by 6\d\d clients or more"):
