@@ -690,6 +690,9 @@ class Meta(Reference):
         return weights, self.buffers
 
 
+EVERYONE = {"cohorts": ([*range(6)], [*range(6)])}
+
+
 def few_images(images: int) -> dict[str, object]:
     """A client with fewer images than a step takes; BatchNorm could not train on a part of one image."""
     clients, tests = [np.arange(images), np.arange(6, 30)], [np.arange(30, 40), np.arange(40, 50)]
@@ -699,9 +702,9 @@ def few_images(images: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        (PerFedAvg(inner_lr=0.5), {}),
-        (PerFedAvg(passes=1, eval_steps=3), {}),
-        (PerFedAvg(version="hf", inner_lr=0.5, delta=0.1, eval_steps=0), {}),
+        (PerFedAvg(inner_lr=0.5), EVERYONE),
+        (PerFedAvg(passes=1, eval_steps=3), EVERYONE),
+        (PerFedAvg(version="hf", inner_lr=0.5, delta=0.1, eval_steps=0), EVERYONE),
         *((PerFedAvg(), few_images(images)) for images in (1, 3)),
         (PerFedAvg(version="hf", delta=0.1), few_images(5)),
     ],
