@@ -162,7 +162,7 @@ AT_ONCE = {"initial": "uniform", "weight": "constant"}
     ("plugin", "settings"),
     [
         ({}, {"partition": by_class(), "cohorts": ([0, 1], [1, 2], [0, 2])}),
-        ({"shape": "channel", "moment": "var", "weight": "half_half"}, {}),
+        ({"shape": "channel", "moment": "var", "weight": "half_half", "ramp_rounds": 1}, {}),
         ({"beta_client": 0.5, "sigma_cap": None, "ramp_rounds": 4, "split": 1}, {"momentum": 0.0}),
         ({"beta_client": "count", "sigma_cap": None, "shape": "channel", "source": "running"}, {}),
         ({"labels": "tiled", "source": "running", "beta_client": 0.5}, {"batch_size": 12}),
@@ -171,10 +171,11 @@ AT_ONCE = {"initial": "uniform", "weight": "constant"}
             {"partition": by_class(), "cohorts": ([0], [1, 2])},
         ),
         ({"split": 2, "n_hat": 25, "weight": "mean_concat"}, {}),
+        ({"ramp_rounds": 1}, {}),
         ({**AT_ONCE, "moment": "var"}, {"method": FedRS(), "partition": by_class(), "cohorts": ([0, 1],)}),
         ({**AT_ONCE, "split": 4, "n_hat": 33}, {"model": MobileNetTiny()}),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_rounds_follow_the_formulas(plugin: dict[str, object], settings: dict[str, object]) -> None:
     """In the first round, estimates begin; in the next ones they start from the server's, with samples."""
@@ -182,6 +183,14 @@ def test_rounds_follow_the_formulas(plugin: dict[str, object], settings: dict[st
     settings = {**LENET, **{key: value for key, value in settings.items() if key != "method"}}
     reference = check(Sampling, method, FedImpro(**plugin), **settings)
     assert len(set(reference.keys)) == len(reference.keys) > 1, "no random number is used twice"
+
+
+@pytest.mark.parametrize(("moment", "spread"), [("std", 0.1), ("var", 0.01)])
+def test_uniform_initial_estimates(moment: str, spread: float) -> None:
+    state = simulation(FedImpro(initial="uniform", moment=moment), **LENET).server.states["fedimpro"]
+    assert (state["spread"] == spread).all() and state["seen"].all() and state["spread_seen"].all()
+    assert state["mean"].min() > 0 and state["mean"].max() < 1
+    assert float(state["mean"].mean()) == pytest.approx(0.5, abs=0.05)
 
 
 def upload(method: FedImpro, counts: Sequence[float] | Tensor, **numbers: object) -> Update:

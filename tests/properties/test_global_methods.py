@@ -191,7 +191,7 @@ class Lookahead(Reference):
         ("uniform", {}),
         ("data", {"partition": with_tests(skewed(digits())), "batchnorm": "local"}),  # tests of each client
     ],
-    ids=str,
+    ids=lambda value: str(value)[:20],
 )
 def test_fedacg(mean: str, settings: dict[str, object]) -> None:
     check(Lookahead, FedACG(lam=0.85, beta=0.5, mean=mean), **settings)

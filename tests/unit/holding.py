@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.errors import Stopped
-from fltrain.runtime import devices
 from fltrain.runtime.devices import wait
 from fltrain.runtime.signals import Stopping
 
@@ -33,25 +32,6 @@ def until(happened: Callable[[], Any]) -> None:
     while not happened():
         assert time.monotonic() < deadline
         time.sleep(0.002)
-
-
-def hold(slots: Slots, folder: Path, process: int, together: int) -> None:
-    """Wait for a slot, and hold it until ``together`` slots have been taken, and a little longer.
-
-    A file for each event has the time (one clock for all processes), the device and the process in its
-    name.
-    """
-    devices.POLL_SECONDS = 0.005
-    device, lock = wait(*slots)
-    _mark(folder, f"{device} takes {process}")
-    until(lambda: len(list(folder.glob("*takes*"))) >= together)
-    time.sleep(0.02)
-    _mark(folder, f"{device} gives {process}")
-    assert lock.is_locked
-
-
-def _mark(folder: Path, event: str) -> None:
-    (folder / f"{time.monotonic_ns():020} {event}").touch()
 
 
 def keep(slots: Slots, ready: Path) -> None:

@@ -5,7 +5,6 @@ The GPUs are just names here; the processes and locks that take, hold and releas
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from fltrain.core.errors import FltrainError, Stopped
 from fltrain.runtime import devices
 from fltrain.runtime.devices import LOCKS, all_slots, pick_device, take
 
-from .holding import give_up, hold, keep, started, until
+from .holding import give_up, keep, started, until
 
 GPUS = ("first", "second")
 
@@ -33,30 +32,6 @@ def taken(folder: Path, devices: Sequence[str] = GPUS, runs: int = 1) -> tuple[i
     slot = free(folder, devices, runs)
     assert slot is not None
     return slot
-
-
-def most_at_a_time(marks: Path) -> Counter[str]:
-    """Maximum number of processes that held each device at once, from the event files."""
-    held: Counter[str] = Counter()
-    most: Counter[str] = Counter()
-    for path in sorted(marks.iterdir()):
-        _, device, what, _ = path.name.split()
-        held[device] += 1 if what == "takes" else -1
-        most[device] = max(most[device], held[device])
-    return most
-
-
-def test_processes_never_share_a_slot_of_two_devices(tmp_path: Path) -> None:
-    runs = 2
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    slots = (tmp_path / "locks", GPUS, runs)
-    processes = [started(hold, slots, marks, number, 2 * runs) for number in range(6)]
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
-    assert len(list(marks.glob("*gives*"))) == 6, "all processes got a slot"
-    assert most_at_a_time(marks) == {"0": runs, "1": runs}, "each device was fully used, and never more"
 
 
 def test_processes_that_are_killed_give_their_slots_back(tmp_path: Path) -> None:
