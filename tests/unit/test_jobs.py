@@ -123,9 +123,14 @@ def test_the_nearest_target_is_named(folder: Path) -> None:
     assert made.hint(f"{path}table1.htm").endswith("table1.htm'; did you mean 'toy/table1'?")
     assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
     assert made.hint("toy/x").endswith("'toy/x' (known: toy/figure1, toy/figure2, toy/table1)")
-    part = jobs(write_papers(folder, scale={**SCALE, "scale": "two", "items": ["toy"]}), items="other")
-    hint = "scale 'one' has no item 'toy/figure1'; scales one, two have it: add --scale one"
-    assert part.hint("toy/figure1").startswith(hint)
+    assert (
+        jobs(folder, items="other")
+        .hint("toy/figure1")
+        .startswith("'toy/figure1' is not in the requested part")
+    )
+    write_papers(folder, scale={**SCALE, "items": ["other"]})
+    write_papers(folder, scale={**SCALE, "scale": "two", "items": ["toy"]})
+    assert "no item 'toy/figure1'; scale two has it: add --scale two" in jobs(folder).hint("toy/figure1")
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:
