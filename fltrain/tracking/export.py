@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from urllib.parse import quote
 from rich.console import Console
 from rich.progress import track
 
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import named
@@ -169,11 +169,6 @@ class Export:
     def _item_link(self, store: Store, item: str) -> str:
         return link(store, item, TABLES, f"attributes.run_name = '{item} ({self.scale})'")
 
-    def _run_links(self, store: Store, runs: Iterable[str], condition: str) -> str:
-        """Return links to the experiments of runs of this scale, with a condition that these runs meet."""
-        homes = sorted({self._home(run) for run in runs if run in self.groups})
-        return ", ".join(link(store, home, home, condition) for home in homes)
-
     # -------------------------------------------------------------------------------------------------- runs
     def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
         """Export a run."""
@@ -241,9 +236,9 @@ class Export:
         """Yield the entry of a table or figure, and of its cells."""
         made = max(file.stat().st_mtime for file in files)
         same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
-        runs = [run for run, groups in self.groups.items() if item.id in groups]
-        links = self._run_links(store, runs, f"tags.items LIKE '%{item.id},%'")
-        behind = f"Runs behind it: {links}; its files are under *Artifacts*.\n\n" if links else ""
+        homes = sorted({self._home(run) for run, groups in self.groups.items() if item.id in groups})
+        links = [link(store, home, home, f"tags.items LIKE '%{item.id},%'") for home in homes]
+        behind = f"Runs behind it: {', '.join(links)}; its files are under *Artifacts*.\n\n" if links else ""
         note = f"{behind}**{item.item.title}**\n\n{item.item.caption}"
         yield TrackedRun(
             experiment=TABLES,
@@ -257,11 +252,11 @@ class Export:
         for number, cell in enumerate(read_csv(csv) if csv and item.item.table else ()):
             tags = cell_tags(cell, item)
             rank = tags.get("verdict") or "~" * (1 if "base" in tags else 2)  # verdicts, gains, other cells
-            condition = f"attributes.run_name IN ({', '.join(map(repr, cell.runs))})"
-            links = self._run_links(store, cell.runs, condition)
+            runs = [run for run in cell.runs if run in self.groups]
+            shown = [link(store, run, self._home(run), f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
             note = f"{tags['cell']}{over}: {self._item_link(store, item.id)}, {item.item.title}."
-            note += f" {count(len(cell.runs), 'run')} in {links}." if links else ""
+            note += f" Its runs: {', '.join(shown)}{', and others' * (len(runs) > 10)}." if runs else ""
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{tags['cell']} · {key}",

@@ -18,7 +18,7 @@ from typing import Any
 
 from fltrain.core.hashing import short_hash
 from fltrain.runs.measures import CURVES
-from fltrain.tracking.export import CELLS, ORDER, TABLES
+from fltrain.tracking.export import CELLS, ORDER, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
 COLUMNS = {
@@ -54,7 +54,7 @@ if (!location.hash) location.replace(start);
 def state_of(name: str) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs."""
     columns = COLUMNS.get(name, COLUMNS[""])
-    widths = {"attributes.`Run Name`": 330 if name == TABLES else 400, "runDateAndNestInfo": 120, **columns}
+    widths = {"attributes.`Run Name`": 330 if name == TABLES else 400, "runDateAndNestInfo": 130, **columns}
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns], "columnWidths": widths},
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
@@ -116,7 +116,7 @@ def prepared(page: str, ids: dict[str, str], colours: dict[str, str]) -> str:
     for name, experiment in ids.items():
         key = f'MLflowLocalStorage-1.1-ExperimentPage-["{experiment}"]-ReactComponentState'
         settings[key] = state_of(name)
-    start = f"#/experiments/{ids[TABLES]}/runs" if TABLES in ids else "#/experiments"
+    start = opened(ids[TABLES], "") if TABLES in ids else "#/experiments"
     versioned = [[key, value, short_hash(value)] for key, value in settings.items()]
     data = json.dumps([start, versioned]).replace("<", "\\u003c")
     return page.replace("<head>", f"<head>{_SCRIPT % data}", 1)
