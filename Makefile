@@ -150,7 +150,7 @@ coverage: env ## run all tests and show their coverage (a fifth slower)
 	@$(STUB) --cov --cov-report=
 	@$(PYTEST) --cov --cov-append --cov-report=term
 
-golden: env ## update the numbers that tests compare with (refuses changes without a raised revision)
+golden: env ## add numbers of new components and revisions, which tests compare with
 	@$(BIN)/python tests/golden/golden.py
 
 lint: env ## check style, wording, types and the workflow

@@ -41,7 +41,6 @@ FORWARD_ORDER = [
     *("stage2.project", "stage2.project_norm"),
     *("head_conv1.0", "head_conv1.1", "classifier"),
 ]
-LAYERS = [name for name in FORWARD_ORDER if not name.endswith((".1", "_norm"))]
 
 
 class Tiny(Model):

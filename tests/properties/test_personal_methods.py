@@ -79,9 +79,8 @@ class KeepingBody(Method):
 
 
 @pytest.mark.parametrize("method", [FedBN(), FedPer(), LocalOnly(), KeepingBody()], ids=by_name)
-@pytest.mark.parametrize("point", ["after_download", "after_local"])
-def test_private_parameters_stay_with_their_client(method: Method, point: str) -> None:
-    check(Private, method, point=point)
+def test_private_parameters_stay_with_their_client(method: Method) -> None:
+    check(Private, method)
 
 
 def test_local_statistics_stay_with_their_client() -> None:
@@ -91,8 +90,9 @@ def test_local_statistics_stay_with_their_client() -> None:
     assert (updates[0].counters == 2 * updates[0].steps).all(), "client 0 has trained twice"
 
 
-def test_tests_after_local_training_use_the_trained_model() -> None:
-    check(Private, FedAvg(), **OWN_TESTS, point="after_local")
+@pytest.mark.parametrize("method", [FedAvg(), FedBN()], ids=by_name)
+def test_tests_after_local_training_use_the_trained_model(method: Method) -> None:
+    check(Private, method, **OWN_TESTS, point="after_local")
 
 
 # ---------------------------------------------------------------- Ditto, FedAMP
@@ -123,8 +123,10 @@ class WithSecond(Reference):
         return (own.trained, own.buffers) if own else (self.weights, self.buffers)
 
 
-@pytest.mark.parametrize("point", ["after_download", "after_local"])
-@pytest.mark.parametrize(("weight", "passes"), [(0.0, 1), (0.3, 2), (4.0, 1)])
+@pytest.mark.parametrize(
+    ("weight", "passes", "point"),
+    [(0.0, 1, "after_download"), (0.3, 2, "after_download"), (4.0, 1, "after_local")],
+)
 def test_ditto(weight: float, passes: int, point: str) -> None:
     reference = check(WithSecond, Ditto(weight=weight, passes=passes), point=point, momentum=0.5)
     plain = check(Reference, FedAvg(), **OWN_TESTS, momentum=0.5).run
@@ -384,8 +386,7 @@ class ServersHead(Describing):
         return self.weights
 
 
-@pytest.mark.parametrize("point", ["after_download", "after_local"])
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize(("epochs", "point"), [(1, "after_local"), (3, "after_download")])
 def test_fedgh(epochs: int, point: str) -> None:
     """In the last test, client 4 has never trained."""
     method = FedGh(server_lr=0.3, server_epochs=epochs)

@@ -5,33 +5,24 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_arrays, write_arrays
-from fltrain.data.prepared import PreparedData
 from fltrain.engine import checkpoint
 from fltrain.engine.checkpoint import Checkpoints, Progress
 from fltrain.engine.simulation import Simulation
 
-from .helpers import federation, flip, labels, pixels, tiny
+from ..properties.helpers import digits
+from .helpers import federation, flip, tiny
 
 IDENTITY = {"settings": {"lr": 0.1}, "data": "0123"}
 
 
-@cache
-def small() -> PreparedData:
-    """Random images of ten classes."""
-    images, classes = pixels(240, 1, 8, 8), labels(240, 10)
-    splits = images[:200], classes[:200], images[200:], classes[200:]
-    return PreparedData(*splits, classes=10, mean=(0.5,), std=(0.3,), digest="")
-
-
 def new() -> Simulation:
-    return federation(tiny(method="scaffold"), small())
+    return federation(tiny(method="scaffold"), digits())
 
 
 @pytest.fixture
