@@ -60,7 +60,8 @@ class SettingsLayers:
         points = [SettingsLayer("cell", point.set, point) for point in chosen]
         settings, matching = merged(points, self._base), list[Special]()
         if self._exceptions:
-            texts = cell_text(RunSpec.parse(settings, where, ALONE))
+            named = set[str]().union(*(special.settings for special in self._exceptions))
+            texts = cell_text(RunSpec.parse(settings, where, ALONE), named)
             matching = [special for special in self._exceptions if special.matches(texts)]
         exceptions = [SettingsLayer("cell", special.set, special) for special in matching]
         return [*self._common, *points, *exceptions], merged(exceptions, settings)

@@ -239,7 +239,7 @@ def _check_exceptions(where: str, exceptions: Iterable[Special], items: Sequence
     for special in exceptions:
         if any(special in item.applied for item in items):
             continue
-        cells = [cell_text(entry.spec) for item in items for entry in item.entries]
+        cells = [cell_text(entry.spec, special.settings) for item in items for entry in item.entries]
         for condition in special.conditions:
             if not any(map(condition.meets, cells)):
                 present = {name for cell in cells for name in value_of(cell, condition.key).split()}

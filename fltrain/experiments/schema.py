@@ -151,6 +151,11 @@ class Special(Settings):
         wanted = {key: value if isinstance(value, tuple) else (value,) for key, value in self.when.items()}
         return tuple(Condition(key, tuple(map(text_of, values))) for key, values in wanted.items())
 
+    @cached_property
+    def settings(self) -> frozenset[str]:
+        """The settings of a run that ``when`` compares."""
+        return frozenset(path.partition(".")[0] for path in self.when)
+
     def matches(self, texts: Mapping[str, str]) -> bool:
         """Return True if the patch applies to a cell with these settings, see ``cell_text``."""
         return all(condition.meets(texts) for condition in self.conditions)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fltrain.core.config import VERY_CLOSE, KnownNames, suggest
+from fltrain.core.config import VERY_CLOSE, KnownNames, plain, suggest
 from fltrain.core.errors import FltrainError, listed
 from fltrain.core.hashing import canonical_json
 from fltrain.runs.spec import RunSpec
@@ -72,14 +72,13 @@ def settings_text(spec: RunSpec) -> dict[str, str]:
     return {**dict(flat_settings(spec.canonical)), **short_names(spec)}
 
 
-def cell_text(spec: RunSpec) -> dict[str, str]:
-    """Return everything that exceptions can name in the run of a cell, as text, with all defaults.
+def cell_text(spec: RunSpec, settings: Iterable[str]) -> dict[str, str]:
+    """Return some settings of a cell's run as text by dotted name, with all defaults, and its short names.
 
     ``plugins`` has the names of all plug-ins, with spaces between them.
     """
-    names = short_names(spec)
-    texts = {**dict(flat_settings(spec.all_settings())), **names}
-    return texts | {"plugins": names["plugins"].replace("+", " ")}
+    chosen, names = {name: plain(getattr(spec, name)) for name in settings}, short_names(spec)
+    return {**dict(flat_settings(chosen)), **names, "plugins": names["plugins"].replace("+", " ")}
 
 
 # ------------------------------------------------------------------------------------------------ conditions
