@@ -174,10 +174,6 @@ def moderated(samples: Sequence[Sample]) -> list[Sample]:
 
 def inverse_trigamma(value: float) -> float:
     """Return x with trigamma(x) = value > 0, by Newton's method on the reciprocal (Smyth 2004, appendix)."""
-    if value > 1e7:
-        return 1 / math.sqrt(value)
-    if value < 1e-6:
-        return 1 / value
     x = 0.5 + 1 / value
     for _ in range(50):
         trigamma = float(special.polygamma(1, x))

@@ -211,9 +211,8 @@ class Judge:
         empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
         if not (missed or empty):
             return found
-        why = (
-            f"the runs are restricted to {missed}" if missed else f"there is no number at {', '.join(empty)}"
-        )
+        why = f"the runs are restricted to {missed}" if missed else ""
+        why = why or f"there is no number at {', '.join(empty)}"
         decision = f"{found.decision}. Undecided, as {why}"
         return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
 
@@ -448,10 +447,8 @@ def _shown(
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
         words += [f"{test.kind} at {agreeing} of {len(means)}"] if sign else []
-        decimals, ends = (
-            shared_decimals(mean, interval),
-            [choose(means, key=means.__getitem__) for choose in (min, max)],
-        )
+        decimals = shared_decimals(mean, interval)
+        ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
         low, high = (f"{number_text(means[end], decimals, _sign(test))} ({end})" for end in ends)
         words.append(f"from {low} to {high}")
     text = ", ".join([f"{number} over {count(len(ours.values), 'seed')}", *words, *numbers.lost])

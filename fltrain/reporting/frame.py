@@ -396,7 +396,7 @@ def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.
         frame = frame.assign(floor=0.0)
     ranks = both[["state", "state of other"]].fillna(MISSING).map(STATES.index)
     place = [both[axis] for axis in places(frame)] or [pd.Series("all", index=both.index)]
-    best = ranks.groupby(place, sort=False).transform("min")  # none is done, and at least one diverged:
-    lost = (best == STATES.index(DIVERGED)).any(axis=1)
+    best = ranks.groupby(place, sort=False).transform("min")
+    lost = (best == STATES.index(DIVERGED)).any(axis=1)  # no run of a side is done, at least one diverged
     state = [STATES[rank] for rank in ranks.max(axis=1)]
     return frame.assign(value=value.mask(lost).to_numpy(), state=state)
