@@ -182,7 +182,7 @@ class Export:
         note = diverged if fields["status"] == "diverged" else ""
         note += f"Used by {links}" if links else "No table or figure uses this run"
         settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
-        alone = f"{run.spec.composition.name}, {fields['dataset']}, {skew(run)} ({settings[:4]})"
+        alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({settings[:4]})"
         entry = TrackedRun(
             experiment=self._home(record.run_id),
             key=record.run_id,

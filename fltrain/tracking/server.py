@@ -40,6 +40,8 @@ _PREFERENCES = {
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
     "mlflow.telemetry.info.alert.dismissed_v1": True,
 }
+_GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
+    WHERE key = 'cell' AND value LIKE '% · %'"""
 _SCRIPT = """<script>
 const [start, settings] = %s;
 for (const [key, value, version] of settings) {
@@ -97,12 +99,13 @@ def experiments(database: Path) -> dict[str, str]:
 def colours_of(database: Path) -> dict[str, str]:
     """Return a colour for each group of runs, by MLflow's name of the group.
 
-    Groups of an item differ. MLflow has 20 colours of its own, and chooses one by a hash of the name.
+    MLflow has 20 colours of its own, and chooses one by a hash of the name.
     """
     with closing(sqlite3.connect(database)) as connection:  # MLflow itself would read whole runs
-        found = connection.execute("SELECT DISTINCT value FROM tags WHERE key = 'cell'").fetchall()
-    names = sorted((cell for (cell,) in found), key=lambda cell: (cell.rpartition(" · ")[2], cell))
-    # The golden angle keeps the hues of neighbours apart.
+        found = connection.execute(_GROUPS).fetchall()
+    found.sort(key=lambda group: (group[0], group[1].rpartition(" · ")[2], group))
+    names = dict.fromkeys(cell for _, cell in found)
+    # The golden angle keeps the hues of neighbours, groups of the same item, apart.
     colours = (hls_to_rgb(0.6 + 0.382 * i, (0.4, 0.55, 0.3)[i % 3], 0.7) for i in range(len(names)))
     return {
         f"tag.cell.{name}": "#" + "".join(f"{round(255 * part):02x}" for part in colour)

@@ -214,7 +214,7 @@ CONDITIONS = {
     "params.`plugins` = 'none'": {"plain", "diverged"},
     "metrics.final_accuracy > 1 and attributes.status = 'FINISHED'": {"plain", "measured"},
     "tags.skew = 'alpha 0.3' and tags.cell = 'FedAvg · ecgr/table1'": {"measured"},
-    "tags.cell LIKE 'fedavg, digits, alpha 0.3 (%'": {"diverged"},
+    "tags.cell LIKE 'fedavg · digits, alpha 0.3 (%'": {"diverged"},
 }
 
 
