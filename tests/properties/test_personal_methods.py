@@ -184,7 +184,7 @@ class Mixed(Reference):
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        (FedAmp(scale=100.0, alpha=0.5, alpha_decay=0.5, decay_every=1), {}),
+        (FedAmp(scale=50.0, alpha=0.5, alpha_decay=0.5, decay_every=1), {}),
         (FedAmp(self_weight=0.6, alpha=1.0, weight=0.0), {}),
         (FedAmp(alpha=1e-6), {}),  # the pull is limited
         (FedAmp(), {"cohorts": ([0], [1], [0])}),
