@@ -173,8 +173,8 @@ class Export:
     def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
         """Export a run."""
         groups = self.groups.get(record.run_id, {})
-        scales = [one.data.tags.get("scale", NONE).split() for one in present]
-        if not groups and any(found != [NONE] for found in scales):
+        scales = [one.data.tags.get("scale", NONE) for one in present]
+        if not groups and {*scales} - {NONE}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
         fields, links = run.fields, ", ".join(self._item_link(store, item) for item in groups)
@@ -210,10 +210,8 @@ class Export:
             folder="record",
             status=_STATUS[fields["status"]],
         )
-        ours = {self.scale, NONE}
-        return Counter(
-            [store.put(entry, [one for one, its in zip(present, scales, strict=True) if ours & {*its}])]
-        )
+        ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
+        return Counter([store.put(entry, ours)])
 
     # ------------------------------------------------------------------------------------ tables and figures
     def _put_item(self, store: Store, item: PlannedItem) -> Counter[str]:
