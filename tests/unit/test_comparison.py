@@ -643,7 +643,7 @@ def test_a_gain_is_no_measurement_if_all_runs_of_a_side_diverged(
     assert (part.gain_verdict is None) == (margin is None), "the paper's run failed"
     outputs = {form: tmp_path / f"table.{form}" for form in ("md", "tex", "csv", "html")}
     tables.write(sheet, lost.results.record, printed, outputs)
-    texts = {form: path.read_text() for form, path in outputs.items()}
+    texts = {form: path.read_text().replace("\N{NO-BREAK SPACE}", " ") for form, path in outputs.items()}
     assert [cell.lost_gain for cell in read_csv(outputs["csv"]) if cell.column == "x"] == [
         *("base diverged", "diverged", "")
     ]
@@ -769,7 +769,7 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
         assert "[1] Doubtful as published: the two are alike." in texts[form]
         assert "F-1: something is assumed." in texts[form]
         assert ("Assumed at full scale, where" in texts[form]) == reduced
-        assert ("lies inside the margin (final accuracy" in texts[form]) != reduced
+        assert ("The margin is " in texts[form]) != reduced
     assert [cell.anomalies for cell in read_csv(outputs["csv"])].count(("the two are alike",)) == 2
 
 
