@@ -166,6 +166,6 @@ def test_a_plan_is_made_from_any_folder(tmp_path: Path, monkeypatch: pytest.Monk
     planned = fltrain.plan("demo", config=ROOT / "config")
     assert planned.runs.keys() == here.keys()
     assert str(planned) == f"<scale demo: {len(here)} runs for {len(planned.items)} items>"
-    assert repr(planned.items[0]) == "<controls/flower: 5 runs>"
+    assert repr(planned.items[0]) == "<fedavg/table1_2nn: 4 runs>"
     with pytest.raises(FltrainError, match="there is no such folder"):
         fltrain.plan("demo")

@@ -163,7 +163,8 @@ def test_tables_and_figures_show_missing_and_damaged_runs(tmp_path: Path) -> Non
     assert rows(texts["md"]) == expected
     for row, text in expected.items():
         assert f"{row} & {text} " in texts["tex"]
-        assert f">{text}</a>" in texts["html"].partition(f">{row}</th>")[2].partition("</tr>")[0]
+        cell = texts["html"].partition(f">{row}</th>")[2].partition("</tr>")[0]
+        assert f">{text}</a>" in cell.replace("\N{NO-BREAK SPACE}", " ")
     missing = pd.read_csv(outputs["csv"]).set_index("row")["missing"]
     assert missing[missing > 0].to_dict() == {"missing": 2, "lost": 1}
     for form, text in texts.items():
