@@ -49,8 +49,8 @@ class Quantity(Settings):
             seeds; those cells themselves do not count.
         minus: the number is the difference from the number (or gain) of the cell with these labels, all else
             equal; ``at`` names the labels on the other side.
-        reverse: the number has the other sign: that of the cell in ``over`` (or ``minus``) minus each of the
-            others, for a method that is compared with several rivals.
+        reverse: the number has the other sign: the cell in ``over`` (or ``minus``) minus each other cell, for
+            a method that is compared with several rivals.
         at: only cells with these labels.
         mean_over: axes over which the number (or gain) is averaged.
         relative: the gain is in per cent of the number of its baseline.

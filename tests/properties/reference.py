@@ -107,7 +107,7 @@ class Reference:
         labels = self.run.data.train.labels[self.run.data.clients[client]]
         return labels.bincount(minlength=10).tolist()
 
-    # ---------------------------------------------------------------- what methods override
+    # ---------------------------------------------------------------- steps that methods override
     def start(self, client: int) -> Tensor:
         """Weights before local training."""
         own = self.updates[client].trained if client in self.updates else self.initial

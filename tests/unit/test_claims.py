@@ -104,8 +104,8 @@ def test_gains_at_one_place(runs: Runs, gains: Sequence[float], verdict: str, ju
     assert runs.judged({**ABOVE, **turned}).verdict == mirrored
 
 
-def test_a_reversed_gain_is_that_of_one_method_over_each_rival(runs: Runs) -> None:
-    """Only the sign of the number changes: verdict and p value are those of the gain below zero."""
+def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
+    """Only the sign of the number changes: the gain below zero has the same verdict and p value."""
     runs.pairs({"a": CLEAR, "b": (0.5, 0.6, 0.7)})
     gain = {**GAIN, "over": {"plugin": "x"}, "judge": "every"}
     below, above = (

@@ -40,7 +40,7 @@ SIGNS = {
 }
 """Verdicts in LaTeX tables."""
 FORMS = {" ± ": " ± SD", " [": " [90 % interval]"}
-"""What follows a number in a column -> what follows its heading."""
+"""Text after a number in a column -> text after its heading."""
 LONG_FORM = ("difference", "verdict", "published-gain")
 """Kinds of columns that LaTeX tables leave out. Pages have verdicts below values, for narrow screens."""
 
