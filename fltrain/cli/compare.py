@@ -25,8 +25,8 @@ def compare(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first of the table "
-            "that you name, or final_accuracy)."
+            help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first possible one "
+            "of the table that you name, or final_accuracy)."
         ),
     ] = None,
     over: Annotated[

@@ -169,7 +169,8 @@ def measured_values(sheet: ItemJob, runs: Runs, measured: Measured, published: P
     frame["gain"] = math.nan
     if measured.gain_over:
         base = at_labels(frame, measured.gain_over)
-        frame["gain"] = frame["value"] - base["value"]
+        gain = frame["value"] - base["value"]
+        frame["gain"] = gain.replace(-math.inf, math.inf)  # if only one side reaches its target
         frame["base_state"] = base["state"].fillna(MISSING)
     return frame
 

@@ -7,13 +7,14 @@ nothing is compared across, for example, two datasets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.errors import FltrainError, count, listed
 from fltrain.experiments.layout import Cell, ItemJob, Measured, Table
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import diverged
@@ -57,6 +58,7 @@ class Comparison:
         over: settings that the variants differ in, as they were chosen.
         cells: a cell per condition and variant; ``row`` is the variant, ``panel`` the dataset or block if the
             metric has several values.
+        remarks: notes on the chosen runs.
     """
 
     metric: str
@@ -65,6 +67,7 @@ class Comparison:
     dependent: Sequence[str]
     over: Sequence[str]
     cells: Sequence[TableCell]
+    remarks: Sequence[str] = ()
 
     @property
     def shown(self) -> list[str]:
@@ -90,14 +93,16 @@ class Comparison:
                 f"differences are between lines with the same {same}; to compare across {across}: --over "
                 f"{','.join(dict.fromkeys([*self.over, last]))}"
             )
+        if len(self.baseline) > LONGEST_NAME and any(cell.gains for cell in self.cells):
+            notes.append(f"the first line is {self.baseline}")
         if any(cell.diverged for cell in self.cells):
-            counted = "count as chance accuracy" if measure(self.metric).accuracy else "have no value"
-            notes.append(f"diverged runs {counted}")
+            counted = {"chance": "count as chance accuracy", "never": "never reach the target"}
+            notes.append(f"diverged runs {counted.get(measure(self.metric).diverged or '', 'have no value')}")
         if any(cell.lost_gain and cell.gains for cell in self.cells):
             notes.append("no difference if all runs of a line, or of the baseline, diverged")
         if any(cell.interval("gain_") and not cell.lost_gain for cell in self.cells):
             notes.append("mean ± standard deviation; difference [90 % interval]")
-        return notes
+        return [*notes, *self.remarks]
 
     def _places(self, cell: TableCell) -> dict[str, str]:
         """Return conditions and variant of a cell, by column."""
@@ -123,11 +128,12 @@ class Comparison:
         for cell in self.cells:
             pairs = len(cell.gains)
             few = f" ({count(pairs, 'pair')})" if 0 < pairs != cell.n and not cell.lost_gain else ""
+            missed = "target missed" if cell.gain == math.inf else ""
             row = {
                 **self._places(cell),
                 "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),
                 cell.label: value_text(cell),
-                f"difference to {base}": gain_text(cell, as_interval=True) + few,
+                f"difference to {base}": missed or gain_text(cell, as_interval=True) + few,
             }
             rows.append(row)
         return rows
@@ -155,9 +161,8 @@ def compare(
         FltrainError: if metric, setting or baseline is unknown, or runs with the same settings and seed have
             different values.
     """
-    possible = [name for name, one in MEASURES.items() if not one.targeted and one.over_seeds == "mean"]
-    metric = metric or next((name for name in runs[0].measures if name in possible), "final_accuracy")
-    check_known("unknown metric", [metric], possible)
+    measured = _measured(runs, metric)
+    metric = measured.measure
     settings = _differing(runs)
     differing = list(map(str, settings))
     for name in over:
@@ -203,7 +208,7 @@ def compare(
     found = [
         cell.replace(row=bases[cell.column]) if cell.row == OWN_BASE else cell
         for cell in cells(
-            _job(metric, {"condition": list(columns), "compared": order}, lines),
+            _job(measured, {"condition": list(columns), "compared": order}, lines),
             {run.run_id: run.record for run in runs}.__getitem__,
             Published(),
         )
@@ -213,7 +218,61 @@ def compare(
         why = f"; their specs lack {lack}" if lack else ""
         raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
     dependent = [key for key in conditions if key not in shown]
-    return Comparison(metric, base, columns, dependent, wanted, found)
+    return Comparison(metric, base, columns, dependent, wanted, found, list(_remarks(runs, found, metric)))
+
+
+def _remarks(runs: Sequence[RecordedRun], found: Sequence[TableCell], metric: str) -> Iterator[str]:
+    """Yield notes on runs that end at a target accuracy, and on lines that mix seeds of several items."""
+    stopped = sum(run.spec.evaluation.until is not None for run in runs)
+    if stopped and measure(metric).accuracy:
+        yield (
+            f"{stopped} of {count(len(runs), 'run')} end at their target accuracy (evaluation.until), so "
+            "accuracies do not rank them; name their table to compare rounds"
+        )
+    items = {run.run_id: run.fields["items"].split() for run in runs}
+    mixed = [cell for cell in found if not set.intersection(*({*items[run]} for run in cell.runs))]
+    if mixed:
+        names = dict.fromkeys(name for cell in mixed for run in cell.runs for name in items[run])
+        yield (
+            f"{count(len(mixed), 'line')} with seeds of several items ({listed(list(names), 3)}); for one of "
+            "them: --where items=NAME"
+        )
+
+
+def _measured(runs: Sequence[RecordedRun], metric: str | None) -> Measured:
+    """Return the metric, by default the chosen table's first possible one, with the target that it states.
+
+    Raises:
+        FltrainError: if the metric is unknown or not possible for these runs.
+    """
+    shown = runs[0].measures
+    target = next((one.printed_target for one in shown if one.printed_target and not one.target_of), None)
+
+    def obstacle(name: str) -> str:
+        what = MEASURES[name]
+        if what.over_seeds != "mean":
+            return f"it is the {what.over_seeds} over seeds, not a mean"
+        needs_other = what.targeted and not (target and what.targeted == "accuracy")
+        return "it needs a target, which only tables with 'printed_target' state" if needs_other else ""
+
+    names = [one.measure for one in shown]
+    possible = [name for name in names or ["final_accuracy"] if not obstacle(name)]
+    if metric is None and not possible:
+        raise FltrainError(
+            f"this table shows {names[0]!r}, which compare cannot show: {obstacle(names[0])}; see its page "
+            "or its CSV file; --metric final_accuracy compares accuracies"
+        )
+    metric = metric or possible[0]
+    check_known("unknown metric", [metric], MEASURES)
+    if why := obstacle(metric):
+        others = f"; this table has {', '.join(map(repr, possible))}" if names and possible else ""
+        raise FltrainError(f"metric {metric!r} is not possible here: {why}{others}")
+    what = MEASURES[metric]
+    if not what.targeted:
+        return Measured(measure=metric)
+    return Measured(
+        measure=metric, printed_target=target, label=what.label.replace("target", f"{target:g} %")
+    )
 
 
 def _first_positions(runs: Sequence[RecordedRun], group_of: Mapping[str, str]) -> dict[str, int]:
@@ -244,23 +303,23 @@ def _differing_from(bases: Mapping[str, str], settings: pd.DataFrame) -> list[st
 
 
 def _job(
-    metric: str,
+    measured: Measured,
     axes: Mapping[str, Sequence[str]],
     lines: Mapping[tuple[str, str, int], Sequence[RecordedRun]],
 ) -> ItemJob:
     """Return the table of a comparison with the first variant as base.
 
     Args:
-        metric: name of the measure.
+        measured: the measure, with its target.
         axes: conditions and variants.
         lines: runs by condition, variant and seed.
     """
     columns, rows = axes.values()
-    measured = Measured(measure=metric, gain_over={"compared": rows[0]})
+    measured = measured.model_copy(update={"gain_over": {"compared": rows[0]}})
     made = []
     for place in sorted(lines, key=lambda line: (columns.index(line[0]), rows.index(line[1]), line[2])):
         column, variant, seed = place
-        run = _one_of(lines[place], metric)
+        run = _one_of(lines[place], measured)
         made.append(
             Cell(
                 labels={"condition": column, "compared": variant},
@@ -275,15 +334,19 @@ def _job(
         reduced=True,
         axes={axis: tuple(labels) for axis, labels in axes.items()},
         table=Table(
-            rows="compared", columns="condition", panels=measure(metric).dimension, measures=(measured,)
+            rows="compared",
+            columns="condition",
+            panels=measure(measured.measure).dimension,
+            measures=(measured,),
         ),
         cells=tuple(made),
     )
 
 
-def _one_of(runs: Sequence[RecordedRun], metric: str) -> RecordedRun:
+def _one_of(runs: Sequence[RecordedRun], measured: Measured) -> RecordedRun:
     """Return a run with a value of several with the same settings and seed, which must have the same one."""
-    found = [(run, diverged(run.record), measure(metric).of(run.record)) for run in runs]
+    target = [measured.printed_target / 100] if measured.printed_target else []
+    found = [(run, diverged(run.record), measure(measured.measure).of(run.record, *target)) for run in runs]
     known = [(run, str((lost, value))) for run, lost, value in found if lost or value]
     if len({value for _, value in known}) > 1:
         raise FltrainError(

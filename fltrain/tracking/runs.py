@@ -21,7 +21,7 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
-from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.layout import ItemJob, Measured
 from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
 from fltrain.runs.record import Record, Results
@@ -51,7 +51,7 @@ class RecordedRun:
         spec: its settings. The record of a stale run has another run ID than they have today.
         fields: see ``FIELDS``.
         family: of its cell in the table that was chosen, see ``Cell``; empty if none or several were.
-        measures: names of the measures of this table.
+        measures: the numbers that this table shows.
         bases: ID of the run that the table's gain of this run is over, by measure.
         position: of its cell in this table or figure; 0 if none or several were chosen.
     """
@@ -60,7 +60,7 @@ class RecordedRun:
     spec: RunSpec
     fields: Mapping[str, str]
     family: tuple[str, ...] = ()
-    measures: tuple[str, ...] = ()
+    measures: tuple[Measured, ...] = ()
     bases: Mapping[str, str] = field(default_factory=dict)
     position: int = 0
 
@@ -190,7 +190,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             positions.setdefault(cell.run, position)
     families = {cell.run: cell.family for sheet in sheets for cell in sheet.cells}
     tables = [sheet.table for sheet in sheets if sheet.table]
-    measures = tuple(dict.fromkeys(one.measure for table in tables for one in table.measures))
+    measures = tuple(one for table in tables for one in table.measures)
     bases: dict[str, dict[str, str]] = {}
     for sheet in sheets:
         for run, own in _bases(sheet).items():

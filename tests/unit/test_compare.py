@@ -104,7 +104,9 @@ def test_any_setting_can_be_compared(root: Path) -> None:
     )  # if methods are equal, the setting that differs is compared
     assert list(only.frame["compared"]) == ["training.lr=0.1", "training.lr=0.5"]
     assert "difference to training.lr=0.1" in only.rows()[0]
-    assert "difference to the first line" in replace(only, baseline="training.lr=0.1, " * 3).rows()[0]
+    long = replace(only, baseline="training.lr=0.1, " * 3)
+    assert "difference to the first line" in long.rows()[0]
+    assert f"the first line is {long.baseline}" in long.notes
 
 
 def test_the_baseline_can_be_chosen(root: Path) -> None:
@@ -277,12 +279,81 @@ def test_a_table_can_have_another_base_under_each_condition(tmp_path: Path) -> N
     assert other.baseline == "moon" and OWN_BASE not in {cell.row for cell in other.cells}
 
 
+def rounds_table(tmp_path: Path, **measured: Any) -> list[RecordedRun]:
+    """Return runs of a table of rounds: FedAvg reaches 55 %, FedProx once of three times, MOON diverges."""
+    item = {
+        "title": "A toy",
+        "axes": {"method": ["fedavg", "fedprox", "moon"]},
+        "settings": {"evaluation": {"until": 0.55}},
+        "table": {"rows": "method", "measures": [measured]},
+    }
+    config = write_config(tmp_path / "config", {"table": item}, seeds=3)
+    for entry in plan(config, "one").items[0].entries:
+        method, seed = entry.spec.method.name, entry.spec.seed
+        final = {"fedavg": 0.6, "fedprox": 0.6 if seed == 1 else 0.4}.get(method, 0.2)
+        record(Results(tmp_path / "results"), entry.spec, final, diverged=method == "moon")
+    return find_runs(tmp_path / "results", "items=toy/table scale=one", config)
+
+
+def test_a_table_of_rounds_to_a_target_compares_rounds(tmp_path: Path) -> None:
+    """A seed that misses the target has no difference, whichever side it is on."""
+    runs = rounds_table(tmp_path, measure="interpolated_rounds_to_target", printed_target=55.0)
+    compared = compare(runs)
+    rows = {row["compared"]: row for row in compared.rows()}
+    (rounds,) = {run.spec.rounds for run in runs}
+    crossing = 0.55 / 0.6 * rounds
+    means = compared.frame.set_index("compared")["mean"]
+    assert (means["fedavg"], means["fedprox"]) == (pytest.approx(crossing), math.inf)
+    assert rows["fedavg"]["rounds to 55 %"] == f"{crossing:.0f} ± 0"
+    assert rows["fedprox"]["rounds to 55 %"] == "1 of 3 seeds reach it"
+    assert rows["fedprox"]["difference to fedavg"] == "target missed"
+    assert "diverged runs never reach the target" in compared.notes
+    reverse = {row["compared"]: row for row in compare(runs, baseline="fedprox").rows()}
+    assert reverse["fedavg"]["difference to fedprox"] == "target missed"
+    (note,) = [note for note in compare(runs, "final_accuracy").notes if "evaluation.until" in note]
+    assert note.startswith("9 of 9 runs end at their target accuracy") and note not in compared.notes
+    with pytest.raises(
+        FltrainError, match=r"median over seeds.*; this table has 'interpolated_rounds_to_target'"
+    ):
+        compare(runs, "rounds_to_target")
+
+
+def test_a_table_that_takes_its_target_from_other_runs_is_refused(tmp_path: Path) -> None:
+    runs = rounds_table(
+        tmp_path, measure="interpolated_rounds_to_target", target_of={"method": "fedavg"}, printed_target=55.0
+    )
+    with pytest.raises(
+        FltrainError, match="shows 'interpolated_rounds_to_target', which compare cannot show"
+    ):
+        compare(runs)
+    assert compare(runs, "final_accuracy").metric == "final_accuracy"
+
+
+def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
+    """A pilot and its final runs differ by their seeds only; a line of one item has no note."""
+    item = {"title": "A toy", "axes": {"method": ["fedavg", "fedprox"]}}
+    item["table"] = {"rows": "method", "measures": [{"measure": "final_accuracy"}]}
+    items = {"pilot": {**item, "axes": {"method": ["fedavg"]}, "seeds": [9]}, "table": item}
+    config = write_config(tmp_path / "config", items, seeds=2)
+    results = Results(tmp_path / "results")
+    for planned in plan(config, "one").items:
+        for entry in planned.entries:
+            record(results, entry.spec, 0.5)
+    (results.root / "one").mkdir()
+    note = "1 line with seeds of several items (toy/table, toy/pilot); for one of them: --where items=NAME"
+    assert note in compare(find_runs(results.root, "", config)).notes
+    assert not any(
+        "several items" in text for text in compare(find_runs(results.root, "seed=0", config)).notes
+    )
+
+
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {
         "drift": r"has 'drift'; their specs lack evaluation\.statistics: \[drift\]",
         "x": "unknown metric 'x'",
-        "rounds_to_target": "unknown metric",
-        "best_of_all_seeds": "unknown metric",
+        "rounds_to_targt": "unknown metric 'rounds_to_targt'; did you mean 'rounds_to_target'",
+        "traffic_to_target": "'traffic_to_target' is not possible here: it needs a target",
+        "best_of_all_seeds": "'best_of_all_seeds' is not possible here: it is the max over seeds, not a mean",
     }
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
