@@ -541,7 +541,7 @@ def listed(rows: Sequence[Listed]) -> str:
 
 def notes_on(paper: str) -> str:
     """Lines that link all claims of a paper that runs judged, and its conceptual replications."""
-    file, notes = f"{paper}/claims.md", []
+    file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
         notes.append(f"[All claims](../published/{file}).")
     if datasets := evidence().replicated(paper):
