@@ -10,7 +10,7 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
-from fltrain.core.errors import listed
+from fltrain.core.errors import count, listed
 from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Results
@@ -39,7 +39,8 @@ def status(
     has to be retrained. A damaged record was changed after training; tables leave it out.
     """
     wanted, folder = options.selection_of(items, seeds, where), Results(results)
-    planned = plan(config, scale).restricted(wanted)
+    whole = plan(config, scale)
+    planned = whole.restricted(wanted)
     if changed:
         for run in changed_runs(planned.runs, folder):
             typer.echo(folder.run(run) / "summary.json")
@@ -60,10 +61,15 @@ def status(
     for (name, detail), runs in same.items():
         if detail:
             typer.echo(f"{listed(runs, 1)}: {name}: {detail}")
+    if further := sum(record.run_id not in whole.runs for record in folder.records()):
+        typer.echo(
+            f"{count(further, 'further run')} that no item of {scale} declares (fltrain compare --results "
+            f"{results})"
+        )
     if outdated := outdated_pages(folder.root / scale):
         typer.echo(
             f"{listed(outdated, 1)}: made by another version of the rule or of the reporting code; run "
             f"snakemake --config scale={scale} train=false"
         )
     counts = Counter(state.name for state in states.values())
-    typer.echo(", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
+    typer.echo(", ".join(f"{number} {name}" for name, number in sorted(counts.items())))

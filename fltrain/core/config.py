@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, to_jsonable_python
+from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 
 from fltrain.core.errors import FltrainError, together
 from fltrain.core.located import place_of
@@ -235,7 +235,7 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     """Return a message on a fault; an unknown key is one of ``kinds``, a missing one has a field."""
     shown, kind = fault["input"], fault["type"]
     if kind == "extra_forbidden":
-        return _unknown(str(fault["loc"][-1]), kinds)
+        return _unknown(str(fault["loc"][-1]), shown, kinds)
     names = [one for field in fields for one in field.metadata if isinstance(one, KnownNames)]
     if kind == "missing" and names:
         return f"field required (known: {', '.join(names[0])})"
@@ -249,12 +249,15 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     return message
 
 
-def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
+def _unknown(key: str, value: Any, kinds: Sequence[type[BaseModel]]) -> str:
     """Return a message on an unknown key with the known ones, and the place of a setting of that name."""
     fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
     for kind in kinds:
         if issubclass(kind, Settings) and key in kind.HINTS:
             return f"unknown key {key!r}; {kind.HINTS[key]}"
+    first, *rest = key.split(".")
+    if first in fields and all(rest) and rest:
+        return f"unknown key {key!r}; write `{_nested_form([first, *rest], value, kinds)}`"
     word = _SYNONYMS.get(key, key)
     elsewhere = [
         f"{name}.{word}"
@@ -266,6 +269,20 @@ def _unknown(key: str, kinds: Sequence[type[BaseModel]]) -> str:
     if word in fields:
         return f"unknown key {key!r}; did you mean {word!r}?"
     return f"unknown key {key!r}{hint(word, sorted(fields))}"
+
+
+def _nested_form(keys: Sequence[str], value: Any, kinds: Iterable[type[BaseModel]]) -> str:
+    """Return a dotted key with its value in the form of files, ``method: {name: ..., mu: 0.1}``."""
+    first, *rest = keys
+    if not rest:
+        return f"{first}: {to_json(value).decode()}"
+    fields = [kind.model_fields[first] for kind in kinds if first in kind.model_fields]
+    inner = [one for field in fields for one in nested(field.annotation)]
+    several = len(rest) > 1 and any(get_origin(field.annotation) is tuple for field in fields)
+    name = rest.pop(0) if several else "..."  # components of a list go by their names
+    named = rest[0] != "name" and any("name" in one.model_fields for one in inner)
+    text = f"{{{f'name: {name}, ' if named else ''}{_nested_form(rest, value, inner)}}}"
+    return f"{first}: {f'[{text}]' if several else text}"
 
 
 def _line(keys: Sequence[str], message: str) -> str:

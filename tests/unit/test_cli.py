@@ -377,7 +377,10 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     started.mkdir()
     (started / "train.log").touch()
     assert planned()[4] == "1"
-    assert cli("status", "toy_table", "--scale", "one").stdout.endswith("\n1 completed, 1 started\n")
+    assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
+    cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
+    further = "\n1 further run that no item of one declares (fltrain compare --results results)\n"
+    assert further in cli("status", "toy_table", "--scale", "one").stdout
 
 
 def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> None:

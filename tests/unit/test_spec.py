@@ -62,6 +62,18 @@ def refusal(**changes: Any) -> str:
             {"training": {"learning_rate": 0.1}},
             "training.learning_rate: unknown key 'learning_rate'; did you mean 'lr'?",
         ),
+        ({"method.mu": 0.1}, "method.mu: unknown key 'method.mu'; write `method: {name: ..., mu: 0.1}`"),
+        ({"method.name": "moon"}, "method.name: unknown key 'method.name'; write `method: {name: \"moon\"}`"),
+        (
+            {"training.lr_schedule.decay": 0.9},
+            "training.lr_schedule.decay: unknown key 'training.lr_schedule.decay'; write `training: "
+            "{lr_schedule: {name: ..., decay: 0.9}}`",
+        ),
+        (
+            {"plugins.flfa.n_fa": 3},
+            "plugins.flfa.n_fa: unknown key 'plugins.flfa.n_fa'; write `plugins: [{name: flfa, n_fa: 3}]`",
+        ),
+        ({"metod.mu": 1}, "metod.mu: unknown key 'metod.mu'"),
         ({"num_clients": 9}, "num_clients: unknown key 'num_clients'; did you mean 'partition.clients'?"),
         ({"num_rounds": 9}, "num_rounds: unknown key 'num_rounds'; did you mean 'rounds'?"),
         ({"plugins": ["flfaa"]}, "plugins.0: unknown plug-in 'flfaa'; did you mean 'flfa'?"),
