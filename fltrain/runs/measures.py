@@ -374,6 +374,18 @@ METRICS = (
     *("seconds", "traffic", "peak_memory"),
 )
 """Measures of every run in MLflow and data frames, in addition to the curves."""
+TARGET_ROUNDS, TARGET_MISSED = "interpolated_rounds_to_target", "target_missed"
+"""Metrics of runs that end at a target: rounds to it; 1 if a run never reached it, else 0."""
+
+
+def metrics_of(record: Record) -> dict[str, Mapping[str, float]]:
+    """Return the values of ``METRICS`` by label; with ``evaluation.until`` also those for its target."""
+    found = {name: MEASURES[name].of(record) or {} for name in METRICS}
+    target = record.spec["evaluation"].get("until")
+    if target is not None:
+        rounds = _interpolated_rounds(record, target)
+        found |= {TARGET_ROUNDS: {"": rounds}, TARGET_MISSED: {"": float(math.isinf(rounds))}}
+    return found
 
 
 def measure(name: str) -> Measure:

@@ -26,8 +26,9 @@ from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
+from fltrain.reporting.tables.render import entries_of
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.runs.measures import factor, measure
+from fltrain.runs.measures import TARGET_MISSED, TARGET_ROUNDS, factor, measure
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
@@ -39,14 +40,14 @@ ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
 NOTES = {
     TABLES: "All tables and figures. Their files are under *Artifacts*.",
-    CELLS: "All cells of tables, those with a verdict first. A gain is a paired difference to *base*, "
-    "over *n* seeds, with its 90 % interval.",
+    CELLS: "All cells of tables, decided verdicts first. *difference*: mean minus published value. "
+    "*gain*: paired difference to *base*. Both over *n* seeds, with 90 % intervals.",
 }
 FORMS = (".html", ".md", ".csv", ".png", ".pdf")
 """Files of a table or figure that become artifacts, in this order."""
 CELL_METRICS = (
-    *("mean", "std", "gain", "gain_low", "gain_high"),
-    *("diverged", "base_diverged", "published", "published_gain"),
+    *("mean", "std", "published", "difference", "difference_low", "difference_high"),
+    *("gain", "gain_low", "gain_high", "published_gain", "diverged", "base_diverged"),
 )
 """Metrics of a cell in addition to ``n``: columns of the table's CSV file."""
 
@@ -72,28 +73,25 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
 
     ``cell`` has the labels that vary in the item, then its name: all seeds of a cell share it, and MLflow
     groups by it. A run's first item is the one with most seeds of its cell, so that seeds of a pilot have a
-    group of their own. ``order`` begins with items of many seeds: searches and pilots are last.
+    group of their own. ``order`` begins with items of many seeds: searches and pilots are last. It ends with
+    the seed.
     """
     groups: dict[str, dict[str, dict[str, str]]] = {}
     for item in plan.items:
         numbers: dict[str, int] = {}
+        several = [axis for axis, labels in item.axes.items() if len(labels) > 1]
         seeds = len({entry.spec.seed for entry in item.entries})
         for entry in item.entries if item.trains else ():
-            labels = [named(axis, entry.labels[axis]) for axis in _several(item) if axis in entry.labels]
+            labels = [named(axis, entry.labels[axis]) for axis in several if axis in entry.labels]
             cell = f"{', '.join(labels) or entry.spec.composition.name} · {item.name}"
             order = f"{1000 - seeds} {item.name} {numbers.setdefault(cell, len(numbers)):04}"
-            tags = {"cell": cell, "order": order}
+            tags = {"cell": cell, "order": f"{order} {entry.spec.seed:06}"}
             groups.setdefault(entry.spec.run_id, {}).setdefault(item.id, tags)
     counts = Counter((item, tags["cell"]) for items in groups.values() for item, tags in items.items())
     return {
         run: dict(sorted(items.items(), key=lambda one: -counts[one[0], one[1]["cell"]]))
         for run, items in groups.items()
     }
-
-
-def _several(item: PlannedItem) -> list[str]:
-    """Return the axes of an item with more than one label."""
-    return [axis for axis, labels in item.axes.items() if len(labels) > 1]
 
 
 @dataclass(frozen=True)
@@ -178,10 +176,14 @@ class Export:
             return Counter([UNCHANGED])  # the export of its own scale updates it
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
         fields, links = run.fields, ", ".join(self._item_link(store, item) for item in groups)
-        diverged = "**Diverged**: its loss became infinite or not a number.\n\n"
-        note = diverged if fields["status"] == "diverged" else ""
+        note = "**Diverged**: its loss became infinite or not a number.\n\n" * (
+            fields["status"] == "diverged"
+        )
         note += f"Used by {links}" if links else "No table or figure uses this run"
         settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
+        # The target decides the final accuracy of a run that ends at it.
+        useless = "final_accuracy" if TARGET_MISSED in run.finals else ""
+        metrics = {key: curve for key, curve in run.metrics.items() if key != useless}
         alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({settings[:4]})"
         entry = TrackedRun(
             experiment=self._home(record.run_id),
@@ -205,7 +207,7 @@ class Export:
                 "plugins": fields["plugins"],
                 "local_test": run.settings.get("local_test.fraction", NONE),
             },
-            metrics=[(key, step, _shown(key, y)) for key, curve in run.metrics.items() for step, y in curve],
+            metrics=[(key, step, _shown(key, y)) for key, curve in metrics.items() for step, y in curve],
             files=[record.folder / name for name in RECORD_FILES],
             folder="record",
             status=_STATUS[fields["status"]],
@@ -249,7 +251,10 @@ class Export:
         csv = next((file for file in files if file.suffix == ".csv"), None)
         for number, cell in enumerate(read_csv(csv) if csv and item.item.table else ()):
             tags = cell_tags(cell, item)
-            rank = tags.get("verdict") or "~" * (1 if "base" in tags else 2)  # verdicts, gains, other cells
+            verdicts = {cell.verdict, cell.gain_verdict} - {None}
+            decided = verdicts - {"inconclusive", "not run"}
+            rank = 0 if decided else 1 if verdicts else 2 if "base" in tags else 3
+            order = f"{rank} {tags.get('verdict')} {key} {number:04}"
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, self._home(run), f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
@@ -258,14 +263,14 @@ class Export:
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{tags['cell']} · {key}",
-                tags={**same, **tags, "kind": "cell", "order": f"{rank} {key} {number:04}", NOTE: note},
+                tags={**same, **tags, "kind": "cell", "order": order, NOTE: note},
                 made=made,
                 metrics=[(name, 0, value) for name, value in _numbers(cell).items()],
             )
 
 
 def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
-    """Return the tags of a cell: its labels, the base of its gain, its verdict, and its runs.
+    """Return the tags of a cell: labels, base of the gain, numbers with intervals, verdict, and runs.
 
     Dataset, method and so on are tags if all runs have the same. ``cell`` has the labels that vary in the
     table, and the measure.
@@ -275,7 +280,7 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
     places = {"row": (table.rows, cell.row), "column": (table.columns, cell.column)}
     places |= {"panel": (table.panels, cell.panel)}
     shown = {key: named(axis, label) for key, (axis, label) in places.items() if label}
-    fixed = {axis for axis in item.axes if axis not in _several(item)}
+    fixed = {axis for axis, labels in item.axes.items() if len(labels) == 1}
     varying = [label for key, label in shown.items() if places[key][0] not in fixed]
     headings = {(one.measure, one.label or measure(one.measure).label): one for one in table.measures}
     over = headings[cell.measure, cell.label].gain_over if cell.gain is not None else {}
@@ -285,6 +290,7 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
         next(bases, label) if label == "base" else named(axis, label) for axis, label in over.items()
     )
     names = [short_names(entry.spec) for entry in item.entries if entry.spec.run_id in cell.runs]
+    texts = entries_of(cell, as_interval=True, reduced=False)
     common = {key: {one[key] for one in names} for key in _RUN_NAMES}
     tags = {
         **shown,
@@ -292,6 +298,7 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
         "cell": ", ".join([*varying, cell.label]),
         "measure": cell.measure,
         "base": base,
+        **{key: texts[key].text for key in ("difference", "gain")},
         "verdict": ", ".join(filter(None, [cell.full_verdict, cell.gain_verdict])),
         "runs": " ".join(cell.runs) or NONE,
     }
@@ -309,8 +316,8 @@ def _numbers(cell: TableCell) -> dict[str, float]:
 
 
 def _shown(metric: str, value: float) -> float:
-    """Return a value as MLflow's lists show it, which do not round: accuracies in percent, two decimals."""
-    return round(100 * value, 2) if factor(metric) == 100 else value
+    """Return a value for MLflow's lists, which do not round: accuracies in percent, rounds to a target."""
+    return round(factor(metric) * value, 2) if factor(metric) == 100 or metric == TARGET_ROUNDS else value
 
 
 def skew(run: RecordedRun) -> str:
@@ -321,8 +328,8 @@ def skew(run: RecordedRun) -> str:
 
 def opened(experiment: str, condition: str) -> str:
     """Return the address of an experiment's runs that meet a condition in MLflow's interface."""
-    order = f"orderByKey={quote(ORDER)}&orderByAsc=true"
-    return f"#/experiments/{experiment}/runs?searchFilter={quote(condition)}&{order}"
+    place = f"#/experiments/{experiment}/runs?searchFilter={quote(condition)}"
+    return f"{place}&orderByKey={quote(ORDER)}&orderByAsc=true"
 
 
 def link(store: Store, text: str, experiment: str, condition: str) -> str:

@@ -23,7 +23,7 @@ from fltrain.core.own import places
 from fltrain.experiments.items import names_of
 from fltrain.experiments.layout import ItemJob, Measured
 from fltrain.experiments.plan import no_item, plan
-from fltrain.runs.measures import MEASURES, METRICS, Curve, factor, recorded_curves
+from fltrain.runs.measures import Curve, factor, metrics_of, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
@@ -113,11 +113,11 @@ class RecordedRun:
 
     @cached_property
     def finals(self) -> dict[str, float]:
-        """Finite values of ``METRICS``, with the name of a test set at the end; accuracies from 0 to 1."""
+        """Finite values of ``metrics_of``, with the name of a test set at the end; accuracies from 0 to 1."""
         return {
             f"{name}.{label}" if label else name: value / factor(name)
-            for name in METRICS
-            for label, value in sorted((MEASURES[name].of(self.record) or {}).items())
+            for name, labels in metrics_of(self.record).items()
+            for label, value in sorted(labels.items())
             if math.isfinite(value)
         }
 

@@ -17,24 +17,23 @@ from types import FrameType
 from typing import Any
 
 from fltrain.core.hashing import short_hash
-from fltrain.runs.measures import CURVES
+from fltrain.runs.measures import CURVES, TARGET_MISSED, TARGET_ROUNDS
 from fltrain.tracking.export import CELLS, ORDER, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
 COLUMNS = {
     TABLES: {"params.`title`": 420, "tags.`paper`": 130, "tags.`scale`": 90},
     CELLS: {
-        **{"tags.`verdict`": 115, "metrics.`mean`": 60, "metrics.`gain`": 60},
-        **{"metrics.`gain_low`": 75, "metrics.`gain_high`": 80, "metrics.`n`": 35, "tags.`base`": 110},
+        **{"tags.`verdict`": 145, "metrics.`mean`": 60, "metrics.`published`": 75, "metrics.`n`": 35},
+        **{"tags.`difference`": 140, "tags.`gain`": 140},
     },
-    "": {
+    "": {  # MLflow hides those without a value in the list
+        **{f"metrics.`{TARGET_ROUNDS}`": 190, f"metrics.`{TARGET_MISSED}`": 105},
         **{"metrics.`final_accuracy`": 105, "tags.`method`": 80, "tags.`plugins`": 65},
-        **{"tags.`dataset`": 70, "tags.`skew`": 115, "tags.`seed`": 55},
+        **{"tags.`skew`": 115, "tags.`seed`": 50, "tags.`dataset`": 70},
     },
 }
 """Columns of the lists of tables, of cells, and of a paper's runs, with their widths in pixels."""
-CELL_CHARTS = ("gain", "mean", "published")
-"""Metrics of cells whose charts come first; MLflow would begin with ``base_diverged``."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -61,32 +60,26 @@ def state_of(name: str) -> dict[str, Any]:
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns], "columnWidths": widths},
         "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
     }
-    if name == TABLES:
+    if name in (TABLES, CELLS):
         return state
-    first = "Means and gains" if name == CELLS else "Curves"
-    line = {
-        **{"type": "LINE", "range": {}, "xAxisKey": "step", "yAxisKey": "metric"},
-        **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
-    }
-    kind = {"type": "BAR", "runsCountToCompare": 10} if name == CELLS else line
     state["compareRunCharts"] = [
         {
-            **kind,
+            **{"type": "LINE", "range": {}, "xAxisKey": "step", "yAxisKey": "metric"},
+            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
             **{"uuid": metric, "metricKey": metric, "displayName": metric},
-            **{"metricSectionId": first, "isGenerated": True},
+            **{"metricSectionId": "Curves", "isGenerated": True},
             # A diverged run would hide the others.
             "scaleType": "log" if metric.endswith("loss") else "linear",
         }
-        for metric in (CELL_CHARTS if name == CELLS else CURVES)
+        for metric in CURVES
     ]
     # MLflow itself makes the second section only, sorted by name.
     state["compareRunSections"] = [
         {"uuid": section, "name": section, "display": True, "isReordered": False}
-        for section in (first, "Model metrics")
+        for section in ("Curves", "Model metrics")
     ]
-    if name != CELLS:
-        keys = [{"mode": "tag", "groupByData": "cell"}]
-        state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
+    keys = [{"mode": "tag", "groupByData": "cell"}]
+    state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
     return state
 
 

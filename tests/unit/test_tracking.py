@@ -245,6 +245,22 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     assert metrics["seconds"] == costs["seconds"]["total"]
 
 
+def test_a_run_that_ends_at_a_target_has_the_rounds_to_it(store: Exports) -> None:
+    """Its final accuracy would be the target, whatever the method."""
+    first, second, *_ = (row["accuracy"] for row in store.plain.rows("evaluation"))
+    target = 0.25 * first + 0.75 * second
+    reached, missed = (
+        trained(tiny(evaluation={"until": until}), store.results.root) for until in (target, 0.999)
+    )
+    store.export(reached, missed)
+    found = [store.search(f"attributes.run_name = '{run.run_id}'")[0] for run in (reached, missed)]
+    names = ("interpolated_rounds_to_target", "target_missed", "final_accuracy")
+    assert [[run["data"]["metrics"].get(name) for name in names] for run in found] == [
+        [1.75, 0, None],
+        [None, 1, None],
+    ]
+
+
 LARGE_GAIN = {"gain": 80.5, "gain_low": 79.7, "gain_high": 81.3}
 
 
@@ -389,7 +405,8 @@ def write_table(store: Exports, *cells: TableCell) -> None:
 
 def table_cells(store: Exports) -> list[TableCell]:
     base = {"column": "BP", "panel": "Digits", "measure": "final_accuracy", "label": "accuracy, %"}
-    ours = {"mean": 61.5, "std": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "published": 64.0}
+    ours = {"mean": 61.5, "std": 0.25, "n": 3, "gain": 1.5, "gain_low": -0.5, "gain_high": 3.5}
+    ours |= {"published": 64.0, "difference": -2.5, "difference_low": -4.0, "difference_high": -1.0}
     verdicts = {"verdict": "reproduced", "gain_verdict": "opposite"}
     return [
         TableCell(**base, row="FedAvg", mean=60.0, n=1, runs=(store.plain.run_id,)),
@@ -439,9 +456,16 @@ def test_a_group_is_named_by_the_labels_that_vary_in_its_item() -> None:
     runs = [(tiny(training={"lr": float(rate)}), skew | {"rate": rate}) for rate in rates]
     plan: Any = SimpleNamespace(items=[grid("table1", *runs, skew=["Dirichlet"], rate=rates)])
     assert [groups["ecgr/table1"] for groups in groups_of(plan).values()] == [
-        {"cell": "rate 0.1 · table1", "order": "999 table1 0000"},
-        {"cell": "rate 0.01 · table1", "order": "999 table1 0001"},
+        {"cell": "rate 0.1 · table1", "order": "999 table1 0000 000000"},
+        {"cell": "rate 0.01 · table1", "order": "999 table1 0001 000000"},
     ]
+
+
+def test_runs_of_a_group_are_in_the_order_of_their_seeds() -> None:
+    runs = [(tiny(seed=seed), {"rate": "0.1"}) for seed in (100, 5, 40)]
+    plan: Any = SimpleNamespace(items=[grid("table1", *runs, rate=["0.1"])])
+    orders = [groups["ecgr/table1"]["order"] for groups in groups_of(plan).values()]
+    assert sorted(orders) == [orders[1], orders[2], orders[0]]
 
 
 def test_groups_of_runs_have_colours_of_their_own(exported: Exports) -> None:
@@ -470,7 +494,8 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     assert store.export(items=[TABLE])["cells written"] == 2
     (run,) = store.search("tags.plugins = 'flfa' and metrics.gain > 0")
     numbers = {"mean": 61.5, "std": 0.25, "n": 3, "diverged": 0, "gain": 1.5}
-    numbers |= {"gain_low": -0.5, "published": 64.0}
+    numbers |= {"gain_low": -0.5, "gain_high": 3.5, "published": 64.0}
+    numbers |= {"difference": -2.5, "difference_low": -4.0, "difference_high": -1.0}
     assert run["paper"] == "cells" and run["data"]["metrics"] == numbers
     assert run["info"]["run_name"] == "FedProx, accuracy, % · ecgr/table1 (demo)"
     tags = run["data"]["tags"]
@@ -480,6 +505,8 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
         "cell": "FedProx, accuracy, %",
         "base": "FedAvg",
         "verdict": "reproduced, opposite",
+        "difference": "-2.50 [-4.00, -1.00]",
+        "gain": "+1.50 [-0.50, +3.50]",
         "method": "fedprox",
         "dataset": "digits",
         "runs": store.measured.run_id,
@@ -493,7 +520,25 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     (other,) = store.search("tags.kind = 'cell' and metrics.mean = 60")
     assert "verdict" not in other["data"]["tags"], "MLflow shows a dash"
     assert other["data"]["metrics"] == {"mean": 60.0, "n": 1, "diverged": 0}
-    assert tags["order"] < other["data"]["tags"]["order"], "cells with a verdict are first"
+
+
+def test_decided_verdicts_are_first_then_inconclusive_ones_then_gains(store: Exports) -> None:
+    base, ours = table_cells(store)
+    verdicts = {
+        "undecided": ("inconclusive", "inconclusive"),
+        "gain": (None, None),
+        "not reproduced": ("not reproduced", None),
+        "not run": ("not run", None),
+        "size reproduced": ("inconclusive", "size reproduced"),
+    }
+    judged = [
+        ours.replace(row=name, verdict=value, gain_verdict=gain) for name, (value, gain) in verdicts.items()
+    ]
+    write_table(store, base, *judged)
+    store.export(items=[TABLE])
+    tags = [run["data"]["tags"] for run in store.search("tags.kind = 'cell'")]
+    rows = [one["row"] for one in sorted(tags, key=lambda one: one["order"])]
+    assert rows == ["size reproduced", "not reproduced", "undecided", "not run", "gain", "FedAvg"]
 
 
 def written(store: Exports) -> tuple[int, int]:
@@ -533,8 +578,7 @@ def test_the_root_address_opens_the_tables() -> None:
     assert '["#/experiments"' in prepared("<head>", {"flfa (demo)": "1"}, {})
 
 
-def test_charts_of_cells_begin_with_gains_and_those_of_losses_have_a_log_axis() -> None:
-    assert state_of("cells")["compareRunCharts"][0]["metricKey"] == "gain"
+def test_charts_of_losses_have_a_log_axis() -> None:
     axes = {one["metricKey"]: one["scaleType"] for one in state_of("flfa (demo)")["compareRunCharts"]}
     assert next(iter(axes)) == "test_accuracy"
     assert {metric for metric, scale in axes.items() if scale == "log"} == {"test_loss", "train_loss"}
