@@ -93,7 +93,8 @@ def show_plan(
     numbers = ["cells x seeds", "runs", "trained", "multiply-adds", "per run"]
     numbers += ["time left"] if speeds else []
     typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
-    print_table(("item", "title", *numbers), [*rows, (), total], right=numbers)
+    optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
+    print_table(("item", "title", *numbers), [*rows, (), total], right=numbers, optional=optional)
     cohorts = (spec.participation.in_words(spec.partition.clients) for spec in runs.values())
     typer.echo(f"cohorts: {', '.join(dict.fromkeys(cohorts))}")
     prefixes = "G 1e9, T 1e12, P 1e15, E 1e18"

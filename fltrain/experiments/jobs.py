@@ -82,17 +82,20 @@ class Jobs:
             raise problems("damaged records", damages)
 
     def notes(self) -> list[str]:
-        """Return lines to print before the workflow starts: which records are older than today's code."""
-        scale = self.request.scale
+        """Return lines to print before the workflow starts: trained runs, and records older than the code."""
+        scale, runs = self.request.scale, len(self.plan.runs)
+        notes = []
+        if self.request.train and 0 < len(self.complete) < runs:
+            notes.append(f"{scale}: {len(self.complete):,} of {count(runs, 'run')} are trained")
         complete = {run: spec for run, spec in self.plan.runs.items() if run in self.complete}
         if changed := changed_runs(complete, self.results):
             modules = sorted({module for found in changed.values() for module in found})
-            return [
+            notes.append(
                 f"older than today's code ({listed(modules, 2)}): {count(len(changed), 'record')}, valid "
                 "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
-            ]
-        return []
+            )
+        return notes
 
     def hint(self, target: str) -> str:
         """Return a line on a target that does not exist: an item, a file of one, or a paper."""

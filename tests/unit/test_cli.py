@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from fltrain import __version__
 from fltrain.cli import app, main
+from fltrain.cli.output import print_table
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
@@ -352,6 +353,9 @@ def test_wrong_data_arguments(custom: None, fail: Fail, arguments: str, words: l
     assert list(Path().rglob("*.safetensors")) == []
 
 
+HEADINGS = ["item", "title", "cells, which is a very long heading", "multiply-adds", "left"]
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A paper with one table of two runs."""
@@ -381,6 +385,24 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     further = "\n1 further run that no item of one declares (fltrain compare --results results)\n"
     assert further in cli("status", "toy_table", "--scale", "one").stdout
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"), [(100, ["item", "title", "multiply-adds", "left"]), (200, HEADINGS)]
+)
+def test_a_narrow_terminal_keeps_titles_on_two_lines(
+    width: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    title = "Separability of the classes in the global model's features"
+    rows = [("a/table", title, *["1"] * 3), (), ("all", "", *["1"] * 3)]
+    print_table(HEADINGS, rows, right=HEADINGS[2:], optional=HEADINGS[2:4])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert cells_of(lines[1]) == shown
+    assert max(map(len, lines)) <= width
+    assert len(lines) == (9 if width == 100 else 7)
+    assert lines[-1].startswith("without cells" if width == 100 else "└")
 
 
 def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> None:

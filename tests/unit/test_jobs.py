@@ -115,6 +115,15 @@ def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> N
         jobs(folder).refuse_damaged()
 
 
+def test_trained_runs_are_counted_before_the_workflow_starts(folder: Path) -> None:
+    first, second = jobs(folder).plan.runs.values()
+    assert jobs(folder).notes() == []
+    trained(first, folder / "results")
+    assert jobs(folder).notes() == ["one: 1 of 2 runs are trained"]
+    trained(second, folder / "results")
+    assert jobs(folder).notes() == []
+
+
 def test_the_nearest_target_is_named(folder: Path) -> None:
     made = jobs(folder)
     path = f"{made.results.root}/one/toy/"
