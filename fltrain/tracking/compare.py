@@ -255,24 +255,19 @@ def _measured(runs: Sequence[RecordedRun], metric: str | None) -> Measured:
         needs_other = what.targeted and not (target and what.targeted == "accuracy")
         return "it needs a target, which only tables with 'printed_target' state" if needs_other else ""
 
-    names = [one.measure for one in shown]
-    possible = [name for name in names or ["final_accuracy"] if not obstacle(name)]
-    if metric is None and not possible:
-        raise FltrainError(
-            f"this table shows {names[0]!r}, which compare cannot show: {obstacle(names[0])}; see its page "
-            "or its CSV file; --metric final_accuracy compares accuracies"
-        )
-    metric = metric or possible[0]
+    names = [one.measure for one in shown] or ["final_accuracy"]
+    possible = [name for name in names if not obstacle(name)]
+    metric = metric or (possible or names)[0]
     check_known("unknown metric", [metric], MEASURES)
     if why := obstacle(metric):
-        others = f"; this table has {', '.join(map(repr, possible))}" if names and possible else ""
-        raise FltrainError(f"metric {metric!r} is not possible here: {why}{others}")
-    what = MEASURES[metric]
-    if not what.targeted:
+        raise FltrainError(
+            f"compare cannot show {metric!r} of these runs: {why}; see their table's page or CSV file, or "
+            f"choose another --metric ({', '.join(possible) or 'final_accuracy'})"
+        )
+    if not MEASURES[metric].targeted:
         return Measured(measure=metric)
-    return Measured(
-        measure=metric, printed_target=target, label=what.label.replace("target", f"{target:g} %")
-    )
+    label = MEASURES[metric].label.replace("target", f"{target:g} %")
+    return Measured(measure=metric, printed_target=target, label=label)
 
 
 def _first_positions(runs: Sequence[RecordedRun], group_of: Mapping[str, str]) -> dict[str, int]:
