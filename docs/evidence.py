@@ -33,7 +33,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.verdict import NO_INTERVAL
+from fltrain.reporting.verdict import MISSED, without_interval
 
 MAIN = {
     "fedavg": (
@@ -179,6 +179,13 @@ class Evidence:
         """Claims of conceptual replications: claim, verdict, numbers, runs."""
         return [self._line(row) for row in self._claims(paper).values()]
 
+    def left_out(self, paper: str) -> Counter[str]:
+        """Verdicts on the claims of a paper that runs judged and that are no main claims."""
+        claims = self._claims(paper)
+        return Counter(
+            row.verdict for name, row in claims.items() if name not in MAIN[paper] and was_judged(row.verdict)
+        )
+
     def replicated(self, paper: str) -> list[str]:
         """The datasets on which claims of a paper have a conceptual replication that was judged."""
         return [
@@ -280,10 +287,11 @@ class Evidence:
             if cells.empty:
                 continue
             places = cells["row"] + ", " + cells["column"] + ": "
-            ours = cells["mean"].map("{:.4g}".format).replace("inf", "not reached by all seeds")
+            ours = cells["mean"].map("{:.4g}".format).replace("inf", MISSED)
             sides = cells["side"].astype(object).fillna("").map(lambda side: f" ({side})" if side else "")
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
-            verdicts = Counter((cells["verdict"] + sides + marks).where(cells["reason"].isna(), NO_INTERVAL))
+            apart = cells["reason"].map(without_interval, na_action="ignore")
+            verdicts = Counter(apart.fillna(cells["verdict"] + sides + marks))
             margin = (cells["margin"] / cells["published"]).max()
             ratios = (cells["mean"] / cells["published"])[lambda found: found < math.inf]
             yield Row(

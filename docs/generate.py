@@ -543,7 +543,8 @@ def notes_on(paper: str) -> str:
     """Lines that link all claims of a paper that runs judged, and its conceptual replications."""
     file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
-        notes.append(f"[All claims](../published/{file}).")
+        more = ", ".join(f"{number} more {verdict}" for verdict, number in evidence().left_out(paper).items())
+        notes.append(f"[All claims](../published/{file}){more and f': {more}'}.")
     if datasets := evidence().replicated(paper):
         link = "[conceptual replications](#conceptual-replications)"
         notes.append(f"Claims have {link} on {' and '.join(datasets)}.")

@@ -438,6 +438,8 @@ def _shown(
     mean, zero = average(ours.values), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     about = [_subtraction(sheet, test), "" if stated is None else f"stated {stated:g}"]
+    if found and found.tries > 1:
+        about.append(f"corrected for {found.tries} places")
     if place != THE_AVERAGE:
         about = [place + f", the {test.judge}" * (len(means) > 1), *about]
     number = _number(sheet, test, mean, interval, about)

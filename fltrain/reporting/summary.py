@@ -15,7 +15,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import AMONG_OWN, EXPECTED, EXPECTED_GAINS, NO_INTERVAL, expected_counts
+from fltrain.reporting.verdict import AMONG_OWN, EXPECTED, EXPECTED_GAINS, expected_counts, without_interval
 
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
@@ -45,7 +45,7 @@ def paper_summary(
     titles = {sheet.name: sheet.title for sheet in sheets}
     numbers = [number for claim in claims for number in quantities(claim.test)]
     reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
-    headings, every, gains = dict(titles), [], []
+    headings, every, gains, quotable = dict(titles), [], [], []
     for sheet in sheets:
         if (table := sheet.table) is None:
             continue
@@ -56,6 +56,10 @@ def paper_summary(
             for cell in cells.get(sheet.id, ())
         ]
         every += shown
+        over = [one.gain_over for one in table.measures if one.gain_over]
+        base_columns = {named(table.columns, one[table.columns]) for one in over if table.columns in one}
+        # Methods with the settings of their base come first.
+        quotable += sorted(shown, key=lambda cell: cell.column not in (base_columns or {cell.column}))
         # As in its claims: the paper's method minus its rivals, not theirs minus the method.
         turned = {(name, base) for base in bases} <= reverse
         if len(bases) == 1:
@@ -66,7 +70,7 @@ def paper_summary(
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
-        "findings": findings(rows) or cell_findings(paper["kind"], every, titles),
+        "findings": findings(rows) or cell_findings(paper["kind"], quotable, titles),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
@@ -83,9 +87,9 @@ def _turned(cell: TableCell) -> TableCell:
 
 
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
-    """Return the counts that are not empty. Of controls, the heading counts the true values."""
+    """Return the counts that are not empty. Of controls, the heading counts the cells with true values."""
     values = Counter(
-        NO_INTERVAL if cell.reason else cell.full_verdict if cell.intended else cell.verdict
+        without_interval(cell.reason) or (cell.full_verdict if cell.intended else cell.verdict)
         for cell in cells
         if cell.verdict
     )
@@ -107,12 +111,11 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
 
 
 def true_values(cells: Iterable[TableCell]) -> str:
-    """Return how many true values controls have, in how many cells, and the expected confirmations."""
+    """Return how many cells of controls have true values, and how many of these the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
-    distinct = count(len({(cell.measure, cell.published) for cell in true}), "true value")
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    seeds = f"with these seeds, a perfect rule would reproduce about {expected:.1f} of them"
-    return f"{distinct} in {count(len(true), 'cell')} ({seeds})"
+    power = f"with these spreads and seeds, the rule can be expected to confirm {expected:.1f}"
+    return f"{count(len(true), 'cell')} with true values; {power}"
 
 
 def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[str]:

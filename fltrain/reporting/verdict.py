@@ -32,7 +32,7 @@ from fltrain.core.statistics import (
 from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
 from fltrain.runs.measures import measure
 
-NO_INTERVAL = "without an interval"
+NO_INTERVAL, MISSED = "without an interval", "target missed"
 """Inconclusive for want of an interval: pages count such values apart."""
 
 EXPECTED = {"reproduced": "expected_reproduced", "not reproduced": "expected_not_reproduced"}
@@ -114,6 +114,11 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     ]
 
 
+def without_interval(reason: str) -> str:
+    """Return the name under which pages count a cell without an interval; empty if it has one."""
+    return reason and (MISSED if reason == MISSED else NO_INTERVAL)
+
+
 def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]) -> dict[str, float]:
     """Return the number of cells with each verdict if every published value (or gain) were true.
 
@@ -163,7 +168,7 @@ def _verdict(cell: TableCell, inputs: Judgeable, ours: Sample) -> Columns:
         return {**shown, **(_labelled(cell, interval, region) if interval else _too_few(cell))}
     found = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, region=region)
     if found is None:
-        return {**shown, **(_inconclusive("target not reached") if math.isinf(mean) else _too_few(cell))}
+        return {**shown, **(_inconclusive(MISSED) if math.isinf(mean) else _too_few(cell))}
     inside, outside = found.chances()
     return {
         **shown,

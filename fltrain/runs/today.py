@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from fltrain.core.errors import FltrainError, listed
-from fltrain.core.hashing import sha256
+from fltrain.core.hashing import sha256, short_hash
 from fltrain.core.registry import Component
 from fltrain.runs.record import Record, Results, held
 from fltrain.runs.spec import RunSpec
@@ -233,11 +233,30 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
         parts = ["Different versions of the code trained these runs."]
-        parts += ["Equal revisions declare that no change altered numbers, so results count as comparable."]
+        comparable = "so results count as comparable (docs/records.md#changed-code)"
+        parts += [f"Equal revisions declare that no change altered numbers, {comparable}."]
         parts += [f"Modules that differ: {listed(modules, 2)}."] if modules else []
         parts += ["Some records lack the versions of their modules."] if partly else []
+        parts += ["Runs that differ only in plug-ins share a version."] if _pairs_share_code(complete) else []
         notes.append(" ".join(parts))
     return notes
+
+
+def _pairs_share_code(records: Iterable[Record]) -> bool:
+    """Return if some runs differ only in their plug-ins, and the code of such runs never differs."""
+
+    def equal(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+        both = {*one} & {*other}
+        return bool(both) and all(one[what] == other[what] for what in both)
+
+    versions = defaultdict[str, list[dict[str, str]]](list)
+    for record in records:
+        if not record.damage:
+            settings = {key: record.spec[key] for key in record.spec if key not in ("plugins", "revisions")}
+            code = {what: value for kind, what, value in _facts(record) if kind == "code"}
+            versions[short_hash(settings)].append(code)
+    pairs = [(first, other) for first, *others in versions.values() for other in others]
+    return bool(pairs) and all(equal(*pair) for pair in pairs)
 
 
 def _facts(record: Record) -> Iterator[tuple[str, str, Any]]:

@@ -487,6 +487,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert "(a, the largest; " in two.number and "largest" not in alone.number
+    assert "; corrected for 2 places)" in two.number and "corrected" not in alone.number
     assert "Bonferroni over 2 places" in two.evidence and "Bonferroni" not in alone.evidence
 
 

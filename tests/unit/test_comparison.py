@@ -194,7 +194,7 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (
             numbers((NEVER, 5, 6), 6.0, margin=1.2, measure="rounds_to_target"),
             "inconclusive",
-            "target not reached",
+            "target missed",
         ),
     ],
 )

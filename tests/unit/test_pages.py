@@ -188,6 +188,10 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     }
     counted = forest([cell, cell.replace(difference_low=None, reason="one seed")], titles)
     assert counted["notes"][-1] == "1 cell without an interval: not shown"
+    missed = without.replace(verdict="inconclusive", reason="target missed", difference=float("inf"))
+    shown = forest([cell, missed], titles)
+    assert [row["lost"] for part in shown["rows"].values() for row in part] == ["", "target missed"]
+    assert shown["notes"] == plot["notes"] and forest([missed], titles) == {}
     assert forest([without], titles) == {} == forest([cell] * 41, titles)
 
 
@@ -417,8 +421,10 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     assert values[1][0] == controls[1][0] and values[1][1] and not controls[1][1]
     known = [cell for cell in cells if cell.verdict and cell.published is not None]
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
-    assert summary.true_values([false, *true]).startswith(
-        f"1 true value in {len(true)} cells (with these seeds, a perfect rule would reproduce about "
+    expected = sum(cell.expected_reproduced or 0 for cell in true)
+    assert summary.true_values([false, *true]) == (
+        f"{len(true)} cells with true values; with these spreads and seeds, the rule can be expected to "
+        f"confirm {expected:.1f}"
     )
 
 
@@ -565,12 +571,26 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     ) == ["Better: one (A; +1.00 [+0.50, +1.50] points)."]
 
 
+def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
+    assert toy.sheet.table
+    measured = toy.sheet.table.measures[0].model_copy(update={"gain_over": {"settings": "tuned"}})
+    table = toy.sheet.table.model_copy(update={"columns": "settings", "measures": (measured,)})
+    sheet = toy.sheet.model_copy(update={"table": table})
+    gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "gain_verdict": "better"}
+    cells = [TableCell(item="table1", row="one", column=name, **gain) for name in ("default", "tuned")]
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
+    heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
+    found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
+    (finding,) = found["findings"]
+    assert finding.startswith("Better: one / tuned")
+
+
 def test_cells_without_an_interval_are_counted_apart() -> None:
     """The expected numbers are of the others alone."""
     known = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
-    without = TableCell(verdict="inconclusive", reason="target not reached")
-    ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, without], []).values()
-    assert verdicts == {"inconclusive": 2, "without an interval": 1}
+    without = [TableCell(verdict="inconclusive", reason=why) for why in ("target missed", "one seed")]
+    ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, *without], []).values()
+    assert verdicts == {"inconclusive": 2, "target missed": 1, "without an interval": 1}
     assert sum(expected.values()) == pytest.approx(2)
 
 

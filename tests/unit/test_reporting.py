@@ -230,7 +230,7 @@ def test_rounds_that_are_never_reached_have_no_difference(runs: Runs, tmp_path: 
             runs.add({"method": method}, 0.7, rows=rows, reported=names)
     measured = {"measure": "interpolated_rounds_to_target", "printed_target": 65, "reported": "rounds"}
     texts = written(runs, runs.table(measured, reduced=False), published)
-    assert "| b | 0 of 3 seeds reach it | 3 |  | inconclusive (target not reached) |" in texts["md"]
+    assert "| b | 0 of 3 seeds reach it | 3 |  | inconclusive (target missed) |" in texts["md"]
 
 
 def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,12 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget_sources()
 
 
-def made(folder: Path, *provenances: dict[str, Any]) -> list[Record]:
-    """Hand-made records with these provenances."""
-    records = [Record(folder / tiny(seed=seed).run_id) for seed in range(len(provenances))]
-    for seed, (record, about) in enumerate(zip(records, provenances, strict=True)):
-        summary = {"run_id": record.run_id, "digests": {}}
-        write_record(record.folder, tiny(seed=seed), [], summary, {}, about)
+def made(folder: Path, *provenances: dict[str, Any], settings: Sequence[dict[str, Any]] = ()) -> list[Record]:
+    """Hand-made records with these provenances, which differ in these settings (default: their seeds)."""
+    specs = [tiny(**one) for one in settings or [{"seed": seed} for seed in range(len(provenances))]]
+    records = [Record(folder / spec.run_id) for spec in specs]
+    for record, spec, about in zip(records, specs, provenances, strict=True):
+        write_record(record.folder, spec, [], {"run_id": record.run_id, "digests": {}}, {}, about)
     return records
 
 
@@ -253,5 +253,17 @@ def test_mixed_code_names_the_modules_and_what_is_declared(
     records = made(tmp_path, {"sources": one}, {"sources": other if modules else None, "commit": "c"})
     assert notes_on(records) == [
         "Different versions of the code trained these runs. Equal revisions declare that no change altered "
-        f"numbers, so results count as comparable. {words}"
+        f"numbers, so results count as comparable (docs/records.md#changed-code). {words}"
     ]
+
+
+@pytest.mark.parametrize(
+    ("versions", "share"),
+    [("1122", True), ("1222", False), ("11-2", False)],
+)
+def test_mixed_code_tells_if_pairs_share_a_version(versions: str, share: bool, tmp_path: Path) -> None:
+    """Pairs of one seed without and with a plug-in; a record without versions of modules shares none."""
+    settings = [{"seed": seed, "plugins": plugins} for seed in (0, 1) for plugins in ([], ["ecgr"])]
+    about = [{"commit": "c"} if one == "-" else {"sources": {"m": one}} for one in versions]
+    (line,) = notes_on(made(tmp_path, *about, settings=settings))
+    assert line.endswith("Runs that differ only in plug-ins share a version.") == share

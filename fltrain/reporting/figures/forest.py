@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fltrain.core.errors import count
 from fltrain.reporting.pages import tone
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.verdict import MISSED
 
 LIMIT, POINTS, MOST = 6.0, 15.0, 40
 """Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
@@ -21,7 +22,7 @@ def forest(
 
     Args:
         cells: cells of a paper; those without an interval are counted in the notes. If all runs of a side
-            diverged, these words stand in the place of the number.
+            diverged or some miss the target, these words stand in the place of the number.
         titles: title of each item, the heading of its cells if there are several items.
         of: differences to published values, in margins, or gains in points.
 
@@ -34,11 +35,16 @@ def forest(
     for cell in cells:
         interval, middle = cell.interval("difference_" if compared else "gain_"), getattr(cell, of)
         unit = cell.margin if compared else float(cell.label.endswith("%"))
-        if interval and unit and middle is not None and all(map(math.isfinite, interval)):
+        if compared and cell.reason == MISSED:
+            known.append((cell, MISSED, [0.0] * 3))
+        elif interval and unit and middle is not None and all(map(math.isfinite, interval)):
             lost = "diverged" * cell.lost if compared else cell.lost_gain
             numbers = [0.0 if lost else number / unit for number in (interval[0], middle, interval[1])]
             known.append((cell, lost, numbers))
-    if not 0 < len(known) <= MOST:
+    if (
+        not any(cell.interval("difference_" if compared else "gain_") for cell, *_ in known)
+        or len(known) > MOST
+    ):
         return {}
     farthest = max(abs(number) for *_, numbers in known for number in numbers)
     ends = LIMIT if compared else min(POINTS, max(1, math.ceil(farthest)))
@@ -56,7 +62,7 @@ def forest(
             **{"below": numbers[0] < -ends, "above": numbers[2] > ends},
         }
         rows.setdefault(heading, []).append(row)
-    without = sum(bool(cell.reason) for cell in cells) if compared else 0
+    without = sum(cell.reason not in ("", MISSED) for cell in cells) if compared else 0
     notes = ["difference to the published value, in margins (grey)" if compared else "gain, in points"]
     notes += ["arrows: beyond the axis"] * (farthest > ends)
     notes += [f"{count(without, 'cell')} without an interval: not shown"] * bool(without)

@@ -15,7 +15,7 @@ from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of, ranked
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
-from fltrain.reporting.verdict import EXPECTED, expected_counts
+from fltrain.reporting.verdict import EXPECTED, expected_counts, without_interval
 from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import measure
 
@@ -312,6 +312,7 @@ class Notes:
             margins=_ranges(judged, "margin"),
             detectable=_ranges(judged, "detectable"),
             counts=Counter(cell.verdict for cell in tested),
+            without=Counter(without_interval(cell.reason) for cell in judged if cell.reason),
             bases=bases_of(layout),
             pooled=len({*widths.values()}) < len(widths),
             expected={} if sheet.control else expected_counts(tested, EXPECTED),
