@@ -139,9 +139,8 @@ class Export:
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
                 page = f"`{self.results.root.name}/{self.scale}/{paper.paper}/index.html`"
                 links = f"{link(store, 'tables and figures', TABLES, place)}, page {page}"
-                store.experiment(
-                    f"{paper.paper} ({self.scale})", f"{paper.title}: {links}\n\n{paper.citation}"
-                )
+                note = f"{paper.title}: {links}\n\n{paper.citation}"
+                store.experiment(f"{paper.paper} ({self.scale})", note)
             present = store.present("tags.kind = 'run'") if self.runs else {}
             records = [record for record in map(self.results.record, self.runs) if record.complete]
             parts: list[Callable[[], Counter[str]]] = [
@@ -225,9 +224,8 @@ class Export:
             return counts
         present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
         for entry in self._entries(store, item, files):
-            done = store.put(entry, present.pop(entry.key, ()))
             what = "tables and figures" if entry.experiment == TABLES else "cells"
-            counts[f"{what} written"] += done != UNCHANGED
+            counts[f"{what} written"] += store.put(entry, present.pop(entry.key, ())) != UNCHANGED
         for obsolete in itertools.chain.from_iterable(present.values()):
             store.delete(obsolete)
         return counts
@@ -251,9 +249,9 @@ class Export:
         csv = next((file for file in files if file.suffix == ".csv"), None)
         for number, cell in enumerate(read_csv(csv) if csv and item.item.table else ()):
             tags = cell_tags(cell, item)
-            verdicts = {cell.verdict, cell.gain_verdict} - {None}
-            decided = verdicts - {"inconclusive", "not run"}
-            rank = 0 if decided else 1 if verdicts else 2 if "base" in tags else 3
+            undecided = (None, "inconclusive", "not run")
+            decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
+            rank = (*decided, "verdict" in tags, "base" in tags, True).index(True)
             order = f"{rank} {tags.get('verdict')} {key} {number:04}"
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, self._home(run), f"attributes.run_name = '{run}'") for run in runs[:10]]
@@ -277,11 +275,10 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
     """
     table = item.item.table
     assert table
-    places = {"row": (table.rows, cell.row), "column": (table.columns, cell.column)}
-    places |= {"panel": (table.panels, cell.panel)}
-    shown = {key: named(axis, label) for key, (axis, label) in places.items() if label}
+    axes = {"row": table.rows, "column": table.columns, "panel": table.panels}
+    shown = {key: named(axis, label) for key, axis in axes.items() if (label := getattr(cell, key))}
     fixed = {axis for axis, labels in item.axes.items() if len(labels) == 1}
-    varying = [label for key, label in shown.items() if places[key][0] not in fixed]
+    varying = [label for key, label in shown.items() if axes[key] not in fixed]
     headings = {(one.measure, one.label or measure(one.measure).label): one for one in table.measures}
     over = headings[cell.measure, cell.label].gain_over if cell.gain is not None else {}
     labels = next((entry.labels for entry in item.entries if entry.spec.run_id in cell.runs), {})

@@ -21,16 +21,17 @@ from fltrain.runs.measures import CURVES, TARGET_MISSED, TARGET_ROUNDS
 from fltrain.tracking.export import CELLS, ORDER, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
+NAME = "attributes.`Run Name`"
 COLUMNS = {
-    TABLES: {"params.`title`": 420, "tags.`paper`": 130, "tags.`scale`": 90},
+    TABLES: {NAME: 330, "params.`title`": 420, "tags.`paper`": 130, "tags.`scale`": 90},
     CELLS: {
-        **{"tags.`verdict`": 145, "metrics.`mean`": 60, "metrics.`published`": 75, "metrics.`n`": 35},
-        **{"tags.`difference`": 140, "tags.`gain`": 140},
+        **{NAME: 355, "tags.`verdict`": 142, "metrics.`mean`": 60, "metrics.`published`": 75},
+        **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 130},
     },
     "": {  # MLflow hides those without a value in the list
-        **{f"metrics.`{TARGET_ROUNDS}`": 190, f"metrics.`{TARGET_MISSED}`": 105},
-        **{"metrics.`final_accuracy`": 105, "tags.`method`": 80, "tags.`plugins`": 65},
-        **{"tags.`skew`": 115, "tags.`seed`": 50, "tags.`dataset`": 70},
+        **{NAME: 400, f"metrics.`{TARGET_ROUNDS}`": 150, f"metrics.`{TARGET_MISSED}`": 100},
+        **{"metrics.`final_accuracy`": 105, "tags.`method`": 75, "tags.`plugins`": 65},
+        **{"tags.`skew`": 115, "tags.`seed`": 55, "tags.`dataset`": 70},
     },
 }
 """Columns of the lists of tables, of cells, and of a paper's runs, with their widths in pixels."""
@@ -55,31 +56,33 @@ if (!location.hash) location.replace(start);
 def state_of(name: str) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs."""
     columns = COLUMNS.get(name, COLUMNS[""])
-    widths = {"attributes.`Run Name`": 330 if name == TABLES else 400, "runDateAndNestInfo": 130, **columns}
     state: dict[str, Any] = {
-        **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns], "columnWidths": widths},
-        "columnOrder": ["attributes.`Run Name`", *columns, "runDateAndNestInfo", "duration"],
+        **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
+        "columnWidths": {**columns, "runDateAndNestInfo": 130},
+        "columnOrder": [*columns, "runDateAndNestInfo", "duration"],
     }
-    if name in (TABLES, CELLS):
+    if name == TABLES:
         return state
+    kind, section, metrics = "BAR", "Numbers", ["gain", "difference", "mean"]
+    if name != CELLS:
+        kind, section, metrics = "LINE", "Curves", [*CURVES]
+        keys = [{"mode": "tag", "groupByData": "cell"}]
+        state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
     state["compareRunCharts"] = [
         {
-            **{"type": "LINE", "range": {}, "xAxisKey": "step", "yAxisKey": "metric"},
-            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
-            **{"uuid": metric, "metricKey": metric, "displayName": metric},
-            **{"metricSectionId": "Curves", "isGenerated": True},
+            **{"type": kind, "range": {}, "xAxisKey": "step", "yAxisKey": "metric", "isGenerated": True},
+            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "runsCountToCompare": 10},
+            **{"uuid": metric, "metricKey": metric, "displayName": metric, "metricSectionId": section},
             # A diverged run would hide the others.
             "scaleType": "log" if metric.endswith("loss") else "linear",
         }
-        for metric in CURVES
+        for metric in metrics
     ]
     # MLflow itself makes the second section only, sorted by name.
     state["compareRunSections"] = [
-        {"uuid": section, "name": section, "display": True, "isReordered": False}
-        for section in ("Curves", "Model metrics")
+        {"uuid": one, "name": one, "display": True, "isReordered": False}
+        for one in (section, "Model metrics")
     ]
-    keys = [{"mode": "tag", "groupByData": "cell"}]
-    state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
     return state
 
 
@@ -109,9 +112,8 @@ def colours_of(database: Path) -> dict[str, str]:
 def prepared(page: str, ids: dict[str, str], colours: dict[str, str]) -> str:
     """Return MLflow's page with the script that sets up the lists of these experiments."""
     settings: dict[str, Any] = {**_PREFERENCES, "experimentRunColors": colours}
-    for name, experiment in ids.items():
-        key = f'MLflowLocalStorage-1.1-ExperimentPage-["{experiment}"]-ReactComponentState'
-        settings[key] = state_of(name)
+    key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
+    settings |= {key % experiment: state_of(name) for name, experiment in ids.items()}
     start = opened(ids[TABLES], "") if TABLES in ids else "#/experiments"
     versioned = [[key, value, short_hash(value)] for key, value in settings.items()]
     data = json.dumps([start, versioned]).replace("<", "\\u003c")

@@ -522,7 +522,9 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     assert other["data"]["metrics"] == {"mean": 60.0, "n": 1, "diverged": 0}
 
 
-def test_decided_verdicts_are_first_then_inconclusive_ones_then_gains(store: Exports) -> None:
+def test_cells_are_in_the_order_of_value_verdicts_gain_verdicts_inconclusive_ones_and_gains(
+    store: Exports,
+) -> None:
     base, ours = table_cells(store)
     verdicts = {
         "undecided": ("inconclusive", "inconclusive"),
@@ -538,7 +540,7 @@ def test_decided_verdicts_are_first_then_inconclusive_ones_then_gains(store: Exp
     store.export(items=[TABLE])
     tags = [run["data"]["tags"] for run in store.search("tags.kind = 'cell'")]
     rows = [one["row"] for one in sorted(tags, key=lambda one: one["order"])]
-    assert rows == ["size reproduced", "not reproduced", "undecided", "not run", "gain", "FedAvg"]
+    assert rows == ["not reproduced", "size reproduced", "undecided", "not run", "gain", "FedAvg"]
 
 
 def written(store: Exports) -> tuple[int, int]:
@@ -578,7 +580,8 @@ def test_the_root_address_opens_the_tables() -> None:
     assert '["#/experiments"' in prepared("<head>", {"flfa (demo)": "1"}, {})
 
 
-def test_charts_of_losses_have_a_log_axis() -> None:
+def test_charts_of_cells_begin_with_gains_and_those_of_losses_have_a_log_axis() -> None:
+    assert state_of("cells")["compareRunCharts"][0]["metricKey"] == "gain"
     axes = {one["metricKey"]: one["scaleType"] for one in state_of("flfa (demo)")["compareRunCharts"]}
     assert next(iter(axes)) == "test_accuracy"
     assert {metric for metric, scale in axes.items() if scale == "log"} == {"test_loss", "train_loss"}
