@@ -368,7 +368,7 @@ own protocol, as far as its text states it. {replicated} have
 
 * **Verdict**: follows the [protocol](protocol.md).
   * *Exploratory*: declared so, or decided after we had seen the runs.
-  * *Undecided*: no evidence against a claim.
+  * *Undecided*: neither is shown, or runs cover only a part.
   * *Tested*: a unit test checks the definition.
   * †: drops out of the list of contradicted claims (false discovery rate 5 %).
 * **Numbers**: the main number, with its 90 % interval over seeds. Of several places (settings or methods), it
@@ -380,7 +380,7 @@ own protocol, as far as its text states it. {replicated} have
 * **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs
   (`--scale paper`), and claims that runs cannot decide.
 
-To check the verdicts, see the [controls](protocol.md#controls) and [artefact evaluation](artifact.md).
+See also [controls](protocol.md#controls) and [artefact evaluation](artifact.md).
 
 {papers}
 
@@ -459,7 +459,7 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
 `fltrain verify` checks the digests of records and makes the tables again. Then open
 `results/published/index.html`. To see training as well, run `make reproduce`, which trains the
-demonstration in four to seven minutes on two idle cores.
+demonstration in three to seven minutes on two idle cores.
 
 ## Make a claim again
 

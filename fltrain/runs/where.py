@@ -130,7 +130,9 @@ def choose(
         keys = {name for _, settings in every for name in settings}
         below = [name for name in keys if begins(name, [key])]
         if not below:
-            raise FltrainError(f"where: unknown key {key!r}{suggest(key, keys)}")
+            ends = sorted(name for name in keys if name.endswith(f".{key}"))
+            near = f"; did you mean {listed(map(repr, ends), 3)}?" if ends else suggest(key, keys)
+            raise FltrainError(f"where: unknown key {key!r}{near}")
         present = {value_of(settings, key) for _, settings in every}
         if _GROUP in present and not {*condition.values} <= {NONE, "null"}:
             names = listed(sorted(below), 8)

@@ -411,6 +411,7 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("method=fedprx", r"no run is left with method=fedprx; did you mean 'fedprox'\?$"),
         ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
+        ("lr=0.1", "unknown key 'lr'; did you mean 'training.lr'?"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
         ("items=flfa/table4", "has no item 'flfa/table4'; scales paper, small have it: add --scale paper "),
         ("items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table4'\?$"),

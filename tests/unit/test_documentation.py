@@ -196,7 +196,7 @@ def test_the_readme_counts_the_published_runs() -> None:
     of_all = f"Of the {len(declared):,} runs declared for six papers and their variants, "
     assert f"{of_all}we have trained only {of_papers}, " in text
     assert f"The other {len(published) - of_papers:,} published runs are controls" in text
-    assert f"It trains {len(demo)} runs on the handwritten digits" in text
+    assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text
 
 
 def table_rows(text: str) -> list[list[str]]:

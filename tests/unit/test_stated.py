@@ -135,6 +135,26 @@ def test_the_power_of_the_replications_follows_from_their_spreads() -> None:
     assert lines == computed
 
 
+def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
+    levels, gains = [], []
+    for method in ("FedAvg", "FedProx", "FedNova"):
+        low, high = (
+            {
+                row["column"]: row
+                for row in read(f"ecgr/{name}.csv")
+                if (row["row"], row["measure"]) == (method, "last_accuracy")
+            }
+            for name in ("confirmatory", "figure2_accuracy_higher_rate")
+        )
+        levels.append(float(high["base"]["mean"]) - float(low["base"]["mean"]))
+        gains.append(float(high["+ ECGR"]["gain"]))
+    levels_text = f"end {min(levels):.0f} to {max(levels):.0f} points higher"
+    gains_text = f"gain {min(gains):.1f} to {max(gains):.1f}"
+    for page in ("README.md", "docs/papers/ecgr.md"):
+        text = " ".join(written(page).split())
+        assert levels_text in text and gains_text in text
+
+
 def counted(name: str, start: str = "") -> Counter[str]:
     return Counter(row["verdict"] for row in read(name) if row.get("where", "").startswith(start))
 
