@@ -365,7 +365,7 @@ def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
     page = read(toy, "paper/index.html")
     text = text_of(page)
-    assert page.ids.index("table1") < page.ids.index("figure1") < page.ids.index("claim-table")
+    assert page.ids.index("claim-table") < page.ids.index("table1") < page.ids.index("figure1")
     table = read(toy, "paper/table1.html")
     assert [link for link in page.links if "#cell-" in link] == [
         f"table1.html{link}" for link in table.links if link.startswith("#cell-")
