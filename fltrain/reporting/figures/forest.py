@@ -28,7 +28,7 @@ def forest(
 
     Returns:
         ``rows`` by heading, ``ticks`` and ``notes`` of the axis. Places are in per cent of the axis; an
-        interval can reach ``below`` or ``above`` it. Empty without a cell, or with too many.
+        interval can reach ``below`` or ``above`` it. Empty without an interval, or with too many cells.
     """
     compared = of == "difference"
     known: list[tuple[TableCell, str, list[float]]] = []
@@ -41,10 +41,7 @@ def forest(
             lost = "diverged" * cell.lost if compared else cell.lost_gain
             numbers = [0.0 if lost else number / unit for number in (interval[0], middle, interval[1])]
             known.append((cell, lost, numbers))
-    if (
-        not any(cell.interval("difference_" if compared else "gain_") for cell, *_ in known)
-        or len(known) > MOST
-    ):
+    if all(lost == MISSED for _, lost, _ in known) or len(known) > MOST:
         return {}
     farthest = max(abs(number) for *_, numbers in known for number in numbers)
     ends = LIMIT if compared else min(POINTS, max(1, math.ceil(farthest)))
