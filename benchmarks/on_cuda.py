@@ -26,7 +26,7 @@ BENCHES = (("fp32", "exact"), ("tf32", "exact"), ("bf16", "exact"), ("fp32", "fa
 """Precisions and profiles of determinism."""
 FULL = {
     "models": {"lenet5": "mnist", "resnet18": "cifar10", "mobilenetv2": "cifar10"},
-    "bench": "--wall --batch-size 64 --clients 10 --steps 20",
+    "bench": "--wall --batch-size 64 --clients 10 --steps 20 --rounds 4",
     "scaling": "--repeats 9",
     "startup": "--repeats 9",
 }
