@@ -183,7 +183,7 @@ SUMMARY: dict[str, Any] = {
     "paper": "paper",
     "title": "A paper on <toys>",
     "kind": "paper",
-    "findings": ["Accuracy changes by +1.25 points <here>."],
+    "findings": [("supported", "Accuracy changes by +1.25 points <here>.")],
     "picture": "figure1",
     "counts": {
         "published values": (

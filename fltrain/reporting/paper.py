@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.claims import DROPPED_CLAIMS, LEGEND
 from fltrain.reporting.pages import TEMPLATES
-from fltrain.reporting.tables.render import DROPPED_CELLS, Grid, Notes
+from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 
 FORMS = {"seeds and runs": ".html"}
@@ -36,25 +38,42 @@ def page(
     """
     items: dict[str, dict[str, Any]] = {}
     assumptions: dict[str, list[str]] = {}
+    judged = {name for claim in summary["claims"] for name in claim["item"].split(", ")}
+    main = {sheet.name for sheet in sheets if sheet.name in judged or about["covers"][sheet.name]}
     # A choice of settings is no result: it comes after the tables that use it.
     for sheet in sorted(sheets, key=lambda sheet: bool(sheet.table and sheet.table.best_of)):
         name = sheet.name
         forms = {form: name + ending for form, ending in FORMS.items()}
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
-        items[name] = {"sheet": sheet, "files": files}
+        items[name] = {"sheet": sheet, "files": files, "further": bool(main) and name not in main}
+        caption = sheet.caption
         if sheet.table:
             notes = Notes.of(sheet, cells[sheet.id])
             grid = Grid.of(sheet, cells[sheet.id], notes.marks, ["verdict"])
             items[name] |= {"grid": grid, "notes": notes}
+            caption = f"{caption} {notes.seeds}"
+        items[name] |= {"caption": caption, "scale_note": sheet.scale_note}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
-    scale_notes = {sheet.scale_note for sheet in sheets}
     return TEMPLATES.get_template("paper.html").render(
         summary=summary,
         about=about,
         items=items,
-        claim_notes=f"{LEGEND} {DROPPED_CLAIMS}",
+        verdicts=[*itertools.chain(*itertools.chain(*summary["counts"].values()))],
+        claim_notes=LEGEND,
+        dropped_claims=DROPPED_CLAIMS,
         dropped=DROPPED_CELLS,
-        scale_note=scale_notes.pop() if len(scale_notes) == 1 else "",
+        scale_note=" ".join(_once(items.values(), "scale_note")),
+        captions=_once(items.values(), "caption") if len(items) > 1 else [],
         assumptions=assumptions,
     )
+
+
+def _once(items: Iterable[dict[str, Any]], text: str) -> list[str]:
+    """Take the sentences that a page has once out of a text of its items: shared by all, or general ones."""
+    sentences = [re.split(r"(?<=\.) ", item[text]) for item in items]
+    every = dict.fromkeys(itertools.chain.from_iterable(sentences))
+    once = [one for one in every if one in GENERAL.values() or all(one in own for own in sentences)]
+    for item, own in zip(items, sentences, strict=True):
+        item[text] = " ".join(one for one in own if one not in once)
+    return once

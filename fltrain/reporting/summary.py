@@ -20,6 +20,9 @@ from fltrain.reporting.verdict import AMONG_OWN, EXPECTED, EXPECTED_GAINS, expec
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
 
+Finding = tuple[str, str]
+"""A verdict with its marks, and the claim or the difference that has it, with its number."""
+
 
 def paper_summary(
     paper: Mapping[str, Any],
@@ -43,6 +46,7 @@ def paper_summary(
         for name in str(claim.item).split(", ") if claim.verdict in JUDGED and not claim.exploratory else ():
             confirmed.setdefault(name, set()).add(str(claim.verdict))
     titles = {sheet.name: sheet.title for sheet in sheets}
+    claims = list(claims)
     numbers = [number for claim in claims for number in quantities(claim.test)]
     reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
     headings, every, gains, quotable = dict(titles), [], [], []
@@ -70,7 +74,7 @@ def paper_summary(
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
-        "findings": findings(rows) or cell_findings(paper["kind"], quotable, titles),
+        "findings": findings(rows, claims) or cell_findings(paper["kind"], quotable, titles),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
@@ -118,36 +122,58 @@ def true_values(cells: Iterable[TableCell]) -> str:
     return f"{count(len(true), 'cell')} with true values; {power}"
 
 
-def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[str]:
+def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:
     """Return results of tables without claims: false values that a rule rejects, or the first difference."""
     if kind == "control":
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
         false, true = (f"{sum(side)} of {len(side)}" for side in rejected.values())
-        return [f"The rule rejects {false} false values, and {true} cells with true ones."]
+        return [("", f"The rule rejects {false} false values, and {true} cells with true ones.")]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
-        f"{verdict.capitalize()}: {found.place} ({titles[found.item]}; {gain_text(found, True)} points)."
+        (verdict, f"{found.place} ({titles[found.item]}): {gain_text(found, True)} points.")
         for verdict in AMONG_OWN
         if (found := first.get(verdict))
     ]
 
 
-def findings(claims: Iterable[Mapping[str, Any]]) -> list[str]:
+def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[Finding]:
     """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
-    Exploratory verdicts appear only if there are no others. Claims without a number do not count.
+    Replications have them for each paper, whose name ``where`` begins with. Claims that differ from the first
+    in a label only, such as the method, add their numbers. Exploratory verdicts appear only if a paper has no
+    others. Claims without a number do not count.
     """
-    measured = [claim for claim in claims if claim["number"]]
-    firm = [claim for claim in measured if not claim["exploratory"]] or measured
-    first = {claim["verdict"]: claim for claim in reversed(firm)}
-    ordered = [first[verdict] for verdict in (*JUDGED, "reduced scale") if verdict in first]
-    verdicts = [
-        full_verdict(claim).capitalize() if claim["verdict"] in JUDGED else "Claim, not judged at this scale"
-        for claim in ordered
-    ]
-    return [
-        f"{verdict}: “{claim['claim']}” ({claim['where']}; {claim['number']})."
-        for verdict, claim in zip(verdicts, ordered, strict=True)
-    ]
+    labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
+
+    def pattern(row: Mapping[str, Any]) -> tuple[str, str]:
+        text = row["claim"]
+        for label in labels.get((row["where"], text), ()):
+            text = text.replace(label, "...")
+        return row["where"], text
+
+    papers: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["number"]:
+            papers.setdefault(row["where"].rpartition(", ")[0], []).append(row)
+    found: list[Finding] = []
+    for measured in papers.values():
+        firm = [row for row in measured if not row["exploratory"]] or measured
+        for verdict in (*JUDGED, "reduced scale"):
+            if same := [row for row in firm if row["verdict"] == verdict]:
+                first, *others = same
+                also = "; ".join(
+                    f"{', '.join(labels[row['where'], row['claim']])}: {row['number'].partition(' (')[0]}"
+                    for row in others
+                    if pattern(row) == pattern(first)
+                )
+                text = f"“{first['claim']}” ({first['where']}): {first['number']}."
+                found.append((full_verdict(first), text + f" Also {also}." * bool(also)))
+    return found
+
+
+def _labels_in(claim: Claim) -> list[str]:
+    """Return the labels that the test of a claim chooses and its text names, for example a method."""
+    chosen = (name for number in quantities(claim.test) for names in number.at.values() for name in names)
+    return [name for name in dict.fromkeys(chosen) if name in claim.claim]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fltrain.core.errors import FltrainError, count
+from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import read_arrays
 from fltrain.core.own import places
 from fltrain.data.datasets import Dataset
@@ -179,12 +179,15 @@ class Verification:
 
     def _tables_of(self, planned: Plan) -> Iterator[Problem]:
         folder = self.results.root / planned.scale.scale
-        for page in outdated_pages(folder):
-            text = "made by another version of the rule or of the reporting code; run snakemake again"
-            yield Problem(f"{folder / page}: {text}", harmless=True)
+        if outdated := outdated_pages(folder):
+            text = (
+                f"{count(len(outdated), 'page')} made by another version of the rule or of the reporting code"
+            )
+            remedy = f"run snakemake --config scale={folder.name} train=false, then verify again"
+            yield Problem(f"{folder}: {text}, not checked: {listed(outdated, 3)}; {remedy}", harmless=True)
         for item in planned.items:
-            path = self.results.root / planned.scale.scale / item.paper.paper / f"{item.name}.csv"
-            if item.item.table and path.exists():
+            path = folder / f"{item.id}.csv"
+            if item.item.table and path.exists() and f"{item.id}.html" not in outdated:
                 yield from self._each("table", [path], partial(self._check_table, item))
 
     def _check_table(self, item: PlannedItem, path: Path) -> Iterator[Problem]:

@@ -17,9 +17,9 @@ import pytest
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
-from fltrain.reporting.figures.forest import LIMIT, forest
+from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
 from fltrain.reporting.tables.html import facts
-from fltrain.reporting.tables.render import Grid, GridEntry, Notes
+from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
@@ -178,8 +178,7 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     )
     assert (row["below"], row["above"], row["place"], row["tone"]) == (False, True, "one", "bad")
     assert plot["ticks"]["0"] == 50 and plot["ticks"]["1"] == pytest.approx(50 * (1 + 1 / LIMIT))
-    axis = "difference to the published value, in margins (grey)"
-    assert plot["notes"] == [axis, "arrows: beyond the axis"]
+    assert plot["notes"] == [AXIS, "arrows: beyond the axis"]
     several = [cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")]
     rows = forest(several, titles)["rows"]
     assert {name: [row["tone"] for row in part] for name, part in rows.items()} == {
@@ -198,7 +197,7 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
 def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
     plot = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
-    assert plot["ticks"] == {"-2": 0, "0": 50, "2": 100} and plot["notes"] == ["gain, in points"]
+    assert plot["ticks"] == {"-2": 0, "0": 50, "2": 100} and plot["notes"] == ["gain, in percentage points"]
     assert [row["middle"] for row in plot["rows"][""]] == [75]
 
 
@@ -240,7 +239,7 @@ def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
     )
     assert re.findall(r'class="bar([^"]*)" style="left:50%;right:0%"', page.text) == [" above"]
     assert page.text.count('class="dot" style="left:75%"') == 1
-    assert page.text.count('class="margin" style="left:42%;right:42%"') == 2
+    assert page.text.count('class="margin" style="left:42%;right:42%"') == 3, "two rows and the legend"
 
 
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
@@ -343,7 +342,10 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     text = text_of(page)
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
-    assert "+1.25 points <here>." in text and "claims 1 supported 1 contradicted Accuracy changes" in text
+    assert (
+        "+1.25 points <here>." in text
+        and "claims 1 supported 1 contradicted supported Accuracy changes" in text
+    )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
@@ -377,7 +379,8 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
     assert "figure1" not in text and "table1" not in text, "people read titles"
     assert "† drops out of the list of contradicted claims" in text
-    assert "has the other sign" in text and "opposite is significant at 5 %" in text
+    assert "opposite is significant at 5 %" in text
+    assert "has the other sign" not in text, "no gain on this page is opposite"
     assert "Exploratory: declared as such, or decided after these runs had been seen." in text
     assert (
         "Not run: 1 of the claims, 1 of the paper's tables and figures" in text
@@ -393,6 +396,42 @@ def test_a_figure_leads_to_its_runs_if_it_has_any(toy: Toy) -> None:
         page = Page(paper.page({**SUMMARY, "reduced": False}, ABOUT, [sheet], {}, toy.folder / "paper"))
         found.append([unquote(link) for link in page.links if "runs.html" in link])
     assert found == [['../runs.html?filter="paper/figure1"'], []]
+
+
+def test_items_without_claims_stand_folded_after_those_with_claims(toy: Toy) -> None:
+    cells = {toy.sheet.id: read_csv(toy.folder / "paper" / "table1.csv")}
+    claims = [one for one in SUMMARY["claims"] if one["item"] != "table1"]
+    claims = [{**one, "item": one["item"].replace(", table1", "")} for one in claims]
+    about = {**ABOUT, "covers": {"table1": [], "figure1": []}}
+    summaries = ({**SUMMARY, "claims": claims}, {**SUMMARY, "claims": []})
+    sheets = [toy.sheet, toy.figure]
+    folded = [
+        paper.page({"reduced": False, **one}, about, sheets, cells, toy.folder / "paper").partition(
+            '<details id="further">'
+        )
+        for one in summaries
+    ]
+    assert [[name in part for name in ('id="table1"', 'id="figure1"')] for part in folded[0][::2]] == [
+        [False, True],
+        [True, False],
+    ]
+    assert folded[1][1] == "", "nothing is left if there are no claims at all"
+
+
+def test_a_page_has_sentences_once_that_hold_for_all_its_tables(toy: Toy) -> None:
+    cells = {f"paper/{name}": read_csv(toy.folder / "paper" / "table1.csv") for name in "ab"}
+    assert any(cell.diverged for cell in cells["paper/a"])
+    sheets = [
+        ItemJob(**{**dict(toy.sheet), "id": f"paper/{name}", "caption": f"Of all. {text}"})
+        for name, text in (("a", "First."), ("b", "Second."))
+    ]
+    about = {**ABOUT, "covers": {"a": [], "b": []}}
+    text = text_of(
+        Page(paper.page({**SUMMARY, "reduced": False}, about, sheets, cells, toy.folder / "paper"))
+    )
+    counts = [text.count(one) for one in ("Of all.", "First.", "Second.", GENERAL["chance"])]
+    assert counts == [1, 1, 1, 1]
+    assert text.index("In all tables: Of all.") < text.index("First.")
 
 
 def test_choices_of_settings_come_after_the_results(toy: Toy) -> None:
@@ -484,16 +523,16 @@ SMALL = ("E grows", "reduced scale", False)
     [
         (
             [LATE, OPEN, B, A, ("A falls", "supported", False)],
-            ["Supported: “A grows”", "Contradicted: “B falls”", "Undecided: “D may grow”"],
+            [("supported", "A grows"), ("contradicted", "B falls"), ("undecided", "D may grow")],
         ),
-        ([LATE, OPEN], ["Undecided: “D may grow”"]),
-        ([LATE], ["Supported, exploratory: “C stays”"]),
-        ([SMALL], ["Claim, not judged at this scale: “E grows”"]),
+        ([LATE, OPEN], [("undecided", "D may grow")]),
+        ([LATE], [("supported, exploratory", "C stays")]),
+        ([SMALL], [("reduced scale", "E grows")]),
         ([], []),
     ],
 )
 def test_findings_are_the_first_claim_of_each_verdict(
-    claims: list[tuple[str, str, bool]], expected: list[str]
+    claims: list[tuple[str, str, bool]], expected: list[tuple[str, str]]
 ) -> None:
     number = "+1.00 points [+0.50, +1.50] (gain over base: x minus y)"
     measured = [
@@ -508,7 +547,32 @@ def test_findings_are_the_first_claim_of_each_verdict(
         for text, verdict, late in claims
     ]
     without = {**measured[0], "number": ""} if measured else {"number": ""}
-    assert summary.findings([without, *measured]) == [f"{text} (sec. 2; {number})." for text in expected]
+    assert summary.findings([without, *measured]) == [
+        (verdict, f"“{text}” (sec. 2): {number}.") for verdict, text in expected
+    ]
+
+
+def test_findings_name_every_paper_and_claims_that_differ_in_a_label() -> None:
+    def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
+        number = f"{len(text)} points (x minus y)"
+        return {
+            **{"where": where, "claim": text, "verdict": verdict, "number": number},
+            **{"dropped": False, "exploratory": False},
+        }
+
+    test = {"kind": "positive", "item": "a", "measure": "last_accuracy", "over": {"plugin": "base"}}
+    claims = [
+        Claim.parse({"where": "A, sec. 1", "claim": text, "test": {**test, "at": {"method": name}}}, "claim")
+        for name in ("MOON", "FedProx", "FedDyn")
+        for text in (f"{name} gains", f"{name} gains twice")
+    ]
+    rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
+    rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("B, fig. 2", "B is best", "contradicted")]
+    assert summary.findings(rows, claims) == [
+        ("supported", "“MOON gains” (A, sec. 1): 10 points (x minus y). Also FedProx: 13 points."),
+        ("undecided", "“FedDyn gains” (A, sec. 1): 12 points (x minus y)."),
+        ("contradicted", "“B is best” (B, fig. 2): 9 points (x minus y)."),
+    ]
 
 
 def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> None:
@@ -561,14 +625,14 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
     assert summary.cell_findings("control", [cell, *false], {"a": "A"}) == [
-        "The rule rejects 1 of 2 false values, and 0 of 1 cells with true ones."
+        ("", "The rule rejects 1 of 2 false values, and 0 of 1 cells with true ones.")
     ]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
     assert summary.cell_findings(
         "comparison", [late, better, better.replace(row="two"), cell], {"a": "A"}
-    ) == ["Better: one (A; +1.00 [+0.50, +1.50] points)."]
+    ) == [("better", "one (A): +1.00 [+0.50, +1.50] points.")]
 
 
 def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
@@ -582,7 +646,7 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
     (finding,) = found["findings"]
-    assert finding.startswith("Better: one / tuned")
+    assert finding[0] == "better" and finding[1].startswith("one / tuned")
 
 
 def test_cells_without_an_interval_are_counted_apart() -> None:

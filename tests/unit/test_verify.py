@@ -260,7 +260,8 @@ def test_a_page_of_another_version_is_named(place: Place) -> None:
     page = place.table().with_suffix(".html")
     assert place.findings() == []
     page.write_text(page.read_text().replace(reporting_version(), "1-abc"))
-    place.only(page, "made by another version", harmless=True)
+    change_cell(place.table(), "mean", "99.0")
+    place.only("1 page made by another version", "not checked: toy/table.html; run", harmless=True)
 
 
 def test_a_table_that_names_an_unknown_run_is_named(place: Place) -> None:

@@ -13,6 +13,7 @@ from fltrain.reporting.verdict import MISSED
 
 LIMIT, POINTS, MOST = 6.0, 15.0, 40
 """Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
+AXIS = "(ours minus published) / allowed difference (margin)"
 
 
 def forest(
@@ -60,7 +61,7 @@ def forest(
         }
         rows.setdefault(heading, []).append(row)
     without = sum(cell.reason not in ("", MISSED) for cell in cells) if compared else 0
-    notes = ["difference to the published value, in margins (grey)" if compared else "gain, in points"]
+    notes = [AXIS if compared else "gain, in percentage points"]
     notes += ["arrows: beyond the axis"] * (farthest > ends)
     notes += [f"{count(without, 'cell')} without an interval: not shown"] * bool(without)
     ticks = (-ends, -1, 0, 1, ends) if compared else (-ends, 0, ends)

@@ -26,6 +26,12 @@ DROPPED_CELLS = (
     f"{DROPPED} drops out of the list of cells that are not reproduced at a false discovery rate of 5 %."
 )
 EXPLORATORY = "Exploratory: the rule was decided after these runs had been seen."
+GENERAL = {
+    "chance": "A diverged run counts as chance accuracy in means and gains.",
+    "no_gain": "If all runs of a cell or of its base diverged, there is no gain.",
+    "pooled_spread": "Intervals of equal width share a pooled spread (docs/protocol.md).",
+}
+"""Notes that hold for any table: a page with several tables has them once."""
 
 SIGNS = {
     "reproduced": "=",
@@ -128,9 +134,10 @@ class GridEntry:
 
     @property
     def pill(self) -> str:
-        """The verdict without side, reason and exploratory, which stand next to it in a table on a page."""
-        detail = "" if self.cell.intended else self.cell.side or self.cell.reason
-        return self.badge.removesuffix(", exploratory").replace(f" ({detail})", "")
+        """The verdict (or the reason for the lack of an interval) without the notes that stand next to it."""
+        reason = self.cell.reason if self.kind == "own" else ""
+        side = "" if self.cell.intended else self.cell.side
+        return reason or self.badge.removesuffix(", exploratory").replace(f" ({side})", "")
 
     @property
     def legend(self) -> str:
@@ -319,6 +326,7 @@ class Notes:
             rule_date=RULE_DATE,
             dropped=DROPPED_CELLS,
             exploratory=EXPLORATORY,
+            **GENERAL,
         )
         first, *texts = (re.sub(r"[ \n]+", " ", text).strip() for text in rendered.split("---\n"))
         marks = {note: str(number) for number, note in enumerate(doubts_first, start=1)}
