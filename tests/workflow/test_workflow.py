@@ -95,7 +95,7 @@ fedprox,acc,92.00,as printed
 TABLE, FIGURE, BUBBLES = "assembling toy/accuracy", "drawing toy/drift", "drawing toy/shares"
 TRACK = "exporting runs to MLflow"
 CLAIMS, OVERVIEW = "judging the claims of toy", "writing the overview"
-DATA = "preparing dataset digits"
+DATA, VERSION = "preparing dataset digits", "noting the version of the reporting code"
 REPORT = "results/report.html"
 FORMS = ("csv", "pdf", "svg", "png")
 LOOKS = """\
@@ -277,7 +277,7 @@ def test_the_report_shows_titles_categories_and_captions(done: Checkout) -> None
 
 def test_the_terminal_shows_the_accuracy_of_each_run(done: Checkout) -> None:
     terminal, _, log = done.output.partition("Complete log(s): ")
-    assert "3 runs to train, 9 other jobs\n" in terminal
+    assert "3 runs to train, 10 other jobs\n" in terminal
     lines = re.findall(r"^\[(\d)/3\] (\S+): final accuracy ([\d.]+) %, [\d.]+ s; ", terminal, re.MULTILINE)
     assert [number for number, _, _ in lines] == ["1", "2", "3"]
     assert {run: accuracy for _, run, accuracy in lines} == {
@@ -343,6 +343,15 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
     assert told not in changed.snakemake("--dry-run")[1]
 
 
+def test_a_copy_without_metadata_makes_tables_of_another_version_again(changed: Checkout) -> None:
+    shutil.rmtree(changed.root / ".snakemake")
+    assert changed.jobs() == {}
+    changed.edit(
+        "fltrain/reporting/templates/table.md", "{{ sheet.caption }}", "Caption: {{ sheet.caption }}"
+    )
+    assert set(changed.jobs()) == {VERSION, TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
+
+
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
@@ -361,7 +370,7 @@ def test_a_target_needs_only_its_data_and_partitions(fresh: Checkout) -> None:
     """Data and partitions can be made beforehand, also of other datasets."""
     divided = {f"partitioning data: {spec.partition_id}" for spec in fresh.plan.specs}
     jobs = fresh.jobs("toy_shares", "all_data", "results/data/mnist.png")
-    assert set(jobs) == {DATA, "preparing dataset mnist", *divided, BUBBLES}
+    assert set(jobs) == {DATA, "preparing dataset mnist", *divided, VERSION, BUBBLES}
 
 
 @pytest.mark.slow

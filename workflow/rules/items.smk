@@ -1,7 +1,20 @@
+rule reporting:
+    """Mark the version of the code that makes tables: a copy without Snakemake's metadata has no params to compare.
+
+    It is a target, because a missing input alone reruns nothing.
+    """
+    output:
+        touch(f"results/logs/reporting/{REPORTING}"),
+    localrule: True
+    message:
+        "noting the version of the reporting code"
+
+
 rule table:
     """Make a table from run records and published values."""
     input:
         unpack(by(JOBS.item_inputs)),
+        reporting=rules.reporting.output,
     output:
         **item_files("table", "html"),
     log:
@@ -13,7 +26,6 @@ rule table:
         "../../environment.yml"
     params:
         item=by(lambda item: JOBS.items[item].sheet.model_dump(mode="json")),
-        reporting=REPORTING,
     message:
         "assembling {wildcards.item}"
     script:
