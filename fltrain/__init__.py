@@ -100,39 +100,43 @@ def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
 def compare(
     results: str | Path = "results",
     *,
+    items: str | Sequence[str] = (),
+    scale: str | None = None,
     where: str | Iterable[str] = (),
     metric: str | None = None,
     over: Sequence[str] = (),
     baseline: str | None = None,
     config: str | Path = "config",
 ) -> pd.DataFrame:
-    """Compare trained runs, paired by seed, as ``fltrain compare`` and the pages of tables do.
+    """Return the cells of a table or figure, or compare trained runs by their settings.
 
     Args:
         results: folder that holds ``runs/``.
+        items: a table or figure, such as ``flfa/table1``; also a paper or several items, to compare their
+            runs by settings.
+        scale: scale of the items (default: ``demo``), or of the runs (default: all).
         where: conditions on the runs, as for ``load_runs``.
-        metric: a measure without a target, such as ``best_accuracy``, or ``test_loss`` after the last round;
-            default: the first of the table that ``where`` names, or ``final_accuracy``.
-        over: settings to compare, by dotted names; default: those that the gains of this table compare, or
-            method and plug-ins.
-        baseline: variant that gains are over; default: the base of this table, FedAvg, or the first one.
+        metric: name of a measure; default: the first of the item, or ``final_accuracy``.
+        over: settings to compare, by dotted names; default: method and plug-ins.
+        baseline: variant of these settings that gains are over; default: FedAvg, or the first one.
         config: folder with ``papers/`` and ``scales/``.
 
     Returns:
-        A row per variant (column ``compared``) and setting in which the runs differ. ``seeds`` and
-        ``diverged`` count runs. ``mean``, ``std`` and the 90 % interval from ``low`` to ``high`` are over
-        ``n`` seeds, accuracies in percent. ``gain``, ``gain_std``, ``gain_low`` and ``gain_high`` are those
-        of the paired difference to the baseline, of whose runs ``base_diverged`` diverged. If all runs of a
-        side diverged, these numbers are missing, because chance accuracy is no measurement. ``runs`` has the
-        run IDs. All but ``compared`` are named as in the CSV files of tables.
+        A row per cell, with the columns of the CSV files of tables: labels (``row``, ``column``, ``panel``);
+        ``mean``, ``std`` and the 90 % interval from ``low`` to ``high`` over ``n`` seeds, accuracies in
+        percent; ``gain``, ``gain_std``, ``gain_low`` and ``gain_high`` over the base, paired by seed;
+        published values and verdicts of an item at full scale; ``runs`` with the run IDs. If runs are
+        compared by settings, ``row`` is the variant, and ``panel`` has the other settings in which they
+        differ. If all runs of a side diverged, numbers are missing, because chance accuracy is no
+        measurement.
 
     Raises:
-        FltrainError: if a name is unknown, or no run is left.
+        FltrainError: if a name is unknown, a metric is not possible, or no run is left.
     """
-    from fltrain.tracking.compare import compare as comparison_of
-    from fltrain.tracking.runs import find_runs
+    from fltrain.tracking.compare import compare as compared
 
-    return comparison_of(find_runs(results, where, config), metric, over, baseline).frame
+    items = [items] if isinstance(items, str) else list(items)
+    return compared(results, config, items, scale, where, metric, over, baseline).frame
 
 
 def __getattr__(name: str) -> Any:

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from fltrain.cli.options import DEMO, ConfigOption, ItemsArgument, ResultsOption, WhereOption
-from fltrain.cli.output import print_table
+from fltrain.cli.output import print_table, print_text
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.experiments.selection import comma_separated
-from fltrain.runs.where import parse_where
 
 
 def compare(
@@ -25,54 +24,46 @@ def compare(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first possible one "
-            "of the table that you name, or final_accuracy)."
+            help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first one of the "
+            "item that you name, or final_accuracy)."
         ),
     ] = None,
     over: Annotated[
         str | None,
         typer.Option(
-            help="Settings to compare, by dotted names (default: those that the gains of the table that you "
-            "name compare, or method and plug-ins)."
+            help="Settings to compare instead of an item's cells, by dotted names (default: method and "
+            "plug-ins)."
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(
-            help="Variant to compare with (default: the base of the table that you name, fedavg, or the "
-            "first one)."
-        ),
+        typer.Option(help="Variant of these settings to compare with (default: fedavg, or the first one)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Compare trained runs, paired by seed.
+    """Show the cells of a table or figure, or compare trained runs by their settings.
 
-    The table shows means over seeds, and gains over the baseline with their 90 % intervals.
+    One item has the numbers, labels and verdicts of its page. Otherwise, lines follow from the settings of
+    the runs. Gains are paired by seed, with their 90 % intervals.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing
-    from fltrain.tracking.runs import find_runs
 
-    conditions = list(where or ())
-    if items:
-        for item in items:
-            if "=" in item:
-                raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
-        conditions.append(f"items={','.join(items)}")
-        if not any(condition.key == "scale" for condition in parse_where(conditions)):
-            scale = scale or DEMO
-    if scale:
-        conditions.append(f"scale={scale}")
+    for item in items or ():
+        if "=" in item:
+            raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
     if out and out.suffix != ".csv":
         raise FltrainError(f"{out}: name a file that ends in .csv")
-    runs = find_runs(results, conditions, config)
-    compared = comparing.compare(runs, metric, comma_separated(over or ""), baseline)
+    settings = comma_separated(over or "")
+    compared = comparing.compare(results, config, items or (), scale, where or (), metric, settings, baseline)
+    if compared.heading:
+        print_text(compared.heading)
     rows = compared.rows()
     print_table(list(rows[0]), [list(row.values()) for row in rows])
     for note in compared.notes:
-        typer.echo(note)
+        print_text(note)
     if out:
         write_text(out, to_csv(compared.cells))
         typer.echo(f"table: {out}")

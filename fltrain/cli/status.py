@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import options
-from fltrain.cli.output import print_table
+from fltrain.cli.output import print_table, print_text
 from fltrain.core.errors import count, listed
 from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Results
 from fltrain.runs.today import RunStatus, changed_runs, stale_runs
+
+_VERIFY, _CHANGED = "verify", "status --changed"
+_LISTED_BY = {"damaged": _VERIFY, "stale": _VERIFY, "completed": _CHANGED, "diverged": _CHANGED}
+"""Command that lists the runs of a state, if they differ in their details."""
 
 
 def status(
@@ -54,22 +58,28 @@ def status(
         seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
         rows.append((run, str(planned.runs[run].seed), members, state.name, final, seconds))
     numbers = ("final accuracy, %", "seconds")
-    print_table(("run", "seed", "items", "status", *numbers), rows, right=numbers)
-    same: dict[tuple[str, str], list[str]] = {}
+    print_table(("run", "seed", "items", "status", *numbers), rows, right=numbers, whole=["run"])
+    details: dict[str, dict[str, list[str]]] = {}
     for run, state in states.items():
-        same.setdefault((state.name, state.detail), []).append(run)
-    for (name, detail), runs in same.items():
-        if detail:
-            typer.echo(f"{listed(runs, 1)}: {name}: {detail}")
+        if state.detail:
+            details.setdefault(state.name, {}).setdefault(state.detail, []).append(run)
+    for name, same in details.items():
+        if len(same) > 1 and name in _LISTED_BY:
+            why = "other code than today's trained them; " if _LISTED_BY[name] == _CHANGED else ""
+            command = f"fltrain {_LISTED_BY[name]} --scale {scale} --results {results}"
+            print_text(f"{sum(map(len, same.values()))} {name}: {why}list: {command}")
+            continue
+        for detail, runs in same.items():
+            print_text(f"{listed(runs, 1)}: {name}: {detail}")
     if further := sum(record.run_id not in whole.runs for record in folder.records()):
-        typer.echo(
+        print_text(
             f"{count(further, 'further run')} that no item of {scale} declares (fltrain compare --results "
             f"{results})"
         )
     if outdated := outdated_pages(folder.root / scale):
-        typer.echo(
+        print_text(
             f"{listed(outdated, 1)}: made by another version of the rule or of the reporting code; run "
             f"snakemake --config scale={scale} train=false"
         )
     counts = Counter(state.name for state in states.values())
-    typer.echo(", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())))

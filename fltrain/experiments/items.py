@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, Self
 
 from fltrain.core.errors import count
@@ -22,7 +23,7 @@ from fltrain.experiments.layout import (
     Table,
     Variance,
 )
-from fltrain.experiments.schema import Item, Paper, Patch, Reduction, Scale, Special
+from fltrain.experiments.schema import Item, Paper, Patch, Reduction, Scale, Special, reported_folder
 from fltrain.runs.spec import RunSpec
 
 
@@ -116,6 +117,11 @@ class PlannedItem:
     def run_ids(self) -> list[str]:
         """Distinct runs to be trained, in the order of the grid."""
         return list(dict.fromkeys(entry.spec.run_id for entry in self.entries)) if self.trains else []
+
+    def published(self, config: Path) -> Path | None:
+        """Return the file of the item's published values; None without one."""
+        reported = self.item.reported
+        return reported_folder(config, self.paper.paper) / reported.file if reported else None
 
     @property
     def scale_title(self) -> str:

@@ -213,12 +213,7 @@ class Jobs:
 
     def published(self, items: Iterable[PlannedItem]) -> list[str]:
         """Return the files of the items' published values."""
-        files = {
-            str(reported_folder(self.config, item.paper.paper) / item.item.reported.file)
-            for item in items
-            if item.item.reported
-        }
-        return sorted(files)
+        return sorted({str(file) for item in items if (file := item.published(self.config))})
 
     def paper_inputs(self, name: str) -> dict[str, list[str]]:
         """Return the files that a paper's claims are judged by."""

@@ -17,7 +17,6 @@ from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import reported_folder
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
 from fltrain.reporting.version import outdated_pages
@@ -202,15 +201,9 @@ class Verification:
         if damaged := {*item.run_ids} & self._damaged:
             yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
-        folder = reported_folder(self.config, item.paper.paper)
         forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex")}
         files = {form: file for form, file in forms.items() if file.is_file()}
-        again = tables.texts(
-            item.sheet,
-            self.results.record,
-            folder / item.item.reported.file if item.item.reported else None,
-            files,
-        )
+        again = tables.texts(item.sheet, self.results.record, item.published(self.config), files)
         made = from_csv(again["csv"])
         # With `best_of`, lost records can change the best label: other runs of a cell, but as many.
         before, after = (sorted(len(cell.runs) for cell in table) for table in (cells, made))

@@ -1,40 +1,48 @@
-"""Comparison of runs: a table of ``fltrain.reporting`` whose layout follows from the chosen runs.
+"""Comparisons of runs: the cells of a table or figure, or a table whose layout follows from the chosen runs.
 
-Runs that agree in everything except the seed are one line. The compared settings (``over``, by default method
-and plug-ins) name the variant of a line. All other settings in which the chosen runs differ are conditions:
-nothing is compared across, for example, two datasets.
+In the second case, runs that agree in everything except the seed are one line. The compared settings
+(``over``, by default method and plug-ins) name the variant of a line. All other settings in which the chosen
+runs differ are conditions: nothing is compared across, for example, two datasets.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
+from fltrain.core.config import check_known, hint
 from fltrain.core.errors import FltrainError, count, listed
-from fltrain.experiments.layout import Cell, ItemJob, Measured, Table
-from fltrain.experiments.published import Published
-from fltrain.reporting.frame import diverged
-from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.render import gain_text, value_text
-from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.runs.measures import MEASURES, lacking, measure
-from fltrain.runs.where import NONE, begins, sortable
-from fltrain.tracking.runs import RecordedRun
-
-NUMBERS = (
-    *("seeds", "diverged", "n", "mean", "std", "low", "high"),
-    *("gain", "gain_std", "gain_low", "gain_high", "base_diverged"),
+from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.layout import (
+    Cell,
+    Curves,
+    ItemJob,
+    Labels,
+    Measured,
+    Points,
+    Ranking,
+    Table,
+    measures_of,
 )
-"""Columns of the data frame with numbers, named as in the CSV files of tables (``TableCell``)."""
-
-OWN_BASE = "the table's base"
-
-LONGEST_NAME = 40
-"""Characters of a baseline in a heading; a longer one is always the first line."""
+from fltrain.experiments.plan import plan
+from fltrain.experiments.published import Published
+from fltrain.experiments.selection import Request, Selection
+from fltrain.reporting.frame import diverged, targets_text
+from fltrain.reporting.tables.cells import cells, layout_of
+from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, gain_text
+from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell
+from fltrain.runs.measures import MEASURES, lacking, measure
+from fltrain.runs.record import Results
+from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import NONE, begins, parse_where, sortable
+from fltrain.tracking.runs import RECORDED, RecordedRun, find_runs, untrained
 
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
@@ -47,190 +55,283 @@ _NEUTRAL = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cells of a metric, by condition and variant, with gains over the variant ``baseline``.
+    """A table of one measure.
 
     Attributes:
-        metric: name of the measure.
-        baseline: variant that the gains are over, in the same condition and paired by seed; ``OWN_BASE`` if
-            the chosen table has another base in each condition, which is the first variant there.
-        conditions: settings that distinguish the columns of the cells; by column, their values.
-        dependent: further settings in which the columns differ.
-        over: settings that the variants differ in, as they were chosen.
-        cells: a cell per condition and variant; ``row`` is the variant, ``panel`` the dataset or block if the
-            metric has several values.
-        remarks: notes on the chosen runs.
+        job: layout and runs of the table.
+        cells: the cells of the measure, as in the CSV file of a table.
+        remarks: notes on the runs.
+        targets: sentence on the target accuracies that runs set.
+        heading: the item with its title and scale; empty without an item.
     """
 
-    metric: str
-    baseline: str
-    conditions: Mapping[str, Mapping[str, str]]
-    dependent: Sequence[str]
-    over: Sequence[str]
+    job: ItemJob
     cells: Sequence[TableCell]
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str]
+    targets: str = ""
+    heading: str = ""
 
-    @property
-    def shown(self) -> list[str]:
-        """Names of the conditions."""
-        return list(next(iter(self.conditions.values())))
+    @cached_property
+    def _page(self) -> Notes:
+        return Notes.of(self.job, self.cells, targets=self.targets)
 
     @property
     def notes(self) -> list[str]:
-        """Notes below the table: conditions, intervals, and why there are no gains."""
-        notes = [f"lines also differ in {', '.join(self.dependent)}"] if self.dependent else []
-        several = len({cell.row for cell in self.cells}) > 1 or len(self.conditions) > 1
-        if several and not any(cell.gains for cell in self.cells):
-            notes.append(
-                f"no differences: no two runs with a value agree with {self.baseline!r} in seed and "
-                f"{', '.join([*self.shown, *self.dependent]) or 'all settings'}; restrict these settings "
-                "with --where, or compare them with --over"
-            )
-        elif self.shown:
-            *others, last = self.shown
-            same = f"{', '.join(others)} and {last}" if others else last
-            across = f"one of them, for example {last}" if others else "it"
-            notes.append(
-                f"differences are between lines with the same {same}; to compare across {across}: --over "
-                f"{','.join(dict.fromkeys([*self.over, last]))}"
-            )
-        if len(self.baseline) > LONGEST_NAME and any(cell.gains for cell in self.cells):
-            notes.append(f"the first line is {self.baseline}")
-        if any(cell.diverged for cell in self.cells):
-            counted = {"chance": "count as chance accuracy", "never": "never reach the target"}
-            notes.append(f"diverged runs {counted.get(measure(self.metric).diverged or '', 'have no value')}")
-        if any(cell.lost_gain and cell.gains for cell in self.cells):
-            notes.append("no difference if all runs of a line, or of the baseline, diverged")
-        if any(cell.interval("gain_") and not cell.lost_gain for cell in self.cells):
-            notes.append("mean ± standard deviation; difference [90 % interval]")
-        return [*notes, *self.remarks]
-
-    def _places(self, cell: TableCell) -> dict[str, str]:
-        """Return conditions and variant of a cell, by column."""
-        dimension = measure(self.metric).dimension
-        part = {dimension: cell.panel} if dimension else {}
-        return {**self.conditions[cell.column], **part, "compared": cell.row}
+        """Notes below the table; the page's notes come first."""
+        ends = [cell.interval(number) for cell in self.cells for number in ("gain_", "difference_")]
+        marked = ["Brackets: 90 % intervals."] if any(ends) else []
+        marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
+        marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
+        return [self._page.seeds, *self._page.numbered, *marked, *self.remarks]
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per cell: conditions, ``compared`` (the variant), ``NUMBERS`` and ``runs``, its run IDs."""
-        rows = [
-            {**self._places(cell), **cell.measured(NUMBERS), **cell.model_dump(include={"runs"})}
-            for cell in self.cells
-        ]
-        names = [*self._places(self.cells[0]), *NUMBERS, "runs"]
-        types = {"n": int, **dict.fromkeys(NUMBERS[3:], float)}
-        return pd.DataFrame(rows, columns=names).fillna({"n": 0}).astype(types)
+        """A row per cell, with the columns of a table's CSV file.
+
+        If all runs of a side diverged, numbers are missing, because chance accuracy is no measurement.
+        """
+        numbers = (*OF_VALUE, *OF_GAIN)
+        frame = pd.DataFrame([{**cell.model_dump(), **cell.measured(numbers)} for cell in self.cells])
+        return frame.fillna({"n": 0}).astype({**dict.fromkeys(numbers, float), "n": int})
 
     def rows(self) -> list[dict[str, str]]:
-        """Return the table as text, by heading: mean and deviation, gain and its 90 % interval."""
-        base = self.baseline if len(self.baseline) <= LONGEST_NAME else "the first line"
-        rows = []
-        for cell in self.cells:
-            pairs = len(cell.gains)
-            few = f" ({count(pairs, 'pair')})" if 0 < pairs != cell.n and not cell.lost_gain else ""
-            missed = "target missed" if cell.gain == math.inf else ""
-            row = {
-                **self._places(cell),
-                "seeds": f"{cell.n} of {cell.seeds}" if cell.n < cell.seeds else str(cell.n),
-                cell.label: value_text(cell),
-                f"difference to {base}": missed or gain_text(cell, as_interval=True) + few,
-            }
-            rows.append(row)
-        return rows
+        """Return the table as text by heading, panel after panel, with the texts of the page.
+
+        It leaves out empty columns, and labels of columns and panels that all cells share.
+        """
+        table, panels = layout_of(self.job), list(dict.fromkeys(cell.panel for cell in self.cells))
+        several = len({cell.label for cell in self.cells}) > 1
+        lines = []
+        for cell in sorted(self.cells, key=lambda cell: panels.index(cell.panel)):
+            labels = {table.panels: cell.panel, table.rows: cell.row, table.columns: cell.column}
+            line = {axis: label for axis, label in labels.items() if axis}
+            n = max(cell.n, len(cell.gains))  # an average of gains has no values
+            line["seeds"] = f"{n} of {cell.seeds}" if n < cell.seeds else str(n)
+            entries = entries_of(cell, False, self.job.reduced, self._page.marks)
+            texts = {heading: entry.marked for heading, entry in entries.items()}
+            if several:
+                line |= {"measure": cell.label, "value": texts.pop(cell.label)}
+            few = f" ({count(len(cell.gains), 'pair')})" if 0 < len(cell.gains) < cell.n else ""
+            lines.append(line | texts | {"gain": gain_text(cell, as_interval=True) + few})
+        same = {name for name in lines[0] if len({line[name] for line in lines}) == 1}
+        empty = {name for name in same if name in (table.panels, table.columns) or not lines[0][name]}
+        return [{name: text for name, text in line.items() if name not in empty} for line in lines]
 
 
 def compare(
+    results: str | Path,
+    config: str | Path,
+    items: Sequence[str] = (),
+    scale: str | None = None,
+    where: str | Iterable[str] = (),
+    metric: str | None = None,
+    over: Sequence[str] = (),
+    baseline: str | None = None,
+) -> Comparison:
+    """Return the cells of the named item, or a comparison of the chosen runs by their settings.
+
+    The layout of an item has no meaning if settings, a baseline or several items are named, or conditions
+    that only a record meets, such as ``status=diverged``.
+
+    Raises:
+        FltrainError: if a name is unknown, a metric is not possible, or no run is left.
+    """
+    where = (where,) if isinstance(where, str) else tuple(where)
+    keys = [condition.key for condition in parse_where(where)]
+    if items and "scale" not in keys:
+        scale = scale or Request().scale  # the workflow's default
+    if len(items) == 1 and scale and not (over or baseline or any(begins(key, RECORDED) for key in keys)):
+        planned = plan(Path(config), scale)
+        named = [item for item in planned.items if items[0] in item.names]
+        if len(named) == 1 and items[0] != named[0].paper.paper:
+            asked = {"items": list(items), "where": list(where)}
+            chosen = Selection.parse({key: texts for key, texts in asked.items() if texts}, "compare")
+            (item,) = planned.restricted(chosen).items
+            return compare_item(item, Results(Path(results)), Path(config), metric)
+    where += (f"items={','.join(items)}",) if items else ()
+    where += (f"scale={scale}",) if scale else ()
+    return compare_runs(find_runs(results, where, config), metric, over, baseline)
+
+
+def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:
+    """Return a note if the metric is an accuracy and runs end at a target accuracy."""
+    stopped = sum(spec.evaluation.until is not None for spec in specs)
+    note = (
+        f"{stopped} of {count(len(specs), 'run')} end at their target accuracy (evaluation.until), so "
+        "accuracies do not rank them; their table compares rounds"
+    )
+    return [note] if stopped and measure(metric).accuracy else []
+
+
+# ---------------------------------------------------------------------------------------- cells of an item
+def compare_item(item: PlannedItem, results: Results, config: Path, metric: str | None = None) -> Comparison:
+    """Return the cells of a table or figure.
+
+    Args:
+        item: the item, complete or a part of it.
+        results: folder with the records.
+        config: folder of the declarations, with the published values.
+        metric: name of a measure; default: the first one that the item shows, or ``final_accuracy``.
+
+    Raises:
+        FltrainError: if the item cannot show the metric, or none of its runs has a record.
+    """
+    runs, scale = cache(results.record), item.scale.scale
+    if not item.trains:
+        raise FltrainError(f"{item.id} shows partitions, without runs to compare")
+    if not any(runs(run).complete for run in item.run_ids):
+        raise untrained(results, item.id, scale)
+    names = list(dict.fromkeys(measures_of(item.layout)))
+    metric = metric or [*names, "final_accuracy"][0]
+    declared = item.item.table if metric in names else None
+    table = declared or _table(item, metric)
+    job = item.sheet.model_copy(update={"table": table})
+    published = Published.read(item.published(config) if declared else None)
+    # All measures: the cells of a table share the correction for several verdicts.
+    shown = [cell for cell in cells(job, runs, published) if cell.measure == metric]
+    # Means have their deviations here, even if the page shows intervals.
+    chosen = [one.model_copy(update={"interval": False}) for one in table.measures if one.measure == metric]
+    table = table.model_copy(update={"measures": tuple(chosen)})
+    job = job.model_copy(update={"table": table})
+    others = ", ".join(name for name in names if name != metric)
+    page = results.root / scale / item.paper.paper / f"{item.name}.html"
+    remarks = _ended_early([entry.spec for entry in item.entries], metric)
+    remarks += [f"further measures: --metric {others}"] if others else []
+    remarks += [f"page: {page}"] if page.exists() else []
+    heading = f"{item.id} at scale {scale}: {job.title} ({job.scale})"
+    return Comparison(job, shown, remarks, targets_text(job, runs, published), heading)
+
+
+def _table(item: PlannedItem, metric: str) -> Table:
+    """Return a table for a figure, or for a measure that the item's table does not declare.
+
+    Gains are over the base of the table's other measures, or over the first point of a figure's series. A
+    target is taken from another measure.
+
+    Raises:
+        FltrainError: if the item cannot show the measure.
+    """
+    check_known("unknown metric", [metric], MEASURES)
+    what, layout, table = measure(metric), item.layout, item.item.table
+    declared = table.measures if table else ()
+    over = next((one.gain_over for one in declared if one.gain_over), {})
+    if isinstance(layout, Ranking):
+        over = {layout.rows: layout.difference_from}
+    elif isinstance(layout, Curves | Points) and layout.series in item.axes:
+        over = {layout.series: item.axes[layout.series][0]}
+    targets = [one for one in declared if what.targeted and measure(one.measure).targeted == what.targeted]
+    target = targets[0].model_dump(include={"target_of", "printed_target"}) if targets else {}
+    measured = Measured(measure=metric, gain_over=over if what.over_seeds != "max" else {}, **target)
+    if not table:
+        axes = [axis for axis, labels in item.axes.items() if len(labels) > 1] or list(item.axes)[:1]
+        places = (("rows",), ("rows", "columns"), ("panels", "rows", "columns"))[len(axes) - 1]
+        table = Table.model_validate({**dict(zip(places, axes, strict=True)), "measures": (measured,)})
+    changes: dict[str, Any] = {"measures": (measured,), "order_by": None}
+    free = [place for place in ("panels", "columns") if getattr(table, place) not in item.axes]
+    changes |= dict.fromkeys(free) | ({free[0]: what.dimension} if what.dimension and free else {})
+    table = table.model_copy(update=changes)
+    lacks = [lacking(entry.spec, metric, item.id) for entry in item.entries]
+    for fault in [f"its runs lack {lacks[0]}"] if all(lacks) else table.faults(item.axes):
+        raise FltrainError(f"{item.id} cannot show {metric!r}: {fault}")
+    return table
+
+
+# ------------------------------------------------------------------------------------------ runs by settings
+def compare_runs(
     runs: Sequence[RecordedRun],
     metric: str | None = None,
     over: Sequence[str] = (),
     baseline: str | None = None,
 ) -> Comparison:
-    """Return a comparison of runs.
+    """Return a comparison of runs by their settings: variants below one another, conditions as panels.
 
     Args:
         runs: the chosen runs.
-        metric: a measure of single runs without a target; default: the chosen table's first, or
-            ``final_accuracy``.
-        over: settings to compare, by dotted name or its beginning; default: those in which the chosen table's
-            gains differ from their base, else method and plug-ins, or all settings in which the runs differ
-            if they all have the same method.
-        baseline: variant for the gains; default: the base of the chosen table, else FedAvg, or the first
-            variant.
+        metric: a measure of single runs without a target; default: ``final_accuracy``.
+        over: settings to compare, by dotted name or its beginning; default: method and plug-ins, or all
+            settings in which the runs differ if they all have the same method.
+        baseline: variant for the gains; default: FedAvg, or the first variant.
 
     Raises:
         FltrainError: if metric, setting or baseline is unknown, or runs with the same settings and seed have
             different values.
     """
-    measured = _measured(runs, metric)
-    metric = measured.measure
+    metric = metric or "final_accuracy"
+    check_known("unknown metric", [metric], MEASURES)
+    what = measure(metric)
+    if what.targeted or what.over_seeds != "mean":
+        raise FltrainError(
+            f"compare shows {metric!r} only of a table that declares it; name this table, without --over and "
+            "--baseline, or choose another --metric"
+        )
     settings = _differing(runs)
     differing = list(map(str, settings))
     for name in over:
         if not any(begins(key, [name]) for key in differing):
             near = hint(name, differing or ["nothing but their seeds"], "they differ in")
             raise FltrainError(f"over {name!r}: the chosen runs do not differ in it{near}")
-    own = _own_bases(runs, metric) if not over and baseline is None else {}
-    wanted = over or _differing_from(own, settings)
-    wanted = wanted or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
-    compared = [key for key in differing if begins(key, wanted)]
-    conditions = [key for key in differing if key not in compared]
-    variants = _variants(runs, settings[compared])
+    wanted = over or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
+    variants = _variants(runs, settings[[key for key in differing if begins(key, wanted)]])
     names = list(dict.fromkeys(variants.values()))
-    shown = _distinguishing(settings[conditions])
-    columns: dict[str, dict[str, str]] = {}
-    column_of: dict[str, str] = {}
-    for run, values in zip(runs, settings[shown].to_numpy().tolist(), strict=True):
-        column = ", ".join(f"{key}={text}" for key, text in zip(shown, values, strict=True))
-        columns[column] = dict(zip(shown, values, strict=True))
-        column_of[run.run_id] = column
-    first = _first_positions(runs, column_of)
-    columns = dict(
-        sorted(columns.items(), key=lambda pair: (first[pair[0]], [*map(sortable, pair[1].values())]))
-    )
-    of_columns = {(column_of[run], variants[run]) for run in own.values()}
-    bases = dict(of_columns)
-    if len(bases) < len(of_columns):  # several in one condition
-        bases = {}
-    base = baseline or (names[0] if not bases else min(bases.values()))
-    if len({*bases.values()}) > 1:  # each condition has its own
-        base = OWN_BASE
-        variants |= {run: base for run in variants if variants[run] == bases.get(column_of[run])}
-    elif base not in names:
-        raise FltrainError(
-            f"baseline {base!r}: there is none"
-            + (suggest(base, names, VERY_CLOSE) or f"{suggest(base, names)} (there are: {'; '.join(names)})")
+    base = baseline or names[0]
+    check_known("baseline: unknown variant", [base], names, "there are")
+    others = [key for key in differing if not begins(key, wanted)]
+    shown = _distinguishing(settings[others])
+    conditions = {
+        run: ", ".join(f"{key}={text}" for key, text in zip(shown, texts, strict=True))
+        for run, *texts in sorted(
+            settings[shown].itertuples(name=None), key=lambda line: [*map(sortable, line[1:])]
         )
-    first = _first_positions(runs, variants)
-    order = list(dict.fromkeys([base, *sorted(names, key=lambda name: first.get(name, 0))]))
-    lines: dict[tuple[str, str, int], list[RecordedRun]] = {}
+    }
+    axes = {
+        "condition": tuple(dict.fromkeys(conditions.values())),
+        "compared": tuple(dict.fromkeys([base, *names])),
+    }
+    found = defaultdict[tuple[str, ...], dict[int, list[RecordedRun]]](lambda: defaultdict(list))
     for run in runs:
-        lines.setdefault((column_of[run.run_id], variants[run.run_id], run.spec.seed), []).append(run)
-    found = [
-        cell.replace(row=bases[cell.column]) if cell.row == OWN_BASE else cell
-        for cell in cells(
-            _job(measured, {"condition": list(columns), "compared": order}, lines),
-            {run.run_id: run.record for run in runs}.__getitem__,
-            Published(),
-        )
-    ]
-    if not any(cell.n for cell in found) and any(cell.seeds > cell.diverged for cell in found):
+        found[conditions[run.run_id], variants[run.run_id]][run.spec.seed].append(run)
+    job = ItemJob(
+        id="compare",
+        reduced=True,
+        axes=axes,
+        table=Table(
+            rows="compared",
+            columns=what.dimension,
+            panels="condition",
+            measures=(Measured(measure=metric, gain_over={"compared": base}),),
+        ),
+        cells=tuple(
+            _cell(dict(zip(axes, place, strict=True)), seed, same, metric)
+            for place in itertools.product(*axes.values())
+            for seed, same in sorted(found[place].items())
+        ),
+    )
+    made = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
+    if not any(cell.n for cell in made) and any(cell.seeds > cell.diverged for cell in made):
         lack = lacking(runs[0].spec, metric, "metric")
         why = f"; their specs lack {lack}" if lack else ""
         raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
-    dependent = [key for key in conditions if key not in shown]
-    return Comparison(metric, base, columns, dependent, wanted, found, list(_remarks(runs, found, metric)))
-
-
-def _remarks(runs: Sequence[RecordedRun], found: Sequence[TableCell], metric: str) -> Iterator[str]:
-    """Yield notes on runs that end at a target accuracy, and on lines that mix seeds of several items."""
-    stopped = sum(run.spec.evaluation.until is not None for run in runs)
-    if stopped and measure(metric).accuracy:
-        yield (
-            f"{stopped} of {count(len(runs), 'run')} end at their target accuracy (evaluation.until), so "
-            "accuracies do not rank them; name their table to compare rounds"
+    remarks = _ended_early([run.spec for run in runs], metric)
+    if dependent := [key for key in others if key not in shown]:
+        remarks.append(f"conditions also differ in {', '.join(dependent)}")
+    if len(made) > 1 and not any(cell.gains for cell in made):
+        remarks.append(
+            f"no gains: no two runs with a value agree with {base!r} in seed and "
+            f"{', '.join(others) or 'all settings'}; restrict these settings with --where, or compare them "
+            "with --over"
         )
+    elif shown:
+        remarks.append(
+            f"gains are within conditions; to compare across {shown[-1]}: --over "
+            f"{','.join(dict.fromkeys([*wanted, shown[-1]]))}"
+        )
+    return Comparison(job, made, [*remarks, *_mixed(runs, made)])
+
+
+def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[str]:
+    """Yield a note on lines that mix seeds of several items."""
     items = {run.run_id: run.fields["items"].split() for run in runs}
-    mixed = [cell for cell in found if not set.intersection(*({*items[run]} for run in cell.runs))]
+    mixed = [cell for cell in shown if not set.intersection(*({*items[run]} for run in cell.runs))]
     if mixed:
         names = dict.fromkeys(name for cell in mixed for run in cell.runs for name in items[run])
         yield (
@@ -239,109 +340,9 @@ def _remarks(runs: Sequence[RecordedRun], found: Sequence[TableCell], metric: st
         )
 
 
-def _measured(runs: Sequence[RecordedRun], metric: str | None) -> Measured:
-    """Return the metric, by default the chosen table's first possible one, with the target that it states.
-
-    Raises:
-        FltrainError: if the metric is unknown or not possible for these runs.
-    """
-    shown = runs[0].measures
-    target = next((one.printed_target for one in shown if one.printed_target and not one.target_of), None)
-
-    def obstacle(name: str) -> str:
-        what = MEASURES[name]
-        if what.over_seeds != "mean":
-            return f"it is the {what.over_seeds} over seeds, not a mean"
-        needs_other = what.targeted and not (target and what.targeted == "accuracy")
-        return "it needs a target, which only tables with 'printed_target' state" if needs_other else ""
-
-    names = [one.measure for one in shown] or ["final_accuracy"]
-    possible = [name for name in names if not obstacle(name)]
-    metric = metric or (possible or names)[0]
-    check_known("unknown metric", [metric], MEASURES)
-    if why := obstacle(metric):
-        raise FltrainError(
-            f"compare cannot show {metric!r} of these runs: {why}; see their table's page or CSV file, or "
-            f"choose another --metric ({', '.join(possible) or 'final_accuracy'})"
-        )
-    if not MEASURES[metric].targeted:
-        return Measured(measure=metric)
-    label = MEASURES[metric].label.replace("target", f"{target:g} %")
-    return Measured(measure=metric, printed_target=target, label=label)
-
-
-def _first_positions(runs: Sequence[RecordedRun], group_of: Mapping[str, str]) -> dict[str, int]:
-    """Return each group's first position in the chosen table; ``group_of`` has the groups by run ID."""
-    first: dict[str, int] = {}
-    for run in runs:
-        group = group_of[run.run_id]
-        first[group] = min(run.position, first.get(group, run.position))
-    return first
-
-
-def _own_bases(runs: Sequence[RecordedRun], metric: str) -> dict[str, str]:
-    """Return the base of each run in the chosen table, by ID, as far as it is among the runs.
-
-    If the table does not show the metric, its first gain decides.
-    """
-    chosen = {run.run_id for run in runs}
-    bases = {run.run_id: run.bases.get(metric) or next(iter(run.bases.values()), "") for run in runs}
-    return {run: base for run, base in bases.items() if base in chosen and base != run}
-
-
-def _differing_from(bases: Mapping[str, str], settings: pd.DataFrame) -> list[str]:
-    """Return the settings in which runs differ from their bases; a method's name stands for its settings."""
-    ours, theirs = settings.loc[list(bases)], settings.loc[list(bases.values())]
-    varied = (ours.to_numpy() != theirs.to_numpy()).any(axis=0)
-    names = [str(name) for name, differs in zip(settings, varied, strict=True) if differs]
-    return [name for name in names if not any(begins(name, [root]) for root in names if root != name)]
-
-
-def _job(
-    measured: Measured,
-    axes: Mapping[str, Sequence[str]],
-    lines: Mapping[tuple[str, str, int], Sequence[RecordedRun]],
-) -> ItemJob:
-    """Return the table of a comparison with the first variant as base.
-
-    Args:
-        measured: the measure, with its target.
-        axes: conditions and variants.
-        lines: runs by condition, variant and seed.
-    """
-    columns, rows = axes.values()
-    measured = measured.model_copy(update={"gain_over": {"compared": rows[0]}})
-    made = []
-    for place in sorted(lines, key=lambda line: (columns.index(line[0]), rows.index(line[1]), line[2])):
-        column, variant, seed = place
-        run = _one_of(lines[place], measured)
-        made.append(
-            Cell(
-                labels={"condition": column, "compared": variant},
-                seed=seed,
-                run=run.run_id,
-                methods=tuple(method.name for method in run.spec.composition.methods),
-                family=run.family,
-            )
-        )
-    return ItemJob(
-        id="compare",
-        reduced=True,
-        axes={axis: tuple(labels) for axis, labels in axes.items()},
-        table=Table(
-            rows="compared",
-            columns="condition",
-            panels=measure(measured.measure).dimension,
-            measures=(measured,),
-        ),
-        cells=tuple(made),
-    )
-
-
-def _one_of(runs: Sequence[RecordedRun], measured: Measured) -> RecordedRun:
-    """Return a run with a value of several with the same settings and seed, which must have the same one."""
-    target = [measured.printed_target / 100] if measured.printed_target else []
-    found = [(run, diverged(run.record), measure(measured.measure).of(run.record, *target)) for run in runs]
+def _cell(labels: Labels, seed: int, runs: Sequence[RecordedRun], metric: str) -> Cell:
+    """Return the cell of runs with the same settings and seed, which must have the same value."""
+    found = [(run, diverged(run.record), measure(metric).of(run.record)) for run in runs]
     known = [(run, str((lost, value))) for run, lost, value in found if lost or value]
     if len({value for _, value in known}) > 1:
         raise FltrainError(
@@ -349,7 +350,9 @@ def _one_of(runs: Sequence[RecordedRun], measured: Measured) -> RecordedRun:
             "value: they differ in revisions, or in time; choose with --where status=..., items=... or "
             "revisions.methods=..."
         )
-    return known[0][0] if known else runs[0]
+    run = known[0][0] if known else runs[0]
+    methods = tuple(method.name for method in run.spec.composition.methods)
+    return Cell(labels=labels, seed=seed, run=run.run_id, methods=methods)
 
 
 def _distinguishing(conditions: pd.DataFrame) -> list[str]:

@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -21,7 +21,6 @@ import pandas as pd
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
-from fltrain.experiments.layout import ItemJob, Measured
 from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import Curve, factor, metrics_of, recorded_curves
 from fltrain.runs.record import Record, Results
@@ -38,6 +37,9 @@ FIELDS = (*_NAMES, "revisions", "commit", "folder")
 ``folder`` is the record's folder, relative to the results folder.
 """
 
+RECORDED = ("paper", "items", "scale", "status", "revisions", "commit", "folder")
+"""Fields that are no settings of a run."""
+
 Memberships = Mapping[str, Mapping[str, Sequence[str]]]
 """Items, such as ``flfa/table1``, by scale and run ID."""
 
@@ -50,19 +52,11 @@ class RecordedRun:
         record: its record.
         spec: its settings. The record of a stale run has another run ID than they have today.
         fields: see ``FIELDS``.
-        family: of its cell in the table that was chosen, see ``Cell``; empty if none or several were.
-        measures: the numbers that this table shows.
-        bases: ID of the run that the table's gain of this run is over, by measure.
-        position: of its cell in this table or figure; 0 if none or several were chosen.
     """
 
     record: Record
     spec: RunSpec
     fields: Mapping[str, str]
-    family: tuple[str, ...] = ()
-    measures: tuple[Measured, ...] = ()
-    bases: Mapping[str, str] = field(default_factory=dict)
-    position: int = 0
 
     @classmethod
     def of(cls, record: Record, memberships: Memberships) -> Self:
@@ -151,15 +145,15 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     plans = {scale: plan(Path(config), scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
-    left: list[str] = []
+    left = 0
     for record in folder.records():
         try:
             runs.append(RecordedRun.of(record, memberships))
-        except FltrainError as error:
-            left.append(str(error))
+        except FltrainError:
+            left += 1
     if left:
-        more = f" (`fltrain verify` lists them), the first: {left[0]}"
-        logging.getLogger(__name__).warning("left out: %s%s", count(len(left), "record"), more)
+        text = "left out: %s, damaged or of another version (fltrain verify lists them)"
+        logging.getLogger(__name__).warning(text, count(left, "record"))
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(
@@ -174,54 +168,22 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         if not items:
             raise no_item(Path(config), name, place)
         if not any(run in trained for item in items for run in item.run_ids):
-            scale = items[0].scale.scale
-            raise FltrainError(
-                f"{folder.runs} has no run of {name!r} at scale {scale!r}; train its runs with `snakemake "
-                f"--config scale={scale} items={name}`"
-            )
+            raise untrained(folder, name, items[0].scale.scale)
     present = {item for run in runs for item in run.fields["items"].split()}
-    conditions = _by_id(conditions, present)
-    named = _values(conditions, "items")
-    items = [item for planned in chosen for item in planned.items if named == {item.id}]
-    sheets = [item.sheet for item in items]
-    positions: dict[str, int] = {}
-    for sheet in sheets:
-        for position, cell in enumerate(sheet.cells):
-            positions.setdefault(cell.run, position)
-    families = {cell.run: cell.family for sheet in sheets for cell in sheet.cells}
-    tables = [sheet.table for sheet in sheets if sheet.table]
-    measures = tuple(one for table in tables for one in table.measures)
-    bases: dict[str, dict[str, str]] = {}
-    for sheet in sheets:
-        for run, own in _bases(sheet).items():
-            bases.setdefault(run, {}).update(own)
-    return [
-        replace(
-            run,
-            family=families.get(run.run_id, ()),
-            measures=measures,
-            bases=bases.get(run.run_id, {}),
-            position=positions.get(run.run_id, 0),
-        )
-        for run in choose(runs, conditions, lambda run: run.named)
-    ]
+    return choose(runs, _by_id(conditions, present), lambda run: run.named)
+
+
+def untrained(results: Results, name: str, scale: str) -> FltrainError:
+    """Return the error that a results folder has no run of an item or paper."""
+    return FltrainError(
+        f"{results.runs} has no run of {name!r} at scale {scale!r}; train its runs with `snakemake --config "
+        f"scale={scale} items={name}`"
+    )
 
 
 def _values(conditions: Iterable[Condition], key: str) -> set[str]:
     """Return the values that conditions want of a key."""
     return {value for one in conditions if one.key == key and not one.excluded for value in one.values}
-
-
-def _bases(sheet: ItemJob) -> dict[str, dict[str, str]]:
-    """Return, by run and measure, the ID of the run that a table's gain is over."""
-    places = {(*sorted(cell.labels.items()), cell.seed): cell.run for cell in sheet.cells}
-    found: dict[str, dict[str, str]] = {}
-    for measured in sheet.table.measures if sheet.table and not sheet.table.best_of else ():
-        for cell in sheet.cells if measured.gain_over else ():
-            base = places.get((*sorted({**cell.labels, **measured.gain_over}.items()), cell.seed))
-            if base is not None:
-                found.setdefault(cell.run, {})[measured.measure] = base
-    return found
 
 
 def _by_id(conditions: Iterable[Condition], ids: Iterable[str]) -> tuple[Condition, ...]:

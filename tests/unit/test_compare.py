@@ -2,22 +2,22 @@
 
 import math
 import re
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import pytest
 
 import fltrain
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.plan import plan
-from fltrain.experiments.published import Published
-from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.experiments.plan import Plan, plan
+from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, from_csv, read_csv, to_csv
+from fltrain.reporting.tables.write import write
+from fltrain.runs.archive import import_records
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.compare import NUMBERS, OWN_BASE, Comparison, compare
+from fltrain.tracking.compare import Comparison, compare, compare_item, compare_runs
 from fltrain.tracking.runs import RecordedRun, find_runs
 
 from .helpers import cli, seal, tiny, write_config
@@ -65,70 +65,66 @@ def chosen(root: Path, *where: str) -> list[RecordedRun]:
 
 def by_name(comparison: Comparison) -> dict[str, Any]:
     return {
-        " ".join([line["compared"], *(line[key] for key in comparison.shown)]): line
+        " ".join(filter(None, [line["row"], line["panel"]])): line
         for line in comparison.frame.to_dict("records")
     }
 
 
 def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     """Each learning rate has its own baseline."""
-    compared = compare(chosen(root, "method=fedavg,fedprox"))
+    compared = compare_runs(chosen(root, "method=fedavg,fedprox"))
     lines = by_name(compared)
-    assert compared.shown == ["training.lr"]
-    assert list(lines) == ["fedavg 0.1", "fedprox 0.1", "fedavg 0.5", "fedprox 0.5"]
-    assert lines["fedprox 0.5"]["gain"] == pytest.approx(-10)
-    assert lines["fedprox 0.1"]["gain"] == pytest.approx(8 / 3)
-    note, intervals = compared.notes
+    names = [f"{method} training.lr={rate}" for rate in ("0.1", "0.5") for method in FINAL]
+    assert list(lines) == names
+    assert lines["fedprox training.lr=0.5"]["gain"] == pytest.approx(-10)
+    assert lines["fedprox training.lr=0.1"]["gain"] == pytest.approx(8 / 3)
+    page, brackets, note = compared.notes
+    assert page == "Mean ± standard deviation over 3 seeds. Gain: minus fedavg, paired by seed."
     assert note == (
-        "differences are between lines with the same training.lr; to compare across it: "
-        "--over method,plugins,training.lr"
+        "gains are within conditions; to compare across training.lr: --over method,plugins,training.lr"
     )
-    assert compare(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).notes == [intervals]
+    assert compare_runs(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).notes == [page, brackets]
 
 
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
     results = Results(tmp_path)
     for method, final in {"fedavg": 0.5, "fedprox": 0.6}.items():
         record(results, tiny(method=method, evaluation={"extra": ["digits"]}), final)
-    frame = compare(chosen(tmp_path), "extra_accuracy").frame
-    assert frame[["test_set", "compared"]].values.tolist() == [["digits", "fedavg"], ["digits", "fedprox"]]
+    frame = compare_runs(chosen(tmp_path), "extra_accuracy").frame
+    assert frame[["column", "row"]].values.tolist() == [["digits", "fedavg"], ["digits", "fedprox"]]
     assert frame["gain"][1] == pytest.approx(5)
 
 
 def test_any_setting_can_be_compared(root: Path) -> None:
-    lines = by_name(compare(chosen(root, "method=fedavg,fedprox"), over=["training"]))
-    assert list(lines) == [f"training.lr={lr} {name}" for name in FINAL for lr in (0.1, 0.5)]
-    assert lines["training.lr=0.5 fedavg"]["gain"] == pytest.approx(40)
-    only = compare(
-        chosen(root, "method=fedavg")
-    )  # if methods are equal, the setting that differs is compared
-    assert list(only.frame["compared"]) == ["training.lr=0.1", "training.lr=0.5"]
-    assert "difference to training.lr=0.1" in only.rows()[0]
-    long = replace(only, baseline="training.lr=0.1, " * 3)
-    assert "difference to the first line" in long.rows()[0]
-    assert f"the first line is {long.baseline}" in long.notes
+    lines = by_name(compare_runs(chosen(root, "method=fedavg,fedprox"), over=["training"]))
+    assert list(lines) == [f"training.lr={lr} method={name}" for name in FINAL for lr in (0.1, 0.5)]
+    assert lines["training.lr=0.5 method=fedavg"]["gain"] == pytest.approx(40)
+    only = compare_runs(chosen(root, "method=fedavg"))
+    # If methods are equal, the setting that differs is compared.
+    assert list(only.frame["row"]) == ["training.lr=0.1", "training.lr=0.5"]
+    assert "Gain: minus training.lr=0.1, paired by seed." in only.notes[0]
 
 
 def test_the_baseline_can_be_chosen(root: Path) -> None:
     runs = chosen(root, "training.lr=0.1 method=fedavg,fedprox")
-    compared = compare(runs, baseline="fedprox")
-    assert list(compared.frame["compared"]) == ["fedprox", "fedavg"]
+    compared = compare_runs(runs, baseline="fedprox")
+    assert list(compared.frame["row"]) == ["fedprox", "fedavg"]
     assert by_name(compared)["fedavg"]["gain"] == pytest.approx(-8 / 3)
-    with pytest.raises(FltrainError, match="'fedprx': there is none; did you mean 'fedprox'"):
-        compare(runs, baseline="fedprx")
+    with pytest.raises(FltrainError, match="baseline: unknown variant 'fedprx'; did you mean 'fedprox'"):
+        compare_runs(runs, baseline="fedprx")
 
 
 def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     """As in tables: 10 % among ten classes."""
-    compared = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"))
+    compared = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,moon"))
     line = by_name(compared)["moon"]
     assert (line["seeds"], line["diverged"], line["mean"]) == (2, 1, pytest.approx((40 + 10) / 2))
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
     assert row["final accuracy, %"].startswith("1 of 2 diverged; 25.00")
-    assert row["difference to fedavg"] == "-30.00 ± 28.28"
-    assert "diverged runs count as chance accuracy" in compared.notes
-    seconds = compare(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
+    assert row["gain"] == "-30.00 ± 28.28"
+    assert "A diverged run counts as chance accuracy" in compared.notes[0]
+    seconds = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
 
 
@@ -141,21 +137,19 @@ def test_a_difference_is_no_measurement_if_all_runs_of_a_side_diverged(
     for method in ("fedavg", "fedprox", "moon"):
         for seed in (0, 1, 2):
             record(results, tiny(method=method, seed=seed), 0.5 + seed / 100, diverged=method == lost)
-    compared = compare(chosen(tmp_path))
+    compared = compare_runs(chosen(tmp_path))
     lines, printed = by_name(compared), {row["compared"]: row for row in compared.rows()}
-    assert printed["moon"]["difference to fedavg"] == text
+    assert printed["moon"]["gain"] == text
     assert printed[lost]["final accuracy, %"] == "3 of 3 diverged"
     numbers = ("gain", "gain_std", "gain_low", "gain_high")
     assert all(math.isnan(lines["moon"][name]) for name in numbers)
-    assert (
-        all(math.isnan(lines[lost][name]) for name in ("mean", "std", "low", "high")) and not lines[lost]["n"]
-    )
+    assert all(math.isnan(lines[lost][name]) for name in ("mean", "std", "low", "high"))
+    assert lines[lost]["n"] == 0
     assert (lines["moon"]["diverged"], lines["moon"]["base_diverged"]) == (
         (3, 0) if lost == "moon" else (0, 3)
     )
     assert math.isnan(lines["fedprox"]["gain"]) == (lost == "fedavg")
-    assert "no difference if all runs of a line, or of the baseline, diverged" in compared.notes
-    assert ("mean ± standard deviation; difference [90 % interval]" in compared.notes) == (lost == "moon")
+    assert "If all runs of a cell or of its base diverged, there is no gain." in compared.notes[0]
 
 
 @pytest.mark.parametrize(("lost", "last"), [(True, 2), (False, 3)])
@@ -172,12 +166,12 @@ def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     plain = record(results, tiny(), 0.5)
     measured = record(results, tiny(evaluation={"statistics": ["drift"]}), 0.5)
     record(results, tiny(method="fedprox", evaluation={"statistics": ["drift"]}), 0.6)
-    base, other = by_name(compare(chosen(tmp_path))).values()
+    base, other = by_name(compare_runs(chosen(tmp_path))).values()
     assert base["runs"] in (plain, measured) and base["seeds"] == 1
     assert other["gain"] == pytest.approx(10)
     record(results, tiny(evaluation={"targets": [0.5]}), 0.7)
     with pytest.raises(FltrainError, match="have the same settings and seed, but not the same value"):
-        compare(chosen(tmp_path))
+        compare_runs(chosen(tmp_path))
 
 
 def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
@@ -186,150 +180,145 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     for (method, plugin), final in finals.items():
         record(results, tiny(method=method, plugins=[plugin] if plugin else []), final)
     runs = chosen(tmp_path)
-    assert list(compare(runs).frame["compared"]) == ["fedavg", "fedavg+flfa", "fedprox", "fedprox+flfa"]
-    compared = compare(runs, over=["plugins"])
-    lines = by_name(compared)
-    assert compared.baseline == "none"
-    assert lines["flfa fedavg"]["gain"] == pytest.approx(10)
-    assert lines["flfa fedprox"]["gain"] == pytest.approx(-5)
+    assert list(compare_runs(runs).frame["row"]) == ["fedavg", "fedavg+flfa", "fedprox", "fedprox+flfa"]
+    lines = by_name(compare_runs(runs, over=["plugins"]))
+    assert next(iter(lines)) == "none method=fedavg"
+    assert lines["flfa method=fedavg"]["gain"] == pytest.approx(10)
+    assert lines["flfa method=fedprox"]["gain"] == pytest.approx(-5)
     with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
-        compare(runs, over=["model"])
+        compare_runs(runs, over=["model"])
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
 
 
-@pytest.mark.parametrize("spread_by", [[], ["skew"]])
-def test_the_page_of_a_table_shows_the_same_numbers(tmp_path: Path, spread_by: list[str]) -> None:
-    """Values, gains and their intervals; one run diverged. A chosen table has its own families of spreads."""
-    plugins = {"base": {"set": {"plugins": []}}, "+ ECGR": {"set": {"plugins": ["ecgr"]}}}
-    methods = ["fedavg", "fedprox", "fednova", "fedlc", "moon", "scaffold"]
-    skews = {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in ("10.0", "0.1")}
-    measured = {"measure": "best_accuracy", "gain_over": {"plugin": "base"}}
-    layout = {"rows": "method", "columns": "plugin", "panels": "skew", "spread_by": spread_by}
-    item = {
-        "title": "A toy",
-        "axes": {"method": methods, "plugin": plugins, "skew": skews},
-        "table": {**layout, "measures": [measured]},
+# ---------------------------------------------------------------------------------------- cells of an item
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published records."""
+    folder = tmp_path_factory.mktemp("published")
+    import_records(Path(__file__).parents[2] / "published" / "records.tar.gz", Results(folder))
+    return folder
+
+
+@cache
+def published() -> Plan:
+    return plan(CONFIG, "published")
+
+
+def shown(results: Path, name: str, metric: str | None = None) -> Comparison:
+    """Return the cells of a published item."""
+    (item,) = (one for one in published().items if one.id == name)
+    return compare_item(item, Results(results), CONFIG, metric)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "texts"),
+    [
+        (
+            "fedavg/table1_2nn",
+            ("clients", "setting"),
+            {
+                "seeds": "3",
+                "rounds to target": "134 ± 8",
+                "published": "316 [1]",
+                "difference": "-182 [-199, -165]",
+            },
+        ),
+        ("fair/accuracy", ("skew", "method", "settings"), {"seeds": "5", "gain": "+6.52 [-0.00, +13.04]"}),
+        ("fair/costs", ("skew", "method"), {"seeds": "5"}),
+        ("fair/robustness", ("skew", "method"), {"measure": "best trial, %", "value": "70.14 at 2"}),
+        ("replication_cifar10/flfa_bases", ("method", "plugin"), {"gain": "-0.65 [-0.86, -0.43]"}),
+    ],
+)
+def test_an_item_has_the_cells_of_its_page(
+    imported: Path, tmp_path: Path, name: str, labels: tuple[str, ...], texts: dict[str, str]
+) -> None:
+    """The data frame and the CSV file equal the CSV file of the page."""
+    (item,) = (one for one in published().items if one.id == name)
+    page = tmp_path / "page.csv"
+    write(item.sheet, Results(imported).record, item.published(CONFIG), {"csv": page})
+    expected = read_csv(page)
+    for metric in dict.fromkeys(cell.measure for cell in expected):
+        found = shown(imported, name, metric)
+        cells = [cell for cell in expected if cell.measure == metric]
+        assert from_csv(to_csv(found.cells)) == cells
+        frame = found.frame
+        assert list(frame) == list(pd.read_csv(page))
+        for line, cell in zip(frame.to_dict("records"), cells, strict=True):
+            lost = (*OF_VALUE * cell.lost, *OF_GAIN * bool(cell.lost_gain))
+            for column in (*OF_VALUE, *OF_GAIN, "published", "verdict", "gain_verdict"):
+                if column in lost or getattr(cell, column) is None:
+                    assert column == "n" or pd.isna(line[column]), (column, cell.place)
+                else:
+                    assert line[column] == getattr(cell, column), (column, cell.place)
+    rows = shown(imported, name).rows()
+    assert tuple(rows[0])[: len(labels)] == labels
+    assert any(texts.items() <= row.items() for row in rows), rows
+
+
+def test_a_condition_makes_a_part_of_an_item(imported: Path) -> None:
+    """As on a page with the same condition; what a record alone decides chooses runs by settings."""
+    part = compare(imported, CONFIG, ["fair/accuracy"], "published", "method=feddyn")
+    assert {cell.row for cell in part.cells} == {"FedDyn"} and not any(cell.gains for cell in part.cells)
+    assert "restricted to method=feddyn" in part.heading
+    runs = compare(imported, CONFIG, ["fair/accuracy"], "published", "status=completed")
+    assert runs.heading == "" and {cell.column for cell in runs.cells} == {""}
+
+
+def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
+    """They have the target and the base of the others; one that its runs lack is refused."""
+
+    table = "fedavg/table1_2nn"
+    median = shown(imported, table, "rounds_to_target")
+    rounds = {cell.place: cell.mean for cell in median.cells}
+    assert rounds["C = 1 / IID, B = 10"] == 33
+    assert {cell.over_seeds for cell in median.cells} == {"median"}
+    (note,) = [note for note in shown(imported, table, "final_accuracy").notes if "evaluation.until" in note]
+    assert note.startswith("48 of 48 runs end at their target accuracy")
+    gains = shown(imported, "fair/accuracy", "seconds")
+    assert "Gain: minus FedAvg, tuned, paired by seed." in gains.notes[0]
+    refusals = {
+        (
+            "drift",
+            "fedavg/table1_2nn",
+        ): r"cannot show 'drift': its runs lack evaluation.statistics: \[drift\]",
+        ("traffic_to_target", "fair/accuracy"): "'traffic_to_target' needs 'target_of' or 'printed_target'",
+        (
+            "rounds_to_targt",
+            "fair/costs",
+        ): "unknown metric 'rounds_to_targt'; did you mean 'rounds_to_target'",
     }
-    config = write_config(tmp_path / "config", {"table": item}, seeds=3)
-    results = Results(tmp_path / "results")
-    (planned,) = plan(config, "one").items
-    draws = np.random.default_rng(0)
-    for entry in planned.entries:
-        lost = entry.labels == {"method": "moon", "plugin": "+ ECGR", "skew": "0.1"} and entry.seed == 1
-        width = 0.1 if entry.labels["skew"] == "0.1" else 0.01
-        record(results, entry.spec, round(float(draws.uniform(0.5, 0.5 + width)), 4), diverged=lost)
-    shown = cells(planned.sheet, results.record, Published.read(None))
-    moderating = {cell.spread_cells for cell in shown if not cell.diverged}
-    assert moderating == ({11, 12} if spread_by else {23}), "without the diverged cell"
-    where = "items=toy/table scale=one"
-    frame = fltrain.compare(tmp_path / "results", where=where, config=config)
-    found = compare(find_runs(tmp_path / "results", where, config))
-    assert (found.metric, found.baseline, list(found.over)) == ("best_accuracy", "none", ["plugins"])
-    assert list(dict.fromkeys(frame["method"])) == methods, "in the order of the page"
-    assert list(dict.fromkeys(frame["partition.alpha"])) == ["10.0", "0.1"]
-    assert found.notes[0] == (
-        "differences are between lines with the same method and partition.alpha; to compare across one of "
-        "them, for example partition.alpha: --over plugins,partition.alpha"
-    )
-    lines = frame.set_index(["method", "partition.alpha", "compared"])
-    for cell in shown:
-        line = lines.loc[cell.row, cell.panel, "none" if cell.column == "base" else "ecgr"]
-        assert [line[name] for name in NUMBERS] == pytest.approx(
-            [math.nan if number is None else number for number in cell.measured(NUMBERS).values()],
-            nan_ok=True,
-        )
+    for (metric, name), reason in refusals.items():
+        with pytest.raises(FltrainError, match=reason):
+            shown(imported, name, metric)
 
 
-def test_a_table_can_have_another_base_under_each_condition(tmp_path: Path) -> None:
-    """Each skew has its own learning rate of the base; a gain over FedAvg at 0.1 would be another one."""
-    rates = {"0.1": 0.2, "10.0": 0.3}
-    settings = {"default": {"set": {}}, "tuned": {"set": {"training": {"lr": 0.2}}}}
-    item = {
-        "title": "A toy",
-        "axes": {
-            "method": ["fedavg", "moon"],
-            "settings": settings,
-            "skew": {alpha: {"set": {"partition": {"alpha": float(alpha)}}} for alpha in rates},
-        },
-        "exceptions": [
-            {"when": {"training.lr": 0.2, "partition.alpha": 10.0}, "set": {"training": {"lr": 0.3}}}
-        ],
-        "table": {
-            **{"rows": "method", "columns": "settings", "panels": "skew"},
-            "measures": [
-                {"measure": "final_accuracy", "gain_over": {"method": "fedavg", "settings": "tuned"}}
-            ],
-        },
-    }
-    config = write_config(tmp_path / "config", {"table": item}, seeds=3)
-    results = Results(tmp_path / "results")
-    (planned,) = plan(config, "one").items
-    draws = np.random.default_rng(0)
-    for entry in planned.entries:
-        record(results, entry.spec, round(float(draws.uniform(0.5, 0.6)), 4))
-    where = "items=toy/table scale=one"
-    compared = compare(find_runs(results.root, where, config))
-    assert (compared.baseline, compared.shown) == (OWN_BASE, ["partition.alpha"])
-    first = {cell.column: cell.row for cell in reversed(compared.cells)}
-    assert first == {f"partition.alpha={skew}": f"fedavg, training.lr={rate}" for skew, rate in rates.items()}
-    shown = cells(planned.sheet, results.record, Published.read(None))
-    gains = {cell.runs: (cell.gain, cell.gain_low, cell.gain_high) for cell in shown}
-    assert {cell.runs: (cell.gain, cell.gain_low, cell.gain_high) for cell in compared.cells} == gains
-    other = compare(find_runs(results.root, where, config), baseline="moon")
-    assert other.baseline == "moon" and OWN_BASE not in {cell.row for cell in other.cells}
+def test_a_figure_has_its_labels_and_a_base(tmp_path: Path) -> None:
+    """The first line of the figure is the base of the others."""
+    item = next(one for one in plan(CONFIG, "demo").items if one.id == "ecgr/figure2")
+    for entry in item.entries:
+        record(Results(tmp_path), entry.spec, 0.5 + len(entry.spec.plugins) / 10)
+    figure = compare(tmp_path, CONFIG, ["ecgr_figure2"])
+    rows = {row["plugin"]: row for row in figure.rows()}
+    assert list(rows) == ["base", "+ ECGR"] and rows["+ ECGR"]["gain"].startswith("+9.")
+    with pytest.raises(FltrainError, match="fedfcd/figure3 shows partitions, without runs to compare"):
+        compare(tmp_path, CONFIG, ["fedfcd/figure3"])
+    with pytest.raises(FltrainError, match="has no run of 'flfa/table1' at scale 'demo'"):
+        compare(tmp_path, CONFIG, ["flfa/table1"])
 
 
-def rounds_table(tmp_path: Path, **measured: Any) -> list[RecordedRun]:
-    """Return runs of a table of rounds: FedAvg reaches 55 %, FedProx once of three times, MOON diverges."""
-    item = {
-        "title": "A toy",
-        "axes": {"method": ["fedavg", "fedprox", "moon"]},
-        "settings": {"evaluation": {"until": 0.55}},
-        "table": {"rows": "method", "measures": [measured]},
-    }
-    config = write_config(tmp_path / "config", {"table": item}, seeds=3)
-    for entry in plan(config, "one").items[0].entries:
-        method, seed = entry.spec.method.name, entry.spec.seed
-        final = {"fedavg": 0.6, "fedprox": 0.6 if seed == 1 else 0.4}.get(method, 0.2)
-        record(Results(tmp_path / "results"), entry.spec, final, diverged=method == "moon")
-    return find_runs(tmp_path / "results", "items=toy/table scale=one", config)
+def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
+    item = next(one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2")
+    entries = item.entries[:-1]
+    for entry in entries:
+        record(Results(tmp_path), entry.spec, 0.5)
+    (Results(tmp_path).run(entries[0].spec.run_id) / "metrics.jsonl").write_text("{")
+    base, other = compare(tmp_path, CONFIG, ["flfa/figure2"]).rows()
+    assert (base["seeds"], other["seeds"]) == ("2 of 3", "2 of 3")
+    assert "1 of 3 damaged" in base["final accuracy, %"] and "1 of 3 not run" in other["final accuracy, %"]
+    assert other["gain"].endswith("(1 pair)")
 
 
-def test_a_table_of_rounds_to_a_target_compares_rounds(tmp_path: Path) -> None:
-    """A seed that misses the target has no difference, whichever side it is on."""
-    runs = rounds_table(tmp_path, measure="interpolated_rounds_to_target", printed_target=55.0)
-    compared = compare(runs)
-    rows = {row["compared"]: row for row in compared.rows()}
-    (rounds,) = {run.spec.rounds for run in runs}
-    crossing = 0.55 / 0.6 * rounds
-    means = compared.frame.set_index("compared")["mean"]
-    assert (means["fedavg"], means["fedprox"]) == (pytest.approx(crossing), math.inf)
-    assert rows["fedavg"]["rounds to 55 %"] == f"{crossing:.0f} ± 0"
-    assert rows["fedprox"]["rounds to 55 %"] == "1 of 3 seeds reach it"
-    assert rows["fedprox"]["difference to fedavg"] == "target missed"
-    assert "diverged runs never reach the target" in compared.notes
-    reverse = {row["compared"]: row for row in compare(runs, baseline="fedprox").rows()}
-    assert reverse["fedavg"]["difference to fedprox"] == "target missed"
-    (note,) = [note for note in compare(runs, "final_accuracy").notes if "evaluation.until" in note]
-    assert note.startswith("9 of 9 runs end at their target accuracy") and note not in compared.notes
-    with pytest.raises(
-        FltrainError, match=r"median over seeds.*another --metric .interpolated_rounds_to_target"
-    ):
-        compare(runs, "rounds_to_target")
-
-
-def test_a_table_that_takes_its_target_from_other_runs_is_refused(tmp_path: Path) -> None:
-    runs = rounds_table(
-        tmp_path, measure="interpolated_rounds_to_target", target_of={"method": "fedavg"}, printed_target=55.0
-    )
-    with pytest.raises(
-        FltrainError,
-        match=r"cannot show 'interpolated_rounds_to_target'.*needs a target.*--metric .final_accuracy",
-    ):
-        compare(runs)
-    assert compare(runs, "final_accuracy").metric == "final_accuracy"
-
-
+# ------------------------------------------------------------------------------------------ runs by settings
 def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
     """A pilot and its final runs differ by their seeds only; a line of one item has no note."""
     item = {"title": "A toy", "axes": {"method": ["fedavg", "fedprox"]}}
@@ -342,9 +331,9 @@ def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
             record(results, entry.spec, 0.5)
     (results.root / "one").mkdir()
     note = "1 line with seeds of several items (toy/table, toy/pilot); for one of them: --where items=NAME"
-    assert note in compare(find_runs(results.root, "", config)).notes
+    assert note in compare_runs(find_runs(results.root, "", config)).notes
     assert not any(
-        "several items" in text for text in compare(find_runs(results.root, "seed=0", config)).notes
+        "several items" in text for text in compare_runs(find_runs(results.root, "seed=0", config)).notes
     )
 
 
@@ -352,16 +341,15 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {
         "drift": r"has 'drift'; their specs lack evaluation\.statistics: \[drift\]",
         "x": "unknown metric 'x'",
-        "rounds_to_targt": "unknown metric 'rounds_to_targt'; did you mean 'rounds_to_target'",
-        "traffic_to_target": "compare cannot show 'traffic_to_target' of these runs: it needs a target",
-        "best_of_all_seeds": "'best_of_all_seeds' of these runs: it is the max over seeds, not a mean",
+        "traffic_to_target": "compare shows 'traffic_to_target' only of a table that declares it",
+        "best_of_all_seeds": "compare shows 'best_of_all_seeds' only of a table that declares it",
     }
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
-            compare(chosen(root), metric=metric)
-    found = compare(chosen(root, "status=diverged"))
+            compare_runs(chosen(root), metric=metric)
+    found = compare_runs(chosen(root, "status=diverged"))
     assert found.rows()[0]["final accuracy, %"] == "1 of 1 diverged"
-    assert found.frame[["n", "mean"]].values.tolist() == [[0, pytest.approx(math.nan, nan_ok=True)]]
+    assert found.frame["n"].tolist() == [0] and found.frame["mean"].isna().all()
 
 
 def test_records_with_unknown_settings_are_left_out_in_one_line(
@@ -375,9 +363,9 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
             path.write_text(path.read_text().replace('"name": "fedavg"', '"name": "clip"'))
             seal(path.parent)
     assert len(chosen(tmp_path)) == 1
-    (line,) = caplog.messages
-    assert line.startswith("left out: 2 records (`fltrain verify` lists them), the first: ")
-    assert "lacks one of its settings (spec.json: method: unknown method 'clip')" in line
+    assert caplog.messages == [
+        "left out: 2 records, damaged or of another version (fltrain verify lists them)"
+    ]
 
 
 def test_runs_are_chosen(root: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
             outputs.append(ran.stdout + ran.stderr)
     planned, _, compared, listed, final, edited = outputs
     assert re.search(r"\b12\b", planned)
-    assert re.search(r"fedprox +│ ecgr", compared)
+    assert re.search(r"FedProx +│ ECGR", compared)
     assert re.search(r"^train +2$", listed, re.MULTILINE), listed
     assert "clip" in final
     assert "older than today's code (methods.clip): 2 records, " in edited

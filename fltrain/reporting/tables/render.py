@@ -333,10 +333,14 @@ class Notes:
         return cls(marks, first, [text for text in texts if text], tuple(remarks))
 
     @property
+    def numbered(self) -> list[str]:
+        """The notes on some published values, each after its mark."""
+        return [f"[{mark}] {note.removesuffix('.')}." for note, mark in self.marks.items()]
+
+    @property
     def all(self) -> list[str]:
         """The notes, one text each."""
-        numbered = [f"[{mark}] {note.removesuffix('.')}." for note, mark in self.marks.items()]
-        return [self.seeds, *numbered, *self.texts, *self.remarks]
+        return [self.seeds, *self.numbered, *self.texts, *self.remarks]
 
 
 def bases_of(table: Table) -> list[str]:
