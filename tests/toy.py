@@ -171,6 +171,7 @@ def claim(
 ) -> dict[str, Any]:
     """A judged claim; claims of a figure are exploratory and drop out of the list."""
     fields = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
+    fields["number"] = "+1.2 points" if verdict == "supported" else ""
     return {**fields, "item": item, "dropped": not table, "exploratory": not table}
 
 
