@@ -163,6 +163,12 @@ def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:
     return [note] if stopped and measure(metric).accuracy else []
 
 
+def _lacking(specs: Iterable[RunSpec], metric: str) -> str:
+    """Return the setting that all runs lack for a metric; empty if one has it."""
+    lacks = [lacking(spec, metric, "metric") for spec in specs]
+    return f"the runs lack {lacks[0]}" if all(lacks) else ""
+
+
 # ---------------------------------------------------------------------------------------- cells of an item
 def compare_item(item: PlannedItem, results: Results, config: Path, metric: str | None = None) -> Comparison:
     """Return the cells of a table or figure.
@@ -219,8 +225,8 @@ def _table(item: PlannedItem, metric: str) -> Table:
         over = {layout.rows: layout.difference_from}
     elif isinstance(layout, Curves | Points) and layout.series in item.axes:
         over = {layout.series: item.axes[layout.series][0]}
-    targets = [one for one in declared if what.targeted and measure(one.measure).targeted == what.targeted]
-    target = targets[0].model_dump(include={"target_of", "printed_target"}) if targets else {}
+    same = [one for one in declared if measure(one.measure).targeted == what.targeted]
+    target = same[0].model_dump(include={"target_of", "printed_target"}) if same else {}
     measured = Measured(measure=metric, gain_over=over if what.over_seeds != "max" else {}, **target)
     if not table:
         axes = [axis for axis, labels in item.axes.items() if len(labels) > 1] or list(item.axes)[:1]
@@ -230,8 +236,8 @@ def _table(item: PlannedItem, metric: str) -> Table:
     free = [place for place in ("panels", "columns") if getattr(table, place) not in item.axes]
     changes |= dict.fromkeys(free) | ({free[0]: what.dimension} if what.dimension and free else {})
     table = table.model_copy(update=changes)
-    lacks = [lacking(entry.spec, metric, item.id) for entry in item.entries]
-    for fault in [f"its runs lack {lacks[0]}"] if all(lacks) else table.faults(item.axes):
+    lack = _lacking([entry.spec for entry in item.entries], metric)
+    for fault in [lack] if lack else table.faults(item.axes):
         raise FltrainError(f"{item.id} cannot show {metric!r}: {fault}")
     return table
 
@@ -264,6 +270,8 @@ def compare_runs(
             f"compare shows {metric!r} only of a table that declares it; name this table, without --over and "
             "--baseline, or choose another --metric"
         )
+    if lack := _lacking([run.spec for run in runs], metric):
+        raise FltrainError(f"none of the chosen runs has {metric!r}: {lack}")
     settings = _differing(runs)
     differing = list(map(str, settings))
     for name in over:
@@ -307,10 +315,6 @@ def compare_runs(
         ),
     )
     made = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
-    if not any(cell.n for cell in made) and any(cell.seeds > cell.diverged for cell in made):
-        lack = lacking(runs[0].spec, metric, "metric")
-        why = f"; their specs lack {lack}" if lack else ""
-        raise FltrainError(f"none of the chosen runs has {metric!r}{why}")
     remarks = _ended_early([run.spec for run in runs], metric)
     if dependent := [key for key in others if key not in shown]:
         remarks.append(f"conditions also differ in {', '.join(dependent)}")

@@ -126,6 +126,7 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     assert "A diverged run counts as chance accuracy" in compared.notes[0]
     seconds = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
+    assert "A diverged run has no value." in seconds.notes[0] and "chance" not in seconds.notes[0]
 
 
 @pytest.mark.parametrize(("lost", "text"), [("moon", "diverged"), ("fedavg", "base diverged")])
@@ -280,7 +281,7 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
         (
             "drift",
             "fedavg/table1_2nn",
-        ): r"cannot show 'drift': its runs lack evaluation.statistics: \[drift\]",
+        ): r"cannot show 'drift': the runs lack evaluation.statistics: \[drift\]",
         ("traffic_to_target", "fair/accuracy"): "'traffic_to_target' needs 'target_of' or 'printed_target'",
         (
             "rounds_to_targt",
@@ -339,7 +340,7 @@ def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {
-        "drift": r"has 'drift'; their specs lack evaluation\.statistics: \[drift\]",
+        "drift": r"has 'drift': the runs lack evaluation\.statistics: \[drift\]",
         "x": "unknown metric 'x'",
         "traffic_to_target": "compare shows 'traffic_to_target' only of a table that declares it",
         "best_of_all_seeds": "compare shows 'best_of_all_seeds' only of a table that declares it",

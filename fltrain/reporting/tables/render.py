@@ -28,6 +28,8 @@ DROPPED_CELLS = (
 EXPLORATORY = "Exploratory: the rule was decided after these runs had been seen."
 GENERAL = {
     "chance": "A diverged run counts as chance accuracy in means and gains.",
+    "never": "A diverged run never reaches the target.",
+    "no_value": "A diverged run has no value.",
     "no_gain": "If all runs of a cell or of its base diverged, there is no gain.",
     "pooled_spread": "Intervals of equal width share a pooled spread (docs/protocol.md).",
 }
@@ -303,6 +305,7 @@ class Notes:
         intervals = {one.measure for one in layout.measures if one.interval}
         ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
         widths = {runs: round(both[1] - both[0], 9) for runs, both in ends.items() if both}
+        counted = {measure(cell.measure).diverged or "no_value" for cell in shown if cell.diverged and cell.n}
         rendered = TEMPLATES.get_template("notes.txt").render(
             sheet=sheet,
             layout=layout,
@@ -310,6 +313,7 @@ class Notes:
             seeds=seeds - (seeds > 1 and layout.best_of is not None),
             summaries={one.label or measure(one.measure).label: _over_seeds(one) for one in layout.measures},
             cells=shown,
+            diverged=next((GENERAL[one] for one in GENERAL if one in counted), ""),
             general=general,
             ordered_by=measure(layout.order_by or "").label.partition(",")[0]
             if ranked(layout, shown)
