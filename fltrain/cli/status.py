@@ -65,9 +65,9 @@ def status(
             details.setdefault(state.name, {}).setdefault(state.detail, []).append(run)
     for name, same in details.items():
         if len(same) > 1 and name in _LISTED_BY:
-            why = "other code than today's trained them; " if _LISTED_BY[name] == _CHANGED else ""
+            why = ", trained by changed or unrecorded code" if _LISTED_BY[name] == _CHANGED else ""
             command = f"fltrain {_LISTED_BY[name]} --scale {scale} --results {results}"
-            print_text(f"{sum(map(len, same.values()))} {name}: {why}list: {command}")
+            print_text(f"{sum(map(len, same.values()))} {name}{why}: see {command}")
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")

@@ -122,6 +122,14 @@ def test_status_names_stale_and_damaged_runs(
     assert f"{stale}: stale: methods 1 -> 2 ({older.run_id})" in lines
     assert any(line.startswith(f"{damaged.run_id}: damaged: {damaged.folder}") for line in lines)
     assert lines[-1] == "1 completed, 1 damaged, 1 not trained, 1 stale"
+    # A second damaged record makes one line for both, with the command that lists them.
+    (results.record(tiny().run_id).folder / "metrics.jsonl").write_text("{")
+    shown = cli("status", "--scale", "one", "--results", results.root, "--config", config)
+    found = [line for line in shown.stdout.splitlines() if "damaged" in line and "│" not in line]
+    assert found == [
+        f"2 damaged: see fltrain verify --scale one --results {results.root}",
+        "2 damaged, 1 not trained, 1 stale",
+    ]
 
 
 def rows(text: str) -> dict[str, str]:
