@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,7 +29,6 @@ from mlflow import MlflowClient
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from fltrain.runs.measures import TARGET_ROUNDS
 from fltrain.tracking.export import CELLS, TABLES, opened
 
 SIZE = {"width": 1440, "height": 810}
@@ -101,8 +101,9 @@ class Tour:
         expect(self.page.get_by_text("You're viewing a shared view")).to_have_count(0)
 
     def find(self) -> None:
-        """All runs of a paper, grouped by cell."""
+        """All runs of a paper, grouped by cell, with rounded means."""
         self.view(PAPER, "", "final_accuracy")
+        expect(self.page.get_by_text(re.compile(r"^\d\d\.\d\d \(average\)$")).first).to_be_visible()
 
     def filter(self) -> None:
         """The runs of one table."""
@@ -114,9 +115,9 @@ class Tour:
         expect(self.page.get_by_role("link", name=f" · {TABLE} (").first).to_be_visible()
 
     def curves(self) -> None:
-        """Curves of two methods, means over seeds, as runs are grouped; they come before single numbers."""
+        """Curves of two methods, means over seeds, as runs are grouped, before numbers of tables."""
         self.view(PAPER, f"tags.items LIKE '%{FIGURE},%'", "", "&compareRunsMode=CHART")
-        for section in ("Curves", "Model metrics"):
+        for section in ("Curves", "Numbers of tables"):
             expect(self.page.get_by_text(section, exact=True).first).to_be_attached()
         expect(self.page.locator(".scatterlayer .trace").nth(1)).to_be_visible()
         self.page.mouse.move(0, 0)  # charts under the pointer show buttons
@@ -134,12 +135,7 @@ class Tour:
         )
         lacking.first.locator("[class*=item-remove]").click()
         expect(titles.filter(has_text=LACKING)).to_have_count(0)
-        # All runs end at the same accuracy; their rounds differ.
-        self.page.locator(".ant-select-selector, [class*=select-selector]").nth(1).click()
-        self.page.keyboard.type(TARGET_ROUNDS)
-        self.page.keyboard.press("Enter")
-        self.page.keyboard.press("Escape")
-        expect(titles.filter(has_text=TARGET_ROUNDS)).to_be_visible()
+        expect(titles.filter(has_text="rounds_to_target")).to_be_visible()
 
     def run(self) -> None:
         """A run, and in its description the way to its table."""
@@ -150,15 +146,14 @@ class Tour:
         link.scroll_into_view_if_needed()
 
     def table(self) -> None:
-        """From the run to the table: follow the link, open the item, and its file."""
+        """From the run to the table, and to its page."""
         with self.page.expect_popup() as opened:
             self.page.get_by_role("link", name=TABLE, exact=True).click()
         self.page = opened.value
         self.page.get_by_role("link", name=f"{TABLE} (demo)").click()
-        self.page.get_by_role("tab", name="Artifacts").click()
-        self.page.get_by_text(f"{TABLE.partition('/')[2]}.html").first.click()
-        frame = self.page.frame_locator("iframe").first
-        expect(frame.locator("#values tbody tr").first).to_be_visible()
+        with self.page.expect_popup() as opened:
+            self.page.get_by_role("link", name="Page", exact=True).click()
+        expect(opened.value.locator("#values tbody tr").first).to_be_visible()
 
 
 STATIONS = (

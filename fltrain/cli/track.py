@@ -35,7 +35,7 @@ def track(
     restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
     MLFLOW_TRACKING_PASSWORD.
     """
-    from fltrain.tracking.export import Export, groups_of, in_words
+    from fltrain.tracking.export import Export, groups_of, in_words, measures_of
 
     folder = Results(results)
     whole = plan(config, scale)
@@ -45,5 +45,5 @@ def track(
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
     chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
-    export = Export(folder, scale, groups_of(whole), list(runs), chosen)
+    export = Export(folder, scale, groups_of(whole), list(runs), chosen, measures_of(whole))
     typer.echo(f"{store}: {in_words(export.to(store))}")

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -24,11 +24,11 @@ from rich.progress import track
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.layout import named
+from fltrain.experiments.layout import Measured, named
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.render import entries_of
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.runs.measures import TARGET_MISSED, TARGET_ROUNDS, factor, measure
+from fltrain.runs.measures import CURVES, TARGET_MISSED, factor, measure, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
@@ -39,7 +39,7 @@ TABLES, CELLS = "tables", "cells"
 ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
 NOTES = {
-    TABLES: "All tables and figures. Their files are under *Artifacts*.",
+    TABLES: "All tables and figures, with their numbers of verdicts. Open one for its page and its runs.",
     CELLS: "All cells of tables, decided verdicts first. *difference*: mean minus published value. "
     "*gain*: paired difference to *base*. Both over *n* seeds, with 90 % intervals.",
 }
@@ -50,6 +50,8 @@ CELL_METRICS = (
     *("gain", "gain_low", "gain_high", "published_gain", "diverged", "base_diverged"),
 )
 """Metrics of a cell in addition to ``n``: columns of the table's CSV file."""
+COSTS = ("seconds", "traffic", "peak_memory")
+"""Measures of every run; the others are in its tables."""
 
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 # MLflow marks these, so that nobody mistakes them for usable results.
@@ -94,6 +96,39 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
     }
 
 
+def measures_of(plan: Plan) -> dict[str, list[Measured]]:
+    """Return the measures that tables of a plan show of each run, by run ID."""
+    found: dict[str, list[Measured]] = {}
+    for item in plan.items:
+        measures = item.item.table.measures if item.item.table else ()
+        for run in item.run_ids:
+            found.setdefault(run, []).extend(measures)
+    return found
+
+
+def numbers_of(record: Record, shown: Sequence[Measured]) -> dict[str, float]:
+    """Return the finite numbers that tables show of a run, and its costs, by metric; accuracies in percent.
+
+    Measures whose target other runs set are left out. Without any other, the final accuracy stands for them.
+    If a target is the paper's, ``TARGET_MISSED`` is 1 if the run never reaches it, else 0.
+    """
+    possible = [one for one in shown if not one.target_of] or [Measured(measure="final_accuracy")]
+    found: dict[str, float] = {}
+    for one in (*possible, *(Measured(measure=name) for name in COSTS)):
+        what = measure(one.measure)
+        target = [one.printed_target / 100] if one.printed_target else []
+        # Tables count a diverged run as chance accuracy, or as never at the target.
+        lost = what.diverged == "chance" and record.summary["status"] == "diverged"
+        for label, value in ({} if lost else what.of(record, *target) or {}).items():
+            # Both measures of rounds have this heading.
+            name = one.measure.removeprefix("interpolated_") + (f".{label}" if label else "")
+            if math.isfinite(value):
+                found.setdefault(name, round(value, 4))  # lists show two decimals, means of seeds need more
+            if target:
+                found.setdefault(TARGET_MISSED, float(math.isinf(value)))
+    return found
+
+
 @dataclass(frozen=True)
 class Export:
     """Everything to export.
@@ -105,6 +140,7 @@ class Export:
         runs: IDs; runs without a complete record are skipped. Those without a group belong to the experiment
             ``unassigned``, unless a scale has exported them.
         items: tables and figures with all of their runs; those without files are left out.
+        measures: of the tables of the whole scale, by run ID.
     """
 
     results: Results
@@ -112,6 +148,7 @@ class Export:
     groups: Groups
     runs: Collection[str]
     items: Sequence[PlannedItem] = ()
+    measures: Mapping[str, Sequence[Measured]] = field(default_factory=dict)
 
     def to(self, uri: str) -> Counter[str]:
         """Update an MLflow store to match records, tables and figures; do not change anything else in it.
@@ -137,9 +174,9 @@ class Export:
                 store.experiment(name, note)
             for paper in {item.paper.paper: item.paper for item in self.items}.values():
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
-                page = f"`{self.results.root.name}/{self.scale}/{paper.paper}/index.html`"
-                links = f"{link(store, 'tables and figures', TABLES, place)}, page {page}"
-                note = f"{paper.title}: {links}\n\n{paper.citation}"
+                tables = link(store, "tables and figures", TABLES, place)
+                page = self._page(store, "Page", f"{paper.paper}/index.html")
+                note = f"{page}, {tables}: {paper.title}\n\n{paper.citation}"
                 store.experiment(f"{paper.paper} ({self.scale})", note)
             present = store.present("tags.kind = 'run'") if self.runs else {}
             records = [record for record in map(self.results.record, self.runs) if record.complete]
@@ -166,6 +203,11 @@ class Export:
     def _item_link(self, store: Store, item: str) -> str:
         return link(store, item, TABLES, f"attributes.run_name = '{item} ({self.scale})'")
 
+    def _page(self, store: Store, text: str, place: str) -> str:
+        """Return a link to a page of the results, which only ``fltrain ui`` serves, else its path."""
+        path = f"{self.scale}/{place}"
+        return f"[{text}](pages/{path})" if store.local else f"{text} (`{self.results.root.name}/{path}`)"
+
     # -------------------------------------------------------------------------------------------------- runs
     def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
         """Export a run."""
@@ -180,9 +222,14 @@ class Export:
         )
         note += f"Used by {links}" if links else "No table or figure uses this run"
         settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
-        # The target decides the final accuracy of a run that ends at it.
-        useless = "final_accuracy" if TARGET_MISSED in run.finals else ""
-        metrics = {key: curve for key, curve in run.metrics.items() if key != useless}
+        numbers = numbers_of(record, self.measures.get(record.run_id, ()))
+        # MLflow draws bars only of metrics at step 0.
+        metrics = [(key, 0, value) for key, value in numbers.items() if key not in CURVES]
+        metrics += [
+            (key, step, round(100 * y, 2) if factor(key) == 100 else float(f"{y:.5g}"))
+            for key, curve in recorded_curves(record).items()
+            for step, y in curve
+        ]
         alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({settings[:4]})"
         entry = TrackedRun(
             experiment=self._home(record.run_id),
@@ -206,7 +253,7 @@ class Export:
                 "plugins": fields["plugins"],
                 "local_test": run.settings.get("local_test.fraction", NONE),
             },
-            metrics=[(key, step, _shown(key, y)) for key, curve in metrics.items() for step, y in curve],
+            metrics=metrics,
             files=[record.folder / name for name in RECORD_FILES],
             folder="record",
             status=_STATUS[fields["status"]],
@@ -234,20 +281,28 @@ class Export:
         """Yield the entry of a table or figure, and of its cells."""
         made = max(file.stat().st_mtime for file in files)
         same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
-        homes = sorted({self._home(run) for run, groups in self.groups.items() if item.id in groups})
-        links = [link(store, home, home, f"tags.items LIKE '%{item.id},%'") for home in homes]
-        behind = f"Runs behind it: {', '.join(links)}; its files are under *Artifacts*.\n\n" if links else ""
-        note = f"{behind}**{item.item.title}**\n\n{item.item.caption}"
+        whole = any(file.suffix == ".html" for file in files)
+        page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
+        links = [self._page(store, "Page", page)]
+        for home in sorted({self._home(run) for run, groups in self.groups.items() if item.id in groups}):
+            address = opened(store.experiment(home), f"tags.items LIKE '%{item.id},%'")
+            links.append(f"[runs]({address}) and [curves]({address}&compareRunsMode=CHART) in {home}")
+        note = f"{', '.join(links)}\n\n**{item.item.title}**\n\n{item.item.caption}"
+        csv = next((file for file in files if file.suffix == ".csv"), None)
+        cells = read_csv(csv) if csv and item.item.table else []
+        verdicts = Counter(one for cell in cells for one in (cell.verdict, cell.gain_verdict) if one)
+        key = f"{item.id} ({self.scale})"
+        order = f"{self.scale == 'demo':d} {key}"  # the demonstration last
+        counts = {"verdicts": in_words(dict(verdicts.most_common()))} if verdicts else {}
         yield TrackedRun(
             experiment=TABLES,
-            key=(key := f"{item.id} ({self.scale})"),
-            tags={**same, "kind": "item", "order": key, NOTE: note},
+            key=key,
+            tags={**same, **counts, "kind": "item", "order": order, NOTE: note},
             made=made,
             params={"title": item.item.title},
             files=files,
         )
-        csv = next((file for file in files if file.suffix == ".csv"), None)
-        for number, cell in enumerate(read_csv(csv) if csv and item.item.table else ()):
+        for number, cell in enumerate(cells):
             tags = cell_tags(cell, item)
             undecided = (None, "inconclusive", "not run")
             decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
@@ -256,7 +311,8 @@ class Export:
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, self._home(run), f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
-            note = f"{tags['cell']}{over}: {self._item_link(store, item.id)}, {item.item.title}."
+            seeds = self._page(store, "its seeds on the page", f"{page}#{cell.anchor}")
+            note = f"{tags['cell']}{over}: {seeds}; {self._item_link(store, item.id)}, {item.item.title}."
             note += f" Its runs: {', '.join(shown)}{', and others' * (len(runs) > 10)}." if runs else ""
             yield TrackedRun(
                 experiment=CELLS,
@@ -310,11 +366,6 @@ def _numbers(cell: TableCell) -> dict[str, float]:
         for name, value in values.items()
         if value is not None and math.isfinite(value)
     }
-
-
-def _shown(metric: str, value: float) -> float:
-    """Return a value for MLflow's lists, which do not round: accuracies in percent, rounds to a target."""
-    return round(factor(metric) * value, 2) if factor(metric) == 100 or metric == TARGET_ROUNDS else value
 
 
 def skew(run: RecordedRun) -> str:

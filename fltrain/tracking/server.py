@@ -10,31 +10,32 @@ import json
 import os
 import sqlite3
 import warnings
+from collections.abc import Collection, Sequence
 from colorsys import hls_to_rgb
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fltrain.core.hashing import short_hash
-from fltrain.runs.measures import CURVES, TARGET_MISSED, TARGET_ROUNDS
-from fltrain.tracking.export import CELLS, ORDER, TABLES, opened
+from fltrain.runs.measures import CURVES, TARGET_MISSED, factor
+from fltrain.tracking.export import CELLS, COSTS, ORDER, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
+
+if TYPE_CHECKING:
+    from flask import Response
 
 NAME = "attributes.`Run Name`"
 COLUMNS = {
-    TABLES: {NAME: 330, "params.`title`": 420, "tags.`paper`": 130, "tags.`scale`": 90},
+    TABLES: {NAME: 330, "params.`title`": 380, "tags.`verdicts`": 260},
     CELLS: {
         **{NAME: 355, "tags.`verdict`": 142, "metrics.`mean`": 60, "metrics.`published`": 75},
         **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 130},
     },
-    "": {  # MLflow hides those without a value in the list
-        **{NAME: 400, f"metrics.`{TARGET_ROUNDS}`": 150, f"metrics.`{TARGET_MISSED}`": 100},
-        **{"metrics.`final_accuracy`": 105, "tags.`method`": 75, "tags.`plugins`": 65},
-        **{"tags.`skew`": 115, "tags.`seed`": 55, "tags.`dataset`": 70},
-    },
 }
-"""Columns of the lists of tables, of cells, and of a paper's runs, with their widths in pixels."""
+"""Columns of the lists of tables and of cells, with their widths in pixels."""
+TAGS = {"method": 80, "plugins": 80, "dataset": 80, "skew": 115, "seed": 55}
+"""Tags in lists of runs, with the widths of their columns; those that differ within a list come first."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -42,6 +43,10 @@ _PREFERENCES = {
 }
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
+_METRICS = """SELECT experiment_id, key FROM latest_metrics JOIN runs USING (run_uuid)
+    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY COUNT(*) DESC, key DESC"""
+_TAGS = """SELECT experiment_id, key FROM tags JOIN runs USING (run_uuid)
+    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key HAVING COUNT(DISTINCT value) > 1"""
 _SCRIPT = """<script>
 const [start, settings] = %s;
 for (const [key, value, version] of settings) {
@@ -50,12 +55,35 @@ for (const [key, value, version] of settings) {
   localStorage.setItem("fltrain " + key, version);
 }
 if (!location.hash) location.replace(start);
+// MLflow's lists do not round: means of groups have up to 17 digits.
+const round = (text) => (Math.abs(text) < 1 ? Number(text).toPrecision(3) : Number(text).toFixed(2));
+new MutationObserver(() => {
+  for (const cell of document.querySelectorAll('.ag-cell[col-id^="metrics."]')) {
+    const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+      const node = texts.currentNode, rounded = node.data.replace(/-?\\d+\\.\\d+/, round);
+      if (rounded !== node.data) node.data = rounded;
+    }
+  }
+}).observe(document, {childList: true, subtree: true, characterData: true});
 </script>"""
 
 
-def state_of(name: str) -> dict[str, Any]:
-    """Return the settings of an experiment's list: order and columns, and groups and charts of runs."""
-    columns = COLUMNS.get(name, COLUMNS[""])
+def state_of(name: str, metrics: Sequence[str] = (), varying: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
+
+    Args:
+        name: of the experiment.
+        metrics: all of its runs' metrics, the most frequent ones first.
+        varying: tags whose values differ between its runs.
+    """
+    numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
+    numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
+    shown = numbers[:2] + [TARGET_MISSED] * (TARGET_MISSED in metrics)
+    columns = COLUMNS.get(name) or {
+        **{NAME: 340, **{f"metrics.`{metric}`": max(125, 7 * len(metric) + 20) for metric in shown}},
+        **{f"tags.`{tag}`": TAGS[tag] for tag in sorted(TAGS, key=lambda tag: tag not in varying)},
+    }
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
         "columnWidths": {**columns, "runDateAndNestInfo": 130},
@@ -63,25 +91,30 @@ def state_of(name: str) -> dict[str, Any]:
     }
     if name == TABLES:
         return state
-    kind, section, metrics = "BAR", "Numbers", ["gain", "difference", "mean"]
-    if name != CELLS:
-        kind, section, metrics = "LINE", "Curves", [*CURVES]
+    bars, lines = numbers, [metric for metric in CURVES if metric in metrics]
+    if name == CELLS:
+        bars = ["gain", "difference"]
+    else:
         keys = [{"mode": "tag", "groupByData": "cell"}]
         state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
     state["compareRunCharts"] = [
         {
-            **{"type": kind, "range": {}, "xAxisKey": "step", "yAxisKey": "metric", "isGenerated": True},
-            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "runsCountToCompare": 10},
-            **{"uuid": metric, "metricKey": metric, "displayName": metric, "metricSectionId": section},
+            **{"type": "LINE" if metric in lines else "BAR", "range": {}, "isGenerated": True},
+            **{"xAxisKey": "step", "yAxisKey": "metric", "runsCountToCompare": 10},
+            **{"useGlobalXaxisKey": True, "useGlobalLineSmoothing": True},
+            **{"uuid": metric, "metricKey": metric, "displayName": metric},
+            "metricSectionId": "Curves" if metric in lines else "Numbers of tables",
+            # Otherwise MLflow makes a chart of every metric.
+            "deleted": metric not in (*lines, *bars),
             # A diverged run would hide the others.
             "scaleType": "log" if metric.endswith("loss") else "linear",
         }
-        for metric in metrics
+        for metric in dict.fromkeys([*lines, *bars, *metrics])
     ]
-    # MLflow itself makes the second section only, sorted by name.
     state["compareRunSections"] = [
-        {"uuid": one, "name": one, "display": True, "isReordered": False}
-        for one in (section, "Model metrics")
+        {"uuid": one, "name": one, "display": True, "isReordered": False, "columns": 2, "cardHeight": height}
+        for one, height, charts in (("Curves", 420, lines), ("Numbers of tables", 360, bars))
+        if charts
     ]
     return state
 
@@ -92,13 +125,18 @@ def experiments(database: Path) -> dict[str, str]:
     return {one.name: one.experiment_id for one in found}
 
 
+def read(database: Path, query: str) -> list[tuple[int, str]]:
+    """Return the answer to a query for experiments and texts. MLflow itself would read whole runs."""
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
+
+
 def colours_of(database: Path) -> dict[str, str]:
     """Return a colour for each group of runs, by MLflow's name of the group.
 
     MLflow has 20 colours of its own, and chooses one by a hash of the name.
     """
-    with closing(sqlite3.connect(database)) as connection:  # MLflow itself would read whole runs
-        found = connection.execute(_GROUPS).fetchall()
+    found = read(database, _GROUPS)
     found.sort(key=lambda group: (group[0], group[1].rpartition(" · ")[2], group))
     names = dict.fromkeys(cell for _, cell in found)
     # The golden angle keeps the hues of neighbours, groups of the same item, apart.
@@ -109,12 +147,20 @@ def colours_of(database: Path) -> dict[str, str]:
     }
 
 
-def prepared(page: str, ids: dict[str, str], colours: dict[str, str]) -> str:
-    """Return MLflow's page with the script that sets up the lists of these experiments."""
-    settings: dict[str, Any] = {**_PREFERENCES, "experimentRunColors": colours}
+def states_of(database: Path) -> dict[str, dict[str, Any]]:
+    """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
+    metrics, tags = read(database, _METRICS), read(database, _TAGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
-    settings |= {key % experiment: state_of(name) for name, experiment in ids.items()}
-    start = opened(ids[TABLES], "") if TABLES in ids else "#/experiments"
+    return {
+        key % experiment: state_of(
+            name, *([one for of, one in found if str(of) == experiment] for found in (metrics, tags))
+        )
+        for name, experiment in experiments(database).items()
+    }
+
+
+def prepared(page: str, start: str, settings: dict[str, Any]) -> str:
+    """Return MLflow's page with the script that sets up its lists, and opens an address by default."""
     versioned = [[key, value, short_hash(value)] for key, value in settings.items()]
     data = json.dumps([start, versioned]).replace("<", "\\u003c")
     return page.replace("<head>", f"<head>{_SCRIPT % data}", 1)
@@ -131,7 +177,7 @@ def serve(database: Path, port: int) -> None:
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for language models
     warnings.simplefilter("ignore")  # MLflow's own
     import uvicorn
-    from flask import request
+    from flask import abort, request, send_from_directory
     from mlflow.server import app, constants
 
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = store
@@ -143,7 +189,19 @@ def serve(database: Path, port: int) -> None:
 
     @app.before_request
     def front() -> str | None:
-        return prepared(page, experiments(database), colours_of(database)) if request.path == "/" else None
+        if request.path != "/":
+            return None
+        tables = experiments(database).get(TABLES)
+        colours = {"experimentRunColors": colours_of(database)}
+        start = opened(tables, "") if tables else "#/experiments"
+        return prepared(page, start, _PREFERENCES | colours | states_of(database))
+
+    @app.route("/pages/<folder>/<path:file>")
+    def pages(folder: str, file: str) -> Response:
+        place = database.parent.absolute() / folder
+        if folder != "runs" and not (place / "index.html").is_file():
+            abort(404)  # weights and datasets
+        return send_from_directory(place, file)
 
     from mlflow.server.fastapi_app import app as whole
 

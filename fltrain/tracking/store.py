@@ -179,7 +179,7 @@ class Store:
     def __init__(self, client: MlflowClient, artifacts: Path | None = None) -> None:
         from mlflow.entities import ViewType
 
-        self.client, self._artifacts = client, artifacts
+        self.client, self._artifacts, self.local = client, artifacts, artifacts is not None
         every = _pages(lambda **page: client.search_experiments(view_type=ViewType.ALL, **page))
         self._experiments: dict[str, Experiment] = {one.name: one for one in every}
 
