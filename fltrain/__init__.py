@@ -126,9 +126,9 @@ def compare(
         ``mean``, ``std`` and the 90 % interval from ``low`` to ``high`` over ``n`` seeds, accuracies in
         percent; ``gain``, ``gain_std``, ``gain_low`` and ``gain_high`` over the base, paired by seed;
         published values and verdicts of an item at full scale; ``runs`` with the run IDs. If runs are
-        compared by settings, ``row`` is the variant, and ``panel`` has the other settings in which they
-        differ. If all runs of a side diverged, numbers are missing, because chance accuracy is no
-        measurement.
+        compared by settings, ``row`` is the variant. The other settings in which the runs differ have a
+        column each, and stand together in ``panel``. If all runs of a side diverged, numbers are missing,
+        because chance accuracy is no measurement.
 
     Raises:
         FltrainError: if a name is unknown, a metric is not possible, or no run is left.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Comparison:
         remarks: notes on the runs.
         targets: sentence on the target accuracies that runs set.
         heading: the item with its title and scale; empty without an item.
+        conditions: by panel, the settings that it stands for; empty for an item.
     """
 
     job: ItemJob
@@ -70,6 +71,7 @@ class Comparison:
     remarks: Sequence[str]
     targets: str = ""
     heading: str = ""
+    conditions: Mapping[str, Labels] = field(default_factory=dict)
 
     @cached_property
     def _page(self) -> Notes:
@@ -86,12 +88,15 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per cell, with the columns of a table's CSV file.
+        """A row per cell, with conditions and the columns of a table's CSV file.
 
         If all runs of a side diverged, numbers are missing, because chance accuracy is no measurement.
         """
-        numbers = (*OF_VALUE, *OF_GAIN)
-        frame = pd.DataFrame([{**cell.model_dump(), **cell.measured(numbers)} for cell in self.cells])
+        numbers, known = (*OF_VALUE, *OF_GAIN), self.conditions
+        lines = [
+            {**known.get(one.panel, {}), **one.model_dump(), **one.measured(numbers)} for one in self.cells
+        ]
+        frame = pd.DataFrame(lines)
         return frame.fillna({"n": 0}).astype({**dict.fromkeys(numbers, float), "n": int})
 
     def rows(self) -> list[dict[str, str]]:
@@ -103,8 +108,10 @@ class Comparison:
         several = len({cell.label for cell in self.cells}) > 1
         lines = []
         for cell in sorted(self.cells, key=lambda cell: panels.index(cell.panel)):
-            labels = {table.panels: cell.panel, table.rows: cell.row, table.columns: cell.column}
-            line = {axis: label for axis, label in labels.items() if axis}
+            line = dict(
+                self.conditions.get(cell.panel) or ({table.panels: cell.panel} if table.panels else {})
+            )
+            line |= {table.rows: cell.row} | ({table.columns: cell.column} if table.columns else {})
             n = max(cell.n, len(cell.gains))  # an average of gains has no values
             line["seeds"] = f"{n} of {cell.seeds}" if n < cell.seeds else str(n)
             entries = entries_of(cell, False, self.job.reduced, self._page.marks)
@@ -285,19 +292,16 @@ def compare_runs(
     check_known("baseline: unknown variant", [base], names, "there are")
     others = [key for key in differing if not begins(key, wanted)]
     shown = _distinguishing(settings[others])
-    conditions = {
-        run: ", ".join(f"{key}={text}" for key, text in zip(shown, texts, strict=True))
-        for run, *texts in sorted(
-            settings[shown].itertuples(name=None), key=lambda line: [*map(sortable, line[1:])]
-        )
-    }
+    order = sorted(settings[shown].itertuples(name=None), key=lambda line: [*map(sortable, line[1:])])
+    conditions = {run: dict(zip(shown, texts, strict=True)) for run, *texts in order}
+    condition = {run: ", ".join(map("=".join, texts.items())) for run, texts in conditions.items()}
     axes = {
-        "condition": tuple(dict.fromkeys(conditions.values())),
+        "condition": tuple(dict.fromkeys(condition.values())),
         "compared": tuple(dict.fromkeys([base, *names])),
     }
     found = defaultdict[tuple[str, ...], dict[int, list[RecordedRun]]](lambda: defaultdict(list))
     for run in runs:
-        found[conditions[run.run_id], variants[run.run_id]][run.spec.seed].append(run)
+        found[condition[run.run_id], variants[run.run_id]][run.spec.seed].append(run)
     job = ItemJob(
         id="compare",
         reduced=True,
@@ -329,7 +333,8 @@ def compare_runs(
             f"gains are within conditions; to compare across {shown[-1]}: --over "
             f"{','.join(dict.fromkeys([*wanted, shown[-1]]))}"
         )
-    return Comparison(job, made, [*remarks, *_mixed(runs, made)])
+    remarks += _mixed(runs, made)
+    return Comparison(job, made, remarks, conditions={condition[run]: conditions[run] for run in condition})
 
 
 def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[str]:

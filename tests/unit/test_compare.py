@@ -78,6 +78,8 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert list(lines) == names
     assert lines["fedprox training.lr=0.5"]["gain"] == pytest.approx(-10)
     assert lines["fedprox training.lr=0.1"]["gain"] == pytest.approx(8 / 3)
+    assert compared.frame["training.lr"].tolist() == ["0.1", "0.1", "0.5", "0.5"]
+    assert compared.rows()[3]["training.lr"] == "0.5" and "condition" not in compared.rows()[0]
     page, brackets, note = compared.notes
     assert page == "Mean ± standard deviation over 3 seeds. Gain: minus fedavg, paired by seed."
     assert note == (
