@@ -123,7 +123,7 @@ def numbers_of(record: Record, shown: Sequence[Measured]) -> dict[str, float]:
             # Both measures of rounds have this heading.
             name = one.measure.removeprefix("interpolated_") + (f".{label}" if label else "")
             if math.isfinite(value):
-                found.setdefault(name, round(value, 4))  # lists show two decimals, means of seeds need more
+                found.setdefault(name, round(value, 6))  # lists show two decimals, means of seeds need more
             if target:
                 found.setdefault(TARGET_MISSED, float(math.isinf(value)))
     return found

@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 from colorsys import hls_to_rgb
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +29,7 @@ NAME = "attributes.`Run Name`"
 COLUMNS = {
     TABLES: {NAME: 330, "params.`title`": 380, "tags.`verdicts`": 260},
     CELLS: {
-        **{NAME: 355, "tags.`verdict`": 142, "metrics.`mean`": 60, "metrics.`published`": 75},
+        **{NAME: 380, "tags.`verdict`": 195, "metrics.`mean`": 60, "metrics.`published`": 75},
         **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 130},
     },
 }
@@ -43,10 +43,10 @@ _PREFERENCES = {
 }
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
-_METRICS = """SELECT experiment_id, key FROM latest_metrics JOIN runs USING (run_uuid)
-    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY COUNT(*) DESC, key DESC"""
-_TAGS = """SELECT experiment_id, key FROM tags JOIN runs USING (run_uuid)
-    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key HAVING COUNT(DISTINCT value) > 1"""
+_METRICS = """SELECT experiment_id, key, COUNT(*) FROM latest_metrics JOIN runs USING (run_uuid)
+    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY key DESC"""
+_TAGS = """SELECT experiment_id, key, COUNT(DISTINCT value) FROM tags JOIN runs USING (run_uuid)
+    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key"""
 _SCRIPT = """<script>
 const [start, settings] = %s;
 for (const [key, value, version] of settings) {
@@ -69,20 +69,21 @@ new MutationObserver(() => {
 </script>"""
 
 
-def state_of(name: str, metrics: Sequence[str] = (), varying: Collection[str] = ()) -> dict[str, Any]:
+def state_of(name: str, metrics: Mapping[str, int], tags: Mapping[str, int]) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
 
     Args:
         name: of the experiment.
-        metrics: all of its runs' metrics, the most frequent ones first.
-        varying: tags whose values differ between its runs.
+        metrics: number of its runs that have a metric.
+        tags: number of different values of a tag.
     """
     numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
-    shown = numbers[:2] + [TARGET_MISSED] * (TARGET_MISSED in metrics)
+    usual = [metric for metric in numbers if 2 * metrics[metric] > max(metrics.values())]
+    shown = (usual or numbers)[:2] + [TARGET_MISSED] * (TARGET_MISSED in metrics)
     columns = COLUMNS.get(name) or {
         **{NAME: 340, **{f"metrics.`{metric}`": max(125, 7 * len(metric) + 20) for metric in shown}},
-        **{f"tags.`{tag}`": TAGS[tag] for tag in sorted(TAGS, key=lambda tag: tag not in varying)},
+        **{f"tags.`{tag}`": TAGS[tag] for tag in sorted(TAGS, key=lambda tag: tags.get(tag, 1) == 1)},
     }
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
@@ -125,8 +126,8 @@ def experiments(database: Path) -> dict[str, str]:
     return {one.name: one.experiment_id for one in found}
 
 
-def read(database: Path, query: str) -> list[tuple[int, str]]:
-    """Return the answer to a query for experiments and texts. MLflow itself would read whole runs."""
+def read(database: Path, query: str) -> list[Any]:
+    """Return the answer to a query. MLflow itself would read whole runs."""
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute(query).fetchall()
 
@@ -149,11 +150,11 @@ def colours_of(database: Path) -> dict[str, str]:
 
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
-    metrics, tags = read(database, _METRICS), read(database, _TAGS)
+    answers = read(database, _METRICS), read(database, _TAGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {
         key % experiment: state_of(
-            name, *([one for of, one in found if str(of) == experiment] for found in (metrics, tags))
+            name, *({one: number for of, one, number in found if str(of) == experiment} for found in answers)
         )
         for name, experiment in experiments(database).items()
     }

@@ -238,7 +238,7 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
         ]
         assert len(curve) == 3
     accuracy, costs = record.summary["accuracy"], record.costs
-    assert metrics["final_accuracy"] == round(100 * accuracy["final"], 4) and "best_accuracy" not in metrics
+    assert metrics["final_accuracy"] == round(100 * accuracy["final"], 6) and "best_accuracy" not in metrics
     traffic, memory = sum(record.summary["bytes"].values()), costs["peak_memory_bytes"]
     expected = {"traffic": traffic / 1e6, "peak_memory": memory / 1e6, "seconds": costs["seconds"]["total"]}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-4)
@@ -258,8 +258,8 @@ def test_a_run_has_the_measures_of_its_tables_instead_of_the_final_accuracy(stor
     names = ("final_accuracy", "best_accuracy", "last_accuracy")
     accuracy = store.measured.summary["accuracy"]
     expected = {
-        store.plain: [round(100 * store.plain.summary["accuracy"]["final"], 4), None, None],
-        store.measured: [None, *(round(100 * accuracy[name], 4) for name in ("best", "last"))],
+        store.plain: [round(100 * store.plain.summary["accuracy"]["final"], 6), None, None],
+        store.measured: [None, *(round(100 * accuracy[name], 6) for name in ("best", "last"))],
     }
     contents = store.contents()
     for record, values in expected.items():
@@ -612,7 +612,7 @@ def test_the_root_address_opens_a_list() -> None:
 def test_charts_are_curves_and_numbers_of_tables() -> None:
     """MLflow would draw a chart of each metric, such as seconds."""
     metrics = ["seconds", "test_loss", "round_seconds", "last_accuracy", "test_accuracy"]
-    charts = state_of("flfa (demo)", metrics)["compareRunCharts"]
+    charts = state_of("flfa (demo)", dict.fromkeys(metrics, 1), {})["compareRunCharts"]
     shown = [(one["metricKey"], one["type"], one["scaleType"]) for one in charts if not one["deleted"]]
     assert shown == [
         ("test_accuracy", "LINE", "linear"),
@@ -621,7 +621,7 @@ def test_charts_are_curves_and_numbers_of_tables() -> None:
         ("round_seconds", "BAR", "linear"),
     ]
     assert [one["metricKey"] for one in charts if one["deleted"]] == ["seconds"]
-    assert state_of("cells", ["mean", "gain"])["compareRunCharts"][0]["metricKey"] == "gain"
+    assert state_of("cells", {"mean": 2, "gain": 1}, {})["compareRunCharts"][0]["metricKey"] == "gain"
 
 
 def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None:
@@ -629,8 +629,9 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
     (state,) = [one for key, one in states_of(exported.path).items() if f'"{experiment}"' in key]
     columns = [column.partition(".")[2].strip("`") for column in state["selectedColumns"]]
     assert columns == ["Run Name", "final_accuracy", "method", "plugins", "dataset", "skew", "seed"]
-    varying = state_of("ecgr (demo)", varying=["seed", "items"])["selectedColumns"]
-    assert varying[1:3] == ["tags.`seed`", "tags.`method`"]
+    metrics = {"best_accuracy": 2, "final_accuracy": 9, "seconds": 9}
+    varying = state_of("ecgr (demo)", metrics, {"method": 1, "seed": 2, "items": 3})["selectedColumns"]
+    assert varying[1:4] == ["metrics.`final_accuracy`", "tags.`seed`", "tags.`method`"]
 
 
 @pytest.mark.slow
