@@ -147,14 +147,16 @@ def compare(
     keys = [condition.key for condition in parse_where(where)]
     if items and "scale" not in keys:
         scale = scale or Request().scale  # the workflow's default
-    if len(items) == 1 and scale and not (over or baseline or any(begins(key, RECORDED) for key in keys)):
+    if len(items) == 1 and scale:
         planned = plan(Path(config), scale)
-        named = [item for item in planned.items if items[0] in item.names]
-        if len(named) == 1 and items[0] != named[0].paper.paper:
+        named = [item for item in planned.items if items[0] in item.names - {item.paper.paper}]
+        if named and not (over or baseline or any(begins(key, RECORDED) for key in keys)):
             asked = {"items": list(items), "where": list(where)}
             chosen = Selection.parse({key: texts for key, texts in asked.items() if texts}, "compare")
             (item,) = planned.restricted(chosen).items
             return compare_item(item, Results(Path(results)), Path(config), metric)
+        shown = [name for item in named for name in measures_of(item.layout) if _of_runs(name)]
+        metric = metric or next(iter(shown), None)
     where += (f"items={','.join(items)}",) if items else ()
     where += (f"scale={scale}",) if scale else ()
     return compare_runs(find_runs(results, where, config), metric, over, baseline)
@@ -168,6 +170,11 @@ def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:
         "accuracies do not rank them; their table compares rounds"
     )
     return [note] if stopped and measure(metric).accuracy else []
+
+
+def _of_runs(metric: str) -> bool:
+    """Return if single runs have a metric: it needs no target, and seeds have a mean."""
+    return not measure(metric).targeted and measure(metric).over_seeds == "mean"
 
 
 def _lacking(specs: Iterable[RunSpec], metric: str) -> str:
@@ -272,7 +279,7 @@ def compare_runs(
     metric = metric or "final_accuracy"
     check_known("unknown metric", [metric], MEASURES)
     what = measure(metric)
-    if what.targeted or what.over_seeds != "mean":
+    if not _of_runs(metric):
         raise FltrainError(
             f"compare shows {metric!r} only of a table that declares it; name this table, without --over and "
             "--baseline, or choose another --metric"

@@ -265,6 +265,8 @@ def test_a_condition_makes_a_part_of_an_item(imported: Path) -> None:
     assert "restricted to method=feddyn" in part.heading
     runs = compare(imported, CONFIG, ["fair/accuracy"], "published", "status=completed")
     assert runs.heading == "" and {cell.column for cell in runs.cells} == {""}
+    over = compare(imported, CONFIG, ["ecgr/confirmatory"], "published", over=["plugins"])
+    assert {cell.measure for cell in over.cells} == {"last_accuracy"}, "as in the table"
 
 
 def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
