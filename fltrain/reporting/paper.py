@@ -40,19 +40,16 @@ def page(
     assumptions: dict[str, list[str]] = {}
     judged = {name for claim in summary["claims"] for name in claim["item"].split(", ")}
     main = {sheet.name for sheet in sheets if sheet.name in judged or about["covers"][sheet.name]}
-    # A choice of settings is no result: it comes after the tables that use it.
-    for sheet in sorted(sheets, key=lambda sheet: bool(sheet.table and sheet.table.best_of)):
+    for sheet in sheets:
         name = sheet.name
         forms = {form: name + ending for form, ending in FORMS.items()}
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
-        items[name] = {"sheet": sheet, "files": files, "further": bool(main) and name not in main}
-        caption = sheet.caption
+        texts = {"scale_note": sheet.scale_note, "caption": sheet.caption}
+        items[name] = {"sheet": sheet, "files": files, **texts, "further": bool(main) and name not in main}
         if sheet.table:
             notes = Notes.of(sheet, cells[sheet.id])
             grid = Grid.of(sheet, cells[sheet.id], notes.marks, ["verdict"])
-            items[name] |= {"grid": grid, "notes": notes}
-            caption = f"{caption} {notes.seeds}"
-        items[name] |= {"caption": caption, "scale_note": sheet.scale_note}
+            items[name] |= {"grid": grid, "notes": notes, "caption": f"{sheet.caption} {notes.seeds}"}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
     return TEMPLATES.get_template("paper.html").render(

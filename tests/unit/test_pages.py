@@ -434,18 +434,6 @@ def test_a_page_has_sentences_once_that_hold_for_all_its_tables(toy: Toy) -> Non
     assert text.index("In all tables: Of all.") < text.index("First.")
 
 
-def test_choices_of_settings_come_after_the_results(toy: Toy) -> None:
-    sheets = [toy.sheet, toy.figure]
-    cells = {toy.sheet.id: read_csv(toy.folder / "paper" / "table1.csv")}
-    orders = []
-    for axis in (None, "rate"):
-        table = toy.sheet.table.model_copy(update={"best_of": axis})
-        sheets[0] = ItemJob(**{**dict(toy.sheet), "table": table})
-        text = paper.page({**SUMMARY, "reduced": False}, ABOUT, sheets, cells, toy.folder / "paper")
-        orders.append(re.findall(r'<h2 id="(table1|figure1)"', text))
-    assert orders == [["table1", "figure1"], ["figure1", "table1"]]
-
-
 def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     """Their truth is known: some of their values are false on purpose."""
     cells = read_csv(toy.folder / "paper" / "table1.csv")
