@@ -150,9 +150,8 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
         gains.append(float(high["+ ECGR"]["gain"]))
     levels_text = f"end {min(levels):.0f} to {max(levels):.0f} points higher"
     gains_text = f"gain {min(gains):.1f} to {max(gains):.1f}"
-    for page in ("README.md", "docs/papers/ecgr.md"):
-        text = " ".join(written(page).split())
-        assert levels_text in text and gains_text in text
+    text = " ".join(written("docs/papers/ecgr.md").split())
+    assert levels_text in text and gains_text in text
 
 
 def counted(name: str, start: str = "") -> Counter[str]:
@@ -164,9 +163,6 @@ def test_counts_of_verdicts_are_published() -> None:
         counted, ("fedavg/table1_2nn.csv", "fedavg/claims.csv", "replication/claims.csv")
     )
     missed = sum(row["reason"] == "target missed" for row in read("fedavg/table1_2nn.csv"))
-    cnn = [row for row in read("fedavg/table1_cnn_iid.csv") if row["verdict"]]
-    ratios = sorted(float(row["mean"]) / float(row["published"]) for row in cnn)
-    assert {row["verdict"] for row in cnn} == {"inconclusive"}
     cifar, fed2 = (counted("replication_cifar10/claims.csv", start) for start in ("", "Fed2"))
     bases = [row for row in read("ecgr/claims.csv") if "gains with ECGR on MNIST (new seeds)" in row["claim"]]
     controls = ("positive", "positive_bare", "spiked", "flower")
@@ -185,15 +181,10 @@ def test_counts_of_verdicts_are_published() -> None:
         "README.md": [
             (f"In {rounds['not reproduced']} of {rounds.total()} cells, a quarter to a half",),
             (f"{rounds['not reproduced']} *not reproduced*, {{}} *inconclusive* (target missed)", missed),
-            (f"{ratios[0]:.2f} to {ratios[-1]:.2f} times the published number",),
-            ("all {} numbers are *inconclusive*", len(cnn)),
             ("*supported* for all {} base methods", len(bases)),
             ("rejects all {} false values", len(cells) - len(true)),
-            ("and none of the {} true ones. It confirms {} true values", len(values), len(confirmed)),
-            ("The other {} (MNIST) stand in", len(values - confirmed)),
-            (f"stand in {len(open_cells)} cells, all *inconclusive*",),
-            ("{} are *equivalent*", fair["Dirichlet 0.5", "equivalent"]),
-            ("{} *inconclusive*", fair["Dirichlet 0.5", "inconclusive"]),
+            ("and none of the {} true ones. It confirms {} of the true values", len(values), len(confirmed)),
+            ("the other {} are *inconclusive*", len(values - confirmed)),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
