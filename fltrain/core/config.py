@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
@@ -42,6 +43,9 @@ _SYNONYMS = {
 """Settings by their names elsewhere."""
 
 
+NO_COMMA = "numbers have a decimal point, as in 0.05, and no comma"
+"""Remedy for numbers such as ``0,05``."""
+
 VERY_CLOSE = 0.75
 """Closeness from which a suggestion replaces the list of known words."""
 
@@ -50,6 +54,11 @@ def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def similar(path: Path) -> str:
+    """Return a hint at the name in the folder of a missing path that is closest to its own, or an empty text."""
+    return suggest(path.name, (other.name for other in path.parent.glob("*")))
 
 
 def hint(word: str, known: Iterable[str], listed: str = "known") -> str:
@@ -246,6 +255,8 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
         message += f", got {shown!r}"
         if kind == "int_type" and isinstance(shown, float) and shown.is_integer():
             message += f"; write {shown:.0f}"
+        if kind in ("int_type", "float_type") and re.fullmatch(r"[-+]?[0-9]*,[0-9.,eE+-]+", str(shown)):
+            message += f"; {NO_COMMA}"
     return message
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from yaml.constructor import ConstructorError
 
-from fltrain.core.config import Settings, hint
+from fltrain.core.config import NO_COMMA, Settings, hint, similar
 from fltrain.core.errors import FltrainError, Problems, as_mistake
 from fltrain.core.located import FileLine, LocatedList, LocatedMapping
 
@@ -66,7 +66,7 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
         self._merged[node], names = False, set[str]()
         for place, (key, value) in enumerate(node.value):
             if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-                raise _fault(key, f"the key {key.value!r} is no text; write it in quotes")
+                raise _fault(key, _no_text(key, value, node.value[place - 1][1] if place else None))
             if key.value in names:
                 self.repeated.append(key)
             names.add(key.value)
@@ -126,15 +126,18 @@ def read_text(text: str, where: str) -> Any:
 
 def _tree(path: Path | None) -> yaml.Node:
     where = "standard input" if path is None else str(path)
+    if path is not None and not path.exists():
+        remedy = similar(path) or "; name an existing YAML or JSON file (config/examples has a run)"
+        raise FltrainError(f"{path}: no such file{remedy}")
     with _refusing(where):
-        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8-sig")
     return _tree_of(text, where)
 
 
 def _tree_of(text: str, where: str) -> yaml.Node:
     stream: Any = StringIO(text)
     stream.name = where  # of the marks
-    with _refusing(where):
+    with _refusing(where, text):
         tree: yaml.Node | None = _Loader(stream).get_single_node()
     return tree or yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
 
@@ -158,6 +161,18 @@ def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:
     return blocks[name.value]
 
 
+def _no_text(key: yaml.ScalarNode, value: yaml.Node, before: yaml.Node | None) -> str:
+    """Return a message on a key that is a number: in ``{lr: 0,05}`` it is the rest of one."""
+    if (
+        value.value == ""
+        and key.value.isdecimal()
+        and before
+        and re.fullmatch("[-+]?[0-9]+", str(before.value))
+    ):
+        return f"'{before.value},{key.value}': {NO_COMMA}"
+    return f"the key {key.value!r} is no text; write it in quotes"
+
+
 def _place(node: yaml.Node) -> FileLine:
     return node.start_mark.name, node.start_mark.line + 1
 
@@ -167,8 +182,8 @@ def _fault(node: yaml.Node, what: str) -> ConstructorError:
 
 
 @contextmanager
-def _refusing(where: str) -> Iterator[None]:
-    """Turn exceptions of the YAML library into messages with file and line."""
+def _refusing(where: str, text: str = "") -> Iterator[None]:
+    """Turn exceptions of the YAML library about a text into messages with file and line."""
     try:
         yield
     except OSError as error:
@@ -178,7 +193,11 @@ def _refusing(where: str) -> Iterator[None]:
     except (yaml.YAMLError, ValueError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
         place = f"{mark.name}: line {mark.line + 1}" if mark else where
-        hint = "; indent with spaces, not with tabs" if "cannot start any token" in str(problem) else ""
-        raise FltrainError(f"{place}: not YAML: {problem}{hint}") from None
+        remedy = ""
+        if mark and "cannot start any token" in str(problem):
+            letter = text[mark.index : mark.index + 1]
+            remedy = f"; write a text that begins with {letter!r} in quotes"
+            remedy = "; indent with spaces, not with tabs" if letter == "\t" else remedy
+        raise FltrainError(f"{place}: not YAML: {problem}{remedy}") from None
     except RecursionError:
         raise FltrainError(f"{where}: not YAML: lists or mappings are nested too deeply") from None

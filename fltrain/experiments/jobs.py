@@ -105,9 +105,10 @@ class Jobs:
         item = target.removeprefix(f"{self.folder}/").partition(".")[0]
         if item in self.items:
             return f"there is no target {target!r}; did you mean {item!r}?"
-        if any(item in one.names for one in plan(self.config, scale).items):
+        whole = plan(self.config, scale).items
+        if any(item in one.names for one in whole):
             return f"{target!r} is not in the requested part of the scale; leave out items, where and train"
-        return str(no_item(self.config, item, f"scale {scale!r}"))
+        return str(no_item(self.config, item, f"scale {scale!r}", [one.id for one in whole]))
 
     # ------------------------------------------------------------ data and partitions
     @cached_property

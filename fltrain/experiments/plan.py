@@ -41,7 +41,7 @@ from fltrain.experiments.schema import (
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
 from fltrain.runs.measures import lacking
-from fltrain.runs.spec import RunSpec
+from fltrain.runs.spec import RunSpec, check_sort
 from fltrain.runs.where import Condition, cell_text, choose, parse_where, settings_text, value_of
 
 AnyDeclared = TypeVar("AnyDeclared", Paper, Scale)
@@ -97,7 +97,8 @@ class Plan:
         """Return the selected part of the plan: items with the matching cells, without empty items."""
         for name in selection.items:
             if not any(name in item.names for item in self.items):
-                raise no_item(self.config, name, f"scale {self.scale.scale!r}")
+                present = [item.id for item in self.items]
+                raise no_item(self.config, name, f"scale {self.scale.scale!r}", present)
         items = [item for item in self.items if not selection.items or item.names & set(selection.items)]
         for item in items:
             if item.refused:
@@ -206,11 +207,15 @@ def _items_of_scales(config: Path) -> dict[str, list[str]]:
     return found
 
 
-def no_item(config: Path, name: str, place: str) -> FltrainError:
+def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) -> FltrainError:
     """Return the error that a place, such as a scale, has no item of this name, with the scales that have it.
 
-    If no scale has it, the error suggests a name, or lists the items of its paper, or the papers.
+    If no scale has it, the error suggests a name, or lists the items of its paper, or the papers: of the IDs
+    that are ``present`` in the place, or else of all scales.
     """
+    if name.endswith(".yaml"):
+        written = name.removesuffix(".yaml").rpartition("papers/")[2].removesuffix("/paper")
+        return FltrainError(f"{name!r} is a file; name the paper or item: {written}")
     problem, scales = f"{place} has no item {name!r}", _items_of_scales(config)
     if having := [scale for scale, ids in scales.items() if any(name in names_of(one) for one in ids)]:
         scale = "published" if "published" in having else having[0]
@@ -218,7 +223,7 @@ def no_item(config: Path, name: str, place: str) -> FltrainError:
         those = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
         remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
         return FltrainError(f"{problem}; {those}: {remedy}")
-    ids = sorted({one for ids in scales.values() for one in ids})
+    ids = sorted(present or {one for ids in scales.values() for one in ids})
     papers = dict.fromkeys(one.partition("/")[0] for one in ids)
     of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]
     return FltrainError(problem + hint(name, of_paper or papers))
@@ -228,6 +233,7 @@ def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[s
     """Return a paper or scale; its name must equal its file's name, because it names the results."""
     what = kind.__name__.lower()
     file, data = read_declaration(config, what, name)
+    check_sort(data, what, str(file))
     declaration = kind.parse(data, str(file), labels)
     if (own := getattr(declaration, what)) != name:
         raise FltrainError(f"{file}: {what}: must be called {name!r} like the file, not {own!r}")

@@ -473,6 +473,8 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
         what: ``paper`` or ``scale``.
         name: name of the file or folder, also in the user's own folder.
     """
+    if name.endswith(".yaml"):
+        raise FltrainError(f"{name!r} is a file; write the {what}'s name: {Path(name).stem}")
     files, single = config / f"{what}s", f"{file_name(name, what)}.yaml"
     if not files.is_dir():
         raise FltrainError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from fltrain.core.config import Conflicts, ListOf, Settings, added
-from fltrain.core.errors import count
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.hashing import canonical_json, short_hash
 from fltrain.core.registry import choice
 from fltrain.data.datasets import Dataset, own_normalisation
@@ -153,6 +153,25 @@ class Evaluation(Settings):
     validation: float = added(0.0, ge=0, lt=1)
 
 
+_FILES = {
+    "paper": {"paper", "title"},
+    "scale": {"scale", "title"},
+    "item": {"axes"},
+    "run": {"dataset", "partition", "model", "method"},
+}
+"""Keys of each sort of declaration."""
+
+
+def check_sort(data: Any, sort: str, where: str) -> None:
+    """Refuse data that have the keys of another sort of file: ``run``, ``paper``, ``scale`` ..."""
+    keys = data.keys() if isinstance(data, Mapping) else set()
+    found = next((name for name, needed in _FILES.items() if needed <= keys), sort)
+    if found != sort and not _FILES[sort] <= keys:
+        remedy = "`fltrain train` trains" if found == "run" else "`fltrain plan` and `snakemake` read"
+        article = "an" if found == "item" else "a"
+        raise FltrainError(f"{where}: declares {article} {found}, not a {sort}; {remedy} such files")
+
+
 class RunSpec(Settings):
     """One training run: everything that decides its numbers.
 
@@ -284,6 +303,7 @@ class RunSpec(Settings):
         if isinstance(data, dict):
             data = copy(data)
             data.pop("revisions", None)
+        check_sort(data, "run", where)
         return cls.parse(data, where)
 
     @property

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fltrain.core.config import VERY_CLOSE, KnownNames, plain, suggest
+from fltrain.core.config import NO_COMMA, VERY_CLOSE, KnownNames, plain, suggest
 from fltrain.core.errors import FltrainError, listed
 from fltrain.core.hashing import canonical_json
 from fltrain.runs.spec import RunSpec
@@ -35,6 +35,8 @@ def begins(key: str, names: Iterable[str]) -> bool:
 
 def alternatives(text: str) -> list[str]:
     """Return the values in a text, which have commas between them; a list in brackets is one value."""
+    if re.fullmatch("[-+]?[0-9]+,0[0-9]+", text):
+        raise FltrainError(f"{text!r}: {NO_COMMA}; commas stand between alternatives")
     return _COMMA.split(text)
 
 

@@ -27,7 +27,7 @@ from fltrain.data.prepared import load_prepared
 from fltrain.runs.record import RECORD_FILES, Results
 from fltrain.runs.spec import RunSpec
 
-from .helpers import TINY, TWO_METHODS, cli, write_config
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, cli, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,11 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
     ("arguments", "words"),
     [
         ("good.yaml bad.yaml", ["bad.yaml"]),
-        ("missing.yaml", ["missing.yaml"]),
+        ("missing.yaml", ["missing.yaml: no such file; name an existing YAML or JSON file"]),
+        ("godo.yaml", ["godo.yaml: no such file; did you mean 'good.yaml'?"]),
+        ("paper.yaml", ["error: paper.yaml: declares a paper, not a run; `fltrain plan` and `snakemake`"]),
+        ("scale.yaml", ["error: scale.yaml: declares a scale, not a run"]),
+        ("item.yaml --set seed=1", ["error: item.yaml with seed=1: declares an item, not a run"]),
         (".", ["error: .: Is a directory"]),
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
@@ -151,6 +155,8 @@ def test_wrong_arguments_train_nothing(tmp_path: Path, fail: Fail, arguments: st
     (tmp_path / "good.yaml").write_text(spec())
     (tmp_path / "bad.yaml").write_text(spec(roundz=1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, data in {"paper": PAPER, "scale": SCALE, "item": TWO_METHODS}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(data))
     message = fail("train", "--results", "out", *arguments.split())
     assert [word for word in words if word not in message] == [], message
     assert not (tmp_path / "out").exists()
@@ -268,6 +274,10 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
         (
             "rounds=1 --set rounds=2",
             ["--set: 'rounds' is set twice; write alternatives with commas: rounds=A,B"],
+        ),
+        (
+            "training.lr=0,05",
+            ["'0,05': numbers have a decimal point, as in 0.05, and no comma; commas stand"],
         ),
         ("seed=3,4 --seeds 2", ["--seeds 2 and --set seed=... contradict each other; leave out one of them"]),
     ],
@@ -456,9 +466,13 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             "explain toy/tabel --scale one",
             ["scale 'one' has no item 'toy/tabel'; did you mean 'toy/table'?\n"],
         ),
+        ("plan --scale one config/papers/toy/table.yaml", ["is a file; name the paper or item: toy/table\n"]),
+        ("plan --scale config/scales/one.yaml", ["is a file; write the scale's name: one\n"]),
+        ("plan --scale run", ["scales/run.yaml: declares a run, not a scale; `fltrain train` trains"]),
     ],
 )
 def test_wrong_selections_give_one_line(config: Path, fail: Fail, arguments: str, words: list[str]) -> None:
+    (config / "scales" / "run.yaml").write_text(spec())
     message = fail(*arguments.split())
     assert [word for word in words if word not in message] == [], message
 

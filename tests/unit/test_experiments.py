@@ -606,6 +606,14 @@ def test_items_and_cells_are_selected(config: Config) -> None:
     assert whole.restricted(select(seeds=2)) is whole, "no more than there are"
 
 
+def test_items_of_the_scale_alone_are_suggested() -> None:
+    """Other scales have `flfa/table9`, which is closer to the wrong name."""
+    with pytest.raises(
+        FltrainError, match=r"'demo' has no item 'flfa/table99'; did you mean 'flfa/table1'\?$"
+    ):
+        shipped("demo").restricted(select(items="flfa/table99"))
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

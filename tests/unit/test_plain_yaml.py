@@ -71,7 +71,11 @@ def test_values_follow_the_core_schema(text: str, tmp_path: Path) -> None:
         ("a: !!int x", "not YAML: invalid literal for int"),
         (f"a: {'1' * 5000}", "not YAML: Exceeds the limit"),
         ("a: !!python/object/apply:os.system [x]", "line 1: not YAML: could not determine a constructor"),
+        ("a: {b: 0,05}", "line 1: not YAML: '0,05': numbers have a decimal point, as in 0.05, and no comma"),
+        ("a: {b: x, 05}", "line 1: not YAML: the key '05' is no text"),
         ("a:\n\tb: 1", "line 2: not YAML: found character that cannot start any token; indent with spaces"),
+        ("a: `b`", "cannot start any token; write a text that begins with '`' in quotes"),
+        ("\ufeffa: @b", "cannot start any token; write a text that begins with '@' in quotes"),
         ("a: [b", "line 2: not YAML: did not find expected ',' or ']'"),
         ("a: \x00", "not YAML: "),
         ("a: \ud800", "not YAML: not a text in UTF-8"),
@@ -150,6 +154,13 @@ def test_a_number_is_short_for_a_fraction(key: str) -> None:
     for wrong in (True, "0.4", 1.5):
         with pytest.raises(FltrainError, match=f"^x: {key}"):
             RunSpec.parse({**TINY, key: wrong}, "x")
+
+
+def test_decimal_commas_are_named() -> None:
+    for key, value in {"training.lr": "0,05", "rounds": "1,000"}.items():
+        with pytest.raises(FltrainError, match=f"got '{value}'; numbers have a decimal point"):
+            first, _, inner = key.partition(".")
+            RunSpec.parse({**TINY, first: {inner: value} if inner else value}, "x")
 
 
 def test_data_nested_too_deeply_or_in_themselves_are_refused(tmp_path: Path) -> None:
