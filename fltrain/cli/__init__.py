@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
 from fltrain.cli import (
     compare,
@@ -63,7 +64,10 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal may know ASCII only
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except TyperException as error:
+        typer.echo(_usage_error(error), err=True)
+        sys.exit(error.exit_code)
     except (FltrainError, OSError) as error:
         mistake = as_mistake(error)
         typer.echo(f"error: {mistake}", err=True)
@@ -73,3 +77,12 @@ def main() -> None:
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _usage_error(error: TyperException) -> str:
+    """Return one line on a wrong use of a command, or the help of a group without a command."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if message.startswith("Usage: "):
+        return message
+    command = context.command_path if context else "fltrain"
+    return f"error: {message[:1].lower()}{message[1:].rstrip('.')} (see {command} --help)"

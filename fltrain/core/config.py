@@ -57,8 +57,8 @@ def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
 
 
 def similar(path: Path) -> str:
-    """Return a hint at the name in the folder of a missing path that is closest to its own, or an empty text."""
-    return suggest(path.name, (other.name for other in path.parent.glob("*")))
+    """Return a hint at the closest name in the folder of a missing path, or an empty text."""
+    return suggest(path.name, (other.name for other in path.parent.glob("*")), VERY_CLOSE)
 
 
 def hint(word: str, known: Iterable[str], listed: str = "known") -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fltrain.core.config import similar
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import read_arrays
 from fltrain.core.own import places
@@ -53,7 +54,10 @@ class Verification:
 
     def __init__(self, results: Results, config: Path, scale: str | None = None) -> None:
         if not results.root.is_dir():
-            raise FltrainError(f"{results.root}: no such folder")
+            remedy = (
+                similar(results.root) or "; name your folder with --results, or make one with `make quick`"
+            )
+            raise FltrainError(f"{results.root}: no such folder{remedy}")
         self.results = results
         self.config = config
         self.chosen = None if scale is None else plan(config, scale)

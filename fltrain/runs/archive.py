@@ -23,6 +23,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from fltrain.core.config import similar
 from fltrain.core.errors import FltrainError, as_mistake
 from fltrain.core.files import replacing
 from fltrain.runs.record import RECORD_FILES, Record, Results, leased
@@ -49,7 +50,8 @@ def export_records(records: Iterable[Record], path: Path) -> int:
     ):
         for record in wanted:
             if not record.complete:
-                raise FltrainError(f"{record.run_id}: no complete record in {record.folder.parent}")
+                remedy = similar(record.folder) or "; `fltrain status` lists the runs that have one"
+                raise FltrainError(f"{record.run_id}: no complete record in {record.folder.parent}{remedy}")
             _check(record)
             for name in RECORD_FILES:
                 content = (record.folder / name).read_bytes()
@@ -118,7 +120,8 @@ def _unpack(path: Path, staging: Path) -> None:
                     )
             archive.extractall(staging, filter="data")
     except FileNotFoundError:
-        raise FltrainError("no such file") from None
+        remedy = similar(path) or "; make one with `fltrain records export`, or use published/records.tar.gz"
+        raise FltrainError(f"no such file{remedy}") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise FltrainError(f"not an archive of records: it cannot be read ({error})") from None
     if not members:

@@ -191,7 +191,7 @@ def test_ctrl_c_while_packages_are_imported_gives_one_line() -> None:
 
 
 def test_a_terminal_that_knows_ascii_only_gets_question_marks() -> None:
-    code = "import sys, fltrain.cli as cli; cli.app = lambda: print('91 \xb1 2'); cli.main()"
+    code = "import sys, fltrain.cli as cli; cli.app = lambda **_: print('91 \xb1 2'); cli.main()"
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ascii_only)
     assert (done.stdout, done.stderr) == ("91 ? 2\n", "")
@@ -303,10 +303,45 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
         assert [text in line for text, line in zip(expected, lines, strict=True)] == [True, True], lines
 
 
-@pytest.mark.parametrize("command", ["train good.yaml", "plan", "status"])
-def test_a_list_of_seeds_is_refused_with_the_number(command: str) -> None:
-    shown = cli(*command.split(), "--seeds", "0,1,2", code=2).output
-    assert "'0,1,2' is not a number of seeds; --seeds 3 takes the first three" in " ".join(shown.split())
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("trian", "no such command 'trian'. Did you mean 'train', 'track'? (see fltrain --help)"),
+        ("train", "missing argument 'specs' (see fltrain train --help)"),
+        (
+            "data fetch --imagesize 3 mnist",
+            "(Possible options: --image-size) (see fltrain data fetch --help)",
+        ),
+        ("ui --port x", "invalid value for '--port': "),
+        ("explain a b", "got unexpected extra argument(s) (b) (see fltrain explain --help)"),
+        (
+            "records export x.tar.gz y",
+            "y: no complete record in results/runs; `fltrain status` lists the runs",
+        ),
+        ("records import no.gz", "no.gz: no such file; make one with `fltrain records export`, or use publ"),
+        ("verify --results nowhere", "nowhere: no such folder; name your folder with --results, or make one"),
+        ("verify --results ressults", "ressults: no such folder; did you mean 'results'?"),
+        ("train --device", "option '--device' requires an argument (see fltrain --help)"),
+        *(
+            (f"{command} --seeds 0,1,2", "'0,1,2' is not a number of seeds; --seeds 3 takes the first three")
+            for command in ("train good.yaml", "plan", "status")
+        ),
+    ],
+)
+def test_wrong_uses_of_commands_give_one_line(fail: Fail, arguments: str, message: str) -> None:
+    Path("results").mkdir()
+    shown = fail(*arguments.split())
+    assert message in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("group", [(), ("data",), ("records",)])
+def test_groups_without_a_command_show_their_help(
+    group: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fltrain", *group])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.startswith("Usage: ")
 
 
 @pytest.fixture

@@ -349,7 +349,7 @@ def test_incomplete_files_are_refused(
     tmp_path: Path, name: str, write: Spoil, missing: str, unreadable: str
 ) -> None:
     options = {"version": "cifar-10"} if name == "cifar" else {}
-    refused(name, tmp_path / "nowhere", r"nowhere: no such file or folder", **options)
+    refused(name, tmp_path / "nowhere", r"nowhere: no such file or folder; correct 'path'", **options)
     refused(name, tmp_path, missing, **options)
     write(tmp_path)
     path = next(path for path in tmp_path.iterdir() if "train" in path.name or name in ("cifar", "npz"))

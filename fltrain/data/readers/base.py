@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fltrain.core.config import Settings
+from fltrain.core.config import Settings, similar
 from fltrain.core.errors import FltrainError, count, listed, refusing
 from fltrain.core.registry import Component
 
@@ -100,7 +100,8 @@ class Reader(Component):
             side: target height and width. Readers of photographs resize to it; others return the native size.
         """
         if self.needs_files and not source.exists():
-            raise FltrainError(f"{source}: no such file or folder")
+            remedy = similar(source) or "; correct 'path' in datasets.yaml"
+            raise FltrainError(f"{source}: no such file or folder{remedy}")
         splits = self.load(source, facts, side)
         _check_splits(splits, facts, source)
         warnings = _warnings(splits)
