@@ -13,6 +13,9 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_text
 from fltrain.experiments.selection import comma_separated
 
+MOST_LINES = 150
+"""Lines that a terminal shows."""
+
 
 def compare(
     items: ItemsArgument = None,
@@ -58,12 +61,18 @@ def compare(
         raise FltrainError(f"{out}: name a file that ends in .csv")
     settings = comma_separated(over or "")
     compared = comparing.compare(results, config, items or (), scale, where or (), metric, settings, baseline)
-    if compared.heading:
-        print_text(compared.heading)
     rows = compared.rows()
-    print_table(list(rows[0]), [list(row.values()) for row in rows])
-    for note in compared.notes:
-        print_text(note)
+    if len(rows) > MOST_LINES and not out:
+        raise FltrainError(
+            f"{len(rows)} lines of several experiments; name a table or figure ('fltrain plan' lists them), "
+            "choose runs with --where, or write all lines to a file with --out"
+        )
+    if len(rows) <= MOST_LINES:
+        if compared.heading:
+            print_text(compared.heading)
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        for note in compared.notes:
+            print_text(note)
     if out:
         write_text(out, to_csv(compared.cells))
         typer.echo(f"table: {out}")

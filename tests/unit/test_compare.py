@@ -484,6 +484,18 @@ def test_the_command_prints_a_table_and_writes_files(root: Path, tmp_path: Path)
     assert (base.row, other.row, other.value_seeds) == ("fedavg", "fedprox", (0, 1, 2))
 
 
+def test_a_terminal_shows_no_endless_table(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 1)
+    choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")
+    with pytest.raises(FltrainError, match=r"^2 lines of several experiments; name a .* with --out$"):
+        run_compare(root, *choice)
+    table = tmp_path / "table.csv"
+    assert run_compare(root, *choice, "--out", table) == f"table: {table}\n"
+    assert len(read_csv(table)) == 2
+
+
 def test_the_example_of_the_guide_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
