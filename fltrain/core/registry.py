@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
@@ -20,6 +21,24 @@ class Component(Settings):
     name: str
     revision: ClassVar[int] = 1
     citation: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a function that takes fewer or more arguments than the one that it overrides."""
+        for name, function in vars(cls).items():
+            overridden = getattr(super(cls, cls), name, None)
+            if name.startswith("_") or not (inspect.isfunction(function) and inspect.isfunction(overridden)):
+                continue
+            parameters = inspect.signature(overridden).parameters.values()
+            expected = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
+            taken = inspect.signature(function)
+            try:
+                taken.bind(*expected)
+            except TypeError:
+                raise FltrainError(
+                    f"{cls.__module__}.{cls.__name__}: {name!r} takes ({', '.join(taken.parameters)}); "
+                    f"write {name}({', '.join(expected)})"
+                ) from None
 
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)

@@ -87,8 +87,9 @@ class Method(Component):
     footprint: ClassVar[Footprint] = Footprint()
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
         """Refuse public names that resemble a hook: the engine would never call them."""
+        super().__pydantic_init_subclass__(**options)
         hooks = [name for name, hook in vars(Method).items() if callable(hook) and not name.startswith("_")]
         for name in vars(cls):
             public = not name.startswith("_") and name not in cls.model_fields and not hasattr(Method, name)

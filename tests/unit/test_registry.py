@@ -1,5 +1,6 @@
 """The registry of datasets is complete, agrees with torchvision, and names mistakes."""
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,10 @@ from torchvision import datasets as torchvision
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component, catalogue
 from fltrain.data.datasets import DatasetEntry, Normalisation, load
+from fltrain.data.partition import SCHEMES
+from fltrain.data.readers.base import Reader
+from fltrain.methods.fedavg import FedAvg
+from fltrain.models.networks import MODELS
 
 ENTRIES = load(Path(__file__).parents[2] / "config" / "datasets.yaml")
 FILE = {"name": "x.npz", "urls": ["https://example.org/x.npz"], "checksum": "md5:" + 32 * "0"}
@@ -122,3 +127,24 @@ def test_a_component_whose_name_is_no_file_name_is_refused() -> None:
 
     with pytest.raises(FltrainError, match=r"the name in .* '\.\./halved' becomes part of a path: "):
         catalogue(Shape)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "written", "expected"),
+    [
+        (FedAvg, "correct", lambda self, gradient, weights: gradient, "gradient, weights, local, step_state"),
+        (SCHEMES["iid"], "divide", lambda self, labels, seed, more: [], None),
+        (MODELS["mlp"], "blocks", lambda self: [], None),
+        (Reader, "load", lambda self, source: None, "source, facts, side"),
+    ],
+)
+def test_overriding_functions_take_the_same_arguments(
+    base: type[Component], name: str, written: Any, expected: str | None
+) -> None:
+    expected = expected or ", ".join([*inspect.signature(getattr(base, name)).parameters][1:])
+    takes = ", ".join(inspect.signature(written).parameters)
+    message = f"own.Mine: {name!r} takes ({takes}); write {name}(self, {expected})"
+    with pytest.raises(FltrainError, match=f"^{re.escape(message)}$"):
+        type("Mine", (base,), {"__module__": "own", name: written})
+    for right in (lambda *arguments: None, getattr(base, name)):
+        type("Mine", (base,), {"__module__": "own", name: right})
