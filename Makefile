@@ -85,9 +85,10 @@ $(STAMP): requirements.lock pyproject.toml | $(BIN)/python
 	@awk '/^[^ #]/ { keep = /^(uv|setuptools)==/ } keep' requirements.lock > $(VENV)/bootstrap.lock
 	@echo "[1/3] installer"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/bootstrap.lock
-	@echo "[2/3] packages"
+	@echo "[2/3] packages (without a terminal, only downloads of 100 MiB or more are shown)"
 	@sync="$(BIN)/python -m uv pip sync $(UV_OPTIONS) --require-hashes requirements.lock"; \
-	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep -v '^ [+~-] ' || true; }; fi
+	  if [ -t 2 ]; then $$sync; else set -o pipefail; $$sync 2>&1 | { grep --line-buffered -Ev \
+	  '^ ([+~-]|Downloaded) |^ *Downloading .*\(([0-9]{1,2}(\.[0-9]+)?M|[0-9.]+K)iB\)' || true; }; fi
 	@echo "[3/3] fltrain, and the bytecode of the packages that it imports (half a minute):"
 	@$(BIN)/python -m uv pip install --quiet $(UV_OPTIONS) --no-deps --editable .
 	@$(BIN)/python -c 'import importlib, sys; [print(" ", name, flush=True) or importlib.import_module(name) for name in \
@@ -108,6 +109,7 @@ endef
 quick: env ## make the two controls, tables whose verdicts are known beforehand, in two minutes
 	@$(BIN)/snakemake --cores $(CORES) --config scale=demo items=controls -- results/demo/index.html
 	@echo
+	@echo "Known beforehand:    all values of flower are true, one of flower_spiked is false"
 	@echo "Overview:            results/demo/index.html  (open it in a browser)"
 	@echo "Both controls:       results/demo/controls/index.html"
 	@echo "All tables:          make reproduce"

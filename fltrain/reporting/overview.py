@@ -5,6 +5,7 @@ The plan comes as plain data; results are read from the results folder.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,18 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         for run, record in records.items()
     ]
     write_text(runs, TEMPLATES.get_template("runs.html").render(**common, rows=rows, index=index.name))
+
+
+def verdict_lines(folder: Path) -> list[str]:
+    """Return a line for each table of a scale that has verdicts, with their numbers."""
+    counts: dict[str, Counter[str]] = {}
+    for cell in read_csv(folder / VERDICT_FILE):
+        if cell.verdict:
+            counts.setdefault(f"{cell.paper}/{cell.item}", Counter())[cell.full_verdict] += 1
+    return [
+        f"{table}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(verdicts.items()))}"
+        for table, verdicts in counts.items()
+    ]
 
 
 def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:

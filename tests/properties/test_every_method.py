@@ -1,6 +1,7 @@
 """Properties of every method and plug-in, also of methods added later."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -203,10 +204,11 @@ DEEPER = dict.fromkeys(("resnet50", "vgg11", "vgg16"), ("fedavg", "flfa"))
 @pytest.mark.parametrize(
     "name", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_every_method_trains_or_refuses_every_network(name: str) -> None:
+def test_every_method_trains_or_refuses_every_network(name: str, request: pytest.FixtureRequest) -> None:
+    """With `--own`, the summary of pytest lists the refusals."""
     model = MODELS[name]()
     data = digits(8 * -(-model.min_side // 8))
-    refused = []
+    refused: dict[str, str] = {}
     chosen = DEEPER.get(name, FEW)
     for methods in EVERYTHING if name in SMALL else [pair for pair in EVERYTHING if pair[0].name in chosen]:
         try:
@@ -214,9 +216,11 @@ def test_every_method_trains_or_refuses_every_network(name: str) -> None:
             federation = trained(*methods, batch_size=32, lr=0.001, **settings)
         except FltrainError as error:
             assert "\n" not in str(error)
-            refused.append(methods[0].name)
+            refused[methods[0].name] = str(error)
         else:
             assert federation.server.weights.isfinite().all()
-    assert set(refused) <= {"fedma", "fed2", "fedimpro", "fedbn"}, (
+    assert refused.keys() <= {"fedma", "fed2", "fedimpro", "fedbn"}, (
         "these need chains of layers, a cut, or BatchNorm"
     )
+    if refused and request.config.getoption("--own"):
+        warnings.warn("\n".join(f"{method} refuses: {why}" for method, why in refused.items()), stacklevel=1)

@@ -144,3 +144,23 @@ def test_make_env_does_not_keep_an_environment_of_another_python_silently(tmp_pa
     refused = make(["make", "env", f"PYTHON={tmp_path / 'other'}"])
     assert refused.returncode == 2
     assert re.match(r"error: \.venv has Python 3\S+, not Python 3\.99\.1; delete \.venv to", refused.stderr)
+
+
+def test_make_env_shows_only_large_downloads_without_a_terminal(tmp_path: Path) -> None:
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    lines = ["Downloading torch (846.8MiB)", "Downloading cudnn (1.2GiB)", "Downloading pandas (99.9MiB)"]
+    lines += ["Downloading rich (500.0KiB)", " Downloaded torch", " + torch==1", "Prepared 4 packages in 2s"]
+    shown = "; ".join(f"echo '{line}'" for line in lines)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"pip sync"*) {shown} ;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if line in lines] == [*lines[:2], lines[-1]]
+    assert [line[:5] for line in done.stdout.splitlines() if line.startswith("[")] == [
+        "[1/3]",
+        "[2/3]",
+        "[3/3]",
+    ]

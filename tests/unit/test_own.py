@@ -90,7 +90,10 @@ def test_own_methods_and_networks_are_tested_on_request(tmp_path: Path) -> None:
         "tests/properties/test_every_method.py",
     )
     chosen = ("-k", "two_layer or (fedhalf and (overwrite or neutral_base))")
-    assert "3 passed" in run(ROOT, *command, "--own", *chosen, own=tmp_path / "own")
+    shown = run(ROOT, *command, "--own", *chosen, own=tmp_path / "own")
+    assert "3 passed" in shown and "UserWarning: fedimpro refuses: this network cannot be split" in shown, (
+        shown
+    )
     assert " passed" not in run(ROOT, *command, *chosen, own=tmp_path / "own")
 
 

@@ -20,7 +20,7 @@ from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
-from fltrain.reporting.tables.table_cell import TableCell, read_csv
+from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
 from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, SEEDS, SUMMARY, Toy
@@ -335,6 +335,23 @@ def front(toy: Toy, **changes: Any) -> Page:
     listing = {**toy.listing, **changes}
     overview.write(listing, toy.results, toy.folder / "index.html", toy.folder / "runs.html")
     return read(toy, "index.html")
+
+
+def test_verdicts_of_each_table_are_counted_in_a_line(tmp_path: Path) -> None:
+    cell = TableCell(paper="paper", item="a", **COMPARED)
+    intended = cell.replace(verdict="not reproduced", falsified=True)
+    cells = [
+        cell,
+        cell,
+        intended,
+        cell.replace(item="b", verdict="reproduced"),
+        cell.replace(item="c", verdict=None),
+    ]
+    (tmp_path / overview.VERDICT_FILE).write_text(to_csv(cells))
+    assert overview.verdict_lines(tmp_path) == [
+        "paper/a: 2 inconclusive, 1 not reproduced (as intended)",
+        "paper/b: 1 reproduced",
+    ]
 
 
 def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) -> None:

@@ -142,7 +142,7 @@ def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) ->
     file.write_text("dataset: digits\nroundz: 1\n")
     with pytest.raises(FltrainError, match=r"spec\.yaml: 4 problems:(?s:.*) line 2: roundz: "):
         fltrain.train(file, tmp_path)
-    with pytest.raises(FltrainError, match=r"nofile\.yaml: No such file"):
+    with pytest.raises(FltrainError, match=r"nofile\.yaml: no such file"):
         fltrain.train("nofile.yaml", tmp_path)
 
 

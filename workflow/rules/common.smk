@@ -62,6 +62,13 @@ onsuccess:
         for page in sorted(Path(OUT).rglob("*.html"))
         if page.stat().st_mtime >= workflow.fltrain_start
     ]
+    if Path(OUT, "index.html") in pages:
+        from fltrain.reporting.overview import verdict_lines  # not for each job
+
+        if lines := verdict_lines(Path(OUT)):
+            print(
+                "Verdicts on published values:", *lines, sep="\n  ", file=sys.stderr
+            )
     # The front page and the papers' pages lead to all others.
     if any(page.name == "index.html" for page in pages):
         pages = [Path(OUT, "index.html"), *sorted(Path(OUT).glob("*/index.html"))]
