@@ -304,11 +304,12 @@ class Evidence:
             )
 
     def _line(self, row: Row) -> Listed:
-        evidence, part, _ = row.evidence.partition(" Undecided, as")
+        evidence, part, _ = row.evidence.partition(" Undecided, because")
         if not row.verdict:
             needed = {run for item in self.complete if item.id in row.items for run in item.run_ids}
             return Listed([], f"*{row.claim}*: needs {len(needed)} runs.")
-        stated = f", stated: {row.stated}" if row.stated else ""
+        repeated = "The paper states" in evidence
+        stated = f", stated: {row.stated}" if row.stated and not repeated else ""
         detail = f"*{row.claim}{stated}*: {evidence.rstrip('.')}."
         if row.verdict == "not judged":
             return Listed([], f"*{row.claim}*: not judged. {evidence.rstrip('.')}.")
@@ -318,16 +319,14 @@ class Evidence:
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         runs = "; ".join([f"{len(self._runs(row))} in its tables, {seeds} seeds", *limits])
-        sure = "enough for a verdict; the test was decided before the runs"
-        if "undecided" in row.verdict:
-            sure = (
-                "not enough; the runs cover a part of the claim"
-                if part
-                else "not enough (wide interval or few seeds)"
-            )
+        status = "Confirmatory: the test was decided before the runs"
+        if part:
+            status = "Undecided: the runs cover only a part of the claim"
+        elif "undecided" in row.verdict:
+            status = "Undecided: the interval is too wide, or the seeds are too few"
         elif "exploratory" in row.verdict:
-            sure = "a suggestion, no confirmation"
-        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. Evidence: {sure}.")
+            status = "Exploratory: a suggestion, no confirmation"
+        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]

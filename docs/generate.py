@@ -368,13 +368,14 @@ own protocol, as far as its text states it. {replicated} have
 
 * **Verdict**: follows the [protocol](protocol.md).
   * *Exploratory*: declared so, or decided after we had seen the runs.
-  * *Undecided*: neither is shown, or runs cover only a part.
+  * *Undecided*: too little evidence to support or contradict the claim, or runs cover only a part.
   * *Tested*: a unit test checks the definition.
   * †: drops out of the list of contradicted claims (false discovery rate 5 %).
-* **Numbers**: the main number, with its 90 % interval over seeds. Of several places (settings or methods), it
-  is the mean. A claim *at each* place is supported if each supports it, and contradicted if one or the mean
-  contradicts it, corrected for their number. *On average*, the mean decides. "Tested" names the range of
-  the claim, unless it is a side of zero.
+* **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
+  * *At each of 4 places*: every place must support the claim. One place, or the mean, can contradict it; we
+    correct this test for the number of places.
+  * *On average over 4 places*: only the mean is tested.
+  * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
 * **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim that they
   cover.
 * **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs

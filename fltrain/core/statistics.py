@@ -281,7 +281,7 @@ class Contrast:
 
     @property
     def seeds_needed(self) -> float:
-        """Seeds of ours that would decide an open contrast if the difference and the spread stay."""
+        """Seeds of ours that would decide an inconclusive contrast if the difference and the spread stay."""
         distance = abs(abs(self.estimate) - self.region[1])
 
         def decides(seeds: int) -> bool:

@@ -41,7 +41,7 @@ from fltrain.experiments.claims import (
 )
 from fltrain.experiments.layout import ItemJob, named
 from fltrain.experiments.published import Published, Statement
-from fltrain.reporting.frame import DAMAGED, DIVERGED, MISSING, Runs, claimed_values, places
+from fltrain.reporting.frame import DAMAGED, DIVERGED, LATE, MISSING, Runs, claimed_values, places
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
@@ -68,8 +68,8 @@ class Finding:
 
     Attributes:
         verdict: supported, contradicted, undecided ...
-        numbers: estimate, interval and lost runs, in words.
-        decision: the test that decided, in words.
+        numbers: estimate, interval and lost runs, in sentences.
+        decision: the test that decided, in sentences.
         estimate: our mean with its 90 % ``interval``.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
@@ -91,7 +91,7 @@ class Finding:
     @property
     def evidence(self) -> str:
         """All numbers and the decision."""
-        return f"{self.numbers}; {self.decision}." if self.decision else f"{self.numbers.rstrip('.')}."
+        return " ".join(f"{text.rstrip('.')}." for text in (self.numbers, self.decision) if text)
 
 
 COLUMNS = (
@@ -204,7 +204,7 @@ class Judge:
             case InRegion():
                 found = _compared(sheet, test, statement, ClaimNumbers.of(frame, chosen, test))
                 if each := ", ".join(self._by_part(sheet, test, statement)):
-                    found = replace(found, numbers=f"{found.numbers}, by part: {each}")
+                    found = replace(found, numbers=f"{found.numbers}. By part: {each}")
         complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
         missed = ", ".join(str(one) for one in sheet.restricted if one.axis not in complete)
         named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
@@ -213,7 +213,7 @@ class Judge:
             return found
         why = f"the runs are restricted to {missed}" if missed else ""
         why = why or f"there is no number at {', '.join(empty)}"
-        decision = f"{found.decision}. Undecided, as {why}"
+        decision = f"{found.decision}. Undecided, because {why}"
         return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
@@ -265,12 +265,14 @@ class ClaimNumbers:
         mean: averages over these places, of the seeds that have a number in all of them; over several places,
             they have a spread of their own.
         empty: number of places without a number.
+        late: count of numbers that contain a run that misses its target, in words.
         lost: counts of lost runs, and of places without a number, in words.
     """
 
     at: dict[str, Sample]
     mean: Sample
     empty: int
+    late: str
     lost: list[str]
 
     @classmethod
@@ -296,7 +298,10 @@ class ClaimNumbers:
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         lost = [f"{number} {text}" for text, number in counts.items() if number]
         lost += [f"{count(empty, 'place')} without a number"] if empty else []
-        return cls(at, mean, empty, lost)
+        missed = int((lines["state"] == LATE).sum())
+        counts_as = "a run misses the target and counts as its planned rounds plus one"
+        late = f"In {missed} of {count(len(lines), 'number')}, {counts_as}" if missed else ""
+        return cls(at, mean, empty, late, lost)
 
     @property
     def means(self) -> dict[str, float]:
@@ -322,13 +327,10 @@ def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
     )
 
 
-def _number(
-    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, about: Sequence[str] = ()
-) -> str:
-    """Return a number with its unit and interval, and notes on it in brackets."""
-    notes, decimals = "; ".join(filter(None, about)), shared_decimals(value, interval)
-    text = number_text(value, decimals, _sign(test), interval=interval, unit=_unit(sheet, test))
-    return text + (f" ({notes})" if notes else "")
+def _number(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None) -> str:
+    """Return a number with its unit and interval."""
+    decimals = shared_decimals(value, interval)
+    return number_text(value, decimals, _sign(test), interval=interval, unit=_unit(sheet, test))
 
 
 def _sign(test: Quantity) -> str:
@@ -374,8 +376,8 @@ def labels_text(chosen: LabelChoice) -> str:
 
 
 # ---------------------------------------------------------------- tests
-UNTESTABLE = "no test: it takes three seeds that differ"
-INCOMPLETE = "no test: an average takes a number at every place"
+UNTESTABLE = "No test, because it needs three seeds that differ"
+INCOMPLETE = "No test, because an average needs a number at every place"
 EXTREMES = {"largest": max, "smallest": min}
 
 
@@ -410,16 +412,16 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
         return replace(shown, decision=UNTESTABLE)
-    note = f" (Bonferroni over {tries} places)" if tries > 1 else ""
+    note = f" (corrected for {tries} places, Bonferroni)" if tries > 1 else ""
     if least < LEVEL:
         at = f" at {min(outside, key=outside.__getitem__)}" if len(judged) > 1 else ""
-        note = f" (Holm over {len(outside)})" if len(outside) > 1 else note
-        decision = f"not {claimed}{at}: one-sided {p_text(least)}{note}"
+        note = f" (corrected for {len(outside)} tests, Holm)" if len(outside) > 1 else note
+        decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     p = max(one.p_inside for one in tried.values())
-    note = f", the largest of {len(tried)} places" if len(tried) > 1 else note
+    note = f", the largest of the p values at {len(tried)} places" if len(tried) > 1 else note
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
-    decision = f"{claimed}: one-sided {p_text(p)}{note}"
+    decision = f"Test: {claimed}, one-sided {p_text(p)}{note}"
     return replace(shown, verdict=verdict, decision=decision, p=p, p_contradicted=least)
 
 
@@ -437,24 +439,31 @@ def _shown(
         return Finding("undecided", ", ".join(["no seed has a number in all places", *numbers.lost]))
     mean, zero = average(ours.values), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
-    about = [_subtraction(sheet, test), "" if stated is None else f"stated {stated:g}"]
-    if found and found.tries > 1:
-        about.append(f"corrected for {found.tries} places")
+    several = len(means) > 1
+    about = _subtraction(sheet, test)
     if place != THE_AVERAGE:
-        about = [place + f", the {test.judge}" * (len(means) > 1), *about]
-    number = _number(sheet, test, mean, interval, about)
-    words = []
-    if len(means) > 1 and place == THE_AVERAGE:
-        number = f"mean of {len(means)} places: {number}"
-        sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
-        agreeing = sum(sign * mean > 0 for mean in means.values())
-        words += [f"{test.kind} at {agreeing} of {len(means)}"] if sign else []
+        about = f"{about} at {place}" if about else place
+        about += f", the {test.judge} of {len(means)} places" * several
+    about = f" for {about}" if about else ""
+    lead = f"mean of {len(means)} places: " if several and place == THE_AVERAGE else ""
+    number = lead + _number(sheet, test, mean, interval)
+    sentences = [f"{number[:1].upper()}{number[1:]} over {count(len(ours.values), 'seed')}{about}"]
+    number += about
+    if found and found.tries > 1:
+        sentences.append(f"The interval is corrected for {found.tries} places")
+    if stated is not None:
+        number += f"; the paper states {stated:g}"
+        sentences.append(f"The paper states {stated:g}")
+    if lead:
         decimals = shared_decimals(mean, interval)
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
         low, high = (f"{number_text(means[end], decimals, _sign(test))} ({end})" for end in ends)
-        words.append(f"from {low} to {high}")
-    text = ", ".join([f"{number} over {count(len(ours.values), 'seed')}", *words, *numbers.lost])
-    return Finding("undecided", text, "", mean, interval, number=number)
+        sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
+        agreeing = sum(sign * mean > 0 for mean in means.values())
+        side = f"{test.kind.capitalize()} at {agreeing} of {len(means)} places, from" if sign else "From"
+        sentences.append(f"{side} {low} to {high}")
+    sentences += filter(None, [", ".join(numbers.lost), numbers.late])
+    return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -473,17 +482,18 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     """Return the verdict of the table's cell on the gain that the claim states."""
     cell = printed_cell(sheet, test, cells)
     if cell.lost_gain:
-        return Finding("undecided", f"{cell.lost_gain} in all seeds", "no test: there is no gain")
+        return Finding("undecided", f"{cell.lost_gain} in all seeds", "No test, because there is no gain")
     stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
     interval = (stated + ends[0], stated + ends[1]) if ends else None
-    number = _number(sheet, test, cell.gain or 0.0, interval, [f"stated {stated:.4g}"])
-    words = f"{number} over {count(len(cell.gains), 'seed')}"
+    number = _number(sheet, test, cell.gain or 0.0, interval)
+    words = f"{number} over {count(len(cell.gains), 'seed')}. The paper states {stated:.4g}"
+    number += f"; the paper states {stated:.4g}"
     shown = Finding("undecided", words, UNTESTABLE, cell.gain, interval, number=number)
     if p is None:
         return shown
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
-    words = f"the cell {cell.place} of “{sheet.title}” is {cell.gain_verdict}, margin {cell.gain_margin:.3g}"
+    words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
     decided = p if verdict == "contradicted" else None
     return replace(shown, verdict=verdict, decision=words, p=decided, p_contradicted=p)
 
@@ -517,11 +527,12 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
     number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
-    parts = [number, f"{int(diverged.sum())} diverged", f"most at {most} of {count(len(shares), 'place')}"]
+    majority = f"most runs at {most} of {count(len(shares), 'place')}"
+    parts = [number, f"{int(diverged.sum())} diverged", majority]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
-    limit = f"failed: diverged, or {what} of at most {test.at_most:g}"
+    limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}"
     return Finding(verdict, ", ".join(parts), limit, number=number)
 
 

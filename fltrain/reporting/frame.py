@@ -1,7 +1,7 @@
 """One tidy frame behind tables, claims and figures, read from records.
 
 It has one line for each run and place of a sheet. Its columns are the sheet's axes (and the dimension of the
-measure), ``seed``, ``run``, ``state`` (done, diverged, damaged or missing), ``value``, ``gain`` and the
+measure), ``seed``, ``run``, ``state`` (done, late, diverged, damaged or missing), ``value``, ``gain`` and the
 ``base_state`` of the run that the gain is over, ``names`` (of the cell in the published table),
 ``composition`` (names of method and plug-ins), ``spread_family``, which is equal for cells that moderate each
 other's spreads over seeds, and ``floor``, the smallest believable spread.
@@ -76,9 +76,9 @@ NumbersByLabel = Mapping[str, float]
 CellKey = tuple[tuple[str, str], ...]
 """Labels of a cell, in the order of the axes."""
 
-DONE, DIVERGED, DAMAGED, MISSING = "done", "diverged", "damaged", "missing"
-STATES = (DONE, DIVERGED, DAMAGED, MISSING)
-"""From best to worst."""
+DONE, LATE, DIVERGED, DAMAGED, MISSING = "done", "late", "diverged", "damaged", "missing"
+STATES = (DONE, LATE, DIVERGED, DAMAGED, MISSING)
+"""From best to worst. In claims, a run that misses its target is late."""
 
 UNKNOWN = "—"
 """Label on a dimension while its labels are unknown, because no run is complete."""
@@ -344,6 +344,8 @@ def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Publishe
         frame.loc[never, "value"] = [
             1.0 + runs(run).spec["rounds"] if late else math.nan for run in frame.loc[never, "run"]
         ]
+        if late:
+            frame.loc[never & (frame["state"] == DONE), "state"] = LATE
     return frame
 
 

@@ -233,8 +233,8 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
         parts = ["Different versions of the code trained these runs."]
-        comparable = "so results count as comparable (docs/records.md#changed-code)"
-        parts += [f"Equal revisions declare that no change altered numbers, {comparable}."]
+        parts += ["Their revisions are equal: by declaration, the changes altered no number."]
+        parts += ["So results count as comparable (docs/records.md#changed-code)."]
         parts += [f"Modules that differ: {listed(modules, 2)}."] if modules else []
         parts += ["Some records lack the versions of their modules."] if partly else []
         parts += ["Runs that differ only in plug-ins share a version."] if _pairs_share_code(complete) else []

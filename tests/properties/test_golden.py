@@ -6,8 +6,11 @@ from fltrain.core.hashing import canonical_json
 
 from ..golden import golden
 from ..golden.golden import Entry
+from ..released import UNTRACKED
 
-ENTRIES = golden.entries()
+ENTRIES = [
+    entry for entry in golden.entries() if not any(f"({module})" in entry.revision for module in UNTRACKED)
+]
 KEPT = golden.read()
 
 

@@ -116,8 +116,8 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert "(none minus x)" in below.number and "(x minus none)" in above.number
-    assert "positive at 2 of 2, from +0.60 (b) to +2.10 (a)" in above.evidence
+    assert below.number.endswith(" for none minus x") and above.number.endswith(" for x minus none")
+    assert "Positive at 2 of 2 places, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
 def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
@@ -146,9 +146,9 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
     [
         (MIXED, EVERY, "undecided", ""),
         (MIXED, {**EVERY, **AT_A}, "supported", ""),
-        ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "; above 1: one-sided p 0.0"),
+        ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "Test: above 1, one-sided p 0.0"),
         ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "undecided", ""),
-        ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "; not above 3: one-sided p 0.0"),
+        ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "Test: not above 3, one-sided p 0.0"),
         # At most one point worse, or better.
         ({"a": (-0.2, -0.3, -0.1)}, {**ABOVE, "by": -1.0}, "supported", ""),
         ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "undecided", ""),
@@ -157,8 +157,8 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ({"a": CLEAR}, ALIKE, "contradicted", ""),
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
-        (SINGLE, POSITIVE, "undecided", "it takes three seeds"),
-        (SINGLE, EVERY, "undecided", "positive at 8 of 8"),
+        (SINGLE, POSITIVE, "undecided", "it needs three seeds"),
+        (SINGLE, EVERY, "undecided", "Positive at 8 of 8 places"),
         # The average over all places is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
@@ -197,8 +197,8 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "mean of 2 places: +1.0 points [-0.7, +2.7] (x minus none) over 3 seeds, positive at 1 of 2, from "
-        "+0.0 (b) to +2.0 (a); above 0: one-sided p 0.113."
+        "Mean of 2 places: +1.0 points [-0.7, +2.7] over 3 seeds for x minus none. Positive at 1 of 2 "
+        "places, from +0.0 (b) to +2.0 (a). Test: above 0, one-sided p 0.113."
     )
 
 
@@ -249,7 +249,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "over 3 seeds, positive at 2 of 2, from +3.50 (u) to +13.50 (v)" in found.evidence
+    assert "Positive at 2 of 2 places, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -286,7 +286,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith("+25.00 % [+24.83, +25.17] (x minus none) over 3 seeds")
+    assert found.evidence.startswith("+25.00 % [+24.83, +25.17] over 3 seeds for x minus none.")
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -418,7 +418,7 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    assert found.number == f"+0.600 points {interval} (stated {stated:.4g})"
+    assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g}"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
@@ -440,7 +440,7 @@ def test_a_claim_about_a_printed_average_gain_has_its_verdict(runs: Runs, tmp_pa
     test = {"kind": "cell", **GAIN, "at": {"plugin": "x"}, "mean_over": ["method"]}
     found = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
     assert found.verdict == "supported" and found.estimate == pytest.approx(1.0)
-    assert "the cell average / x of " in found.evidence
+    assert "The cell average / x of " in found.evidence
 
 
 def test_a_claim_about_a_printed_gain_over_a_base_that_diverged_stays_open(runs: Runs) -> None:
@@ -449,7 +449,7 @@ def test_a_claim_about_a_printed_gain_over_a_base_that_diverged_stays_open(runs:
     test = {"kind": "cell", **SIDES, "at": {"method": "a", "plugin": "x"}, "over": {"plugin": "none"}}
     found = runs.judged(test, cells={"paper/toy": [cell.replace(gain=80.0, base_diverged=3)]})
     assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
-    assert found.evidence == "base diverged in all seeds; no test: there is no gain."
+    assert found.evidence == "base diverged in all seeds. No test, because there is no gain."
 
 
 def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) -> None:
@@ -486,9 +486,9 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     assert (alone.p, two.p) == (pytest.approx(p), pytest.approx(2 * p))
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
-    assert "(a, the largest; " in two.number and "largest" not in alone.number
-    assert "; corrected for 2 places)" in two.number and "corrected" not in alone.number
-    assert "Bonferroni over 2 places" in two.evidence and "Bonferroni" not in alone.evidence
+    assert " at a, the largest of 2 places; " in two.number and "largest" not in alone.number
+    assert "interval is corrected for 2 places." in two.evidence and "corrected" not in alone.evidence
+    assert "(corrected for 2 places, Bonferroni)" in two.evidence and "Bonferroni" not in alone.evidence
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     assert whole.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
     assert part.verdict == "undecided"
-    assert "ndecided, as the runs are restricted to method a, 3 seeds." in part.evidence
+    assert "ndecided, because the runs are restricted to method a, 3 seeds." in part.evidence
     assert part.estimate == whole.estimate, "the numbers are shown"
 
 
@@ -555,7 +555,7 @@ def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
     found = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
     assert found.verdict == "undecided"
-    assert "ndecided, as there is no number at b" in found.evidence
+    assert "ndecided, because there is no number at b" in found.evidence
 
 
 @pytest.mark.parametrize(
@@ -574,7 +574,7 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
-    assert f"(rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20%)" in change.evidence
+    assert f" for rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20%." in change.evidence
 
 
 PARTS_OF_RUNS = {
@@ -603,7 +603,10 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
     found = runs.judged(both)
     assert (found.estimate, "1 place without a number" in found.evidence) == (6.5, True)
-    assert "(sum of stem and head)" in found.number and "by part: stem 2.75, head 5.00;" in found.evidence
+    assert (
+        found.number.endswith(" for sum of stem and head")
+        and "By part: stem 2.75, head 5.00." in found.evidence
+    )
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
     assert "updates.drift of stem, tail" in runs.judged({**both, "part": ["stem", "tail"]}).evidence
 
@@ -644,11 +647,14 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
     runs.add({"method": "never", "plugin": "none"}, 60, rows=accuracies(0.59))
     sheet = runs.sheet(measures=[{"measure": "rounds_to_target", "target_of": {"method": "slow"}}])
     rounds = {"kind": "positive", "item": "toy", "measure": "rounds_to_target"}
-    means = [
-        runs.judged({**rounds, "at": {"method": method}}, sheet=sheet).estimate
-        for method in ("slow", "fast", "never")
+    found = [
+        runs.judged({**rounds, "at": {"method": method}}, sheet=sheet) for method in ("slow", "fast", "never")
     ]
-    assert means == [3, 1, 4], "a run has three rounds"
+    assert [one.estimate for one in found] == [3, 1, 4], "a run has three rounds"
+    late = "a run misses the target and counts as its planned rounds plus one."
+    assert [late in one.evidence for one in found] == [False, False, True]
+    over = runs.judged({**rounds, "over": {"method": "fast"}}, sheet=sheet)
+    assert f"In 1 of 2 numbers, {late}" in over.evidence
     with pytest.raises(FltrainError, match="no target"):
         runs.judged(rounds)
 
@@ -699,8 +705,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | +2.10 points [+1.93, +2.27] (x minus none) "
-        f"over 3 seeds. | {sheet.title} |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | +2.10 points [+1.93, +2.27] over 3 seeds "
+        f"for x minus none. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")
@@ -709,7 +715,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    number = "+2.10 points [+1.93, +2.27] (x minus none)"
+    number = "+2.10 points [+1.93, +2.27] for x minus none"
     assert summary["findings"] == [("reduced scale", f"“a | b” (sec. 1): {number}.")]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 

@@ -559,7 +559,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
 
 def test_findings_name_every_paper_and_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"{len(text)} points (x minus y)"
+        number = f"{len(text)} points for x minus y"
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False},
@@ -574,9 +574,9 @@ def test_findings_name_every_paper_and_claims_that_differ_in_a_label() -> None:
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("B, fig. 2", "B is best", "contradicted")]
     assert summary.findings(rows, claims) == [
-        ("supported", "“MOON gains” (A, sec. 1): 10 points (x minus y). Also FedProx: 13 points."),
-        ("undecided", "“FedDyn gains” (A, sec. 1): 12 points (x minus y)."),
-        ("contradicted", "“B is best” (B, fig. 2): 9 points (x minus y)."),
+        ("supported", "“MOON gains” (A, sec. 1): 10 points for x minus y. Also FedProx: 13 points."),
+        ("undecided", "“FedDyn gains” (A, sec. 1): 12 points for x minus y."),
+        ("contradicted", "“B is best” (B, fig. 2): 9 points for x minus y."),
     ]
 
 

@@ -18,9 +18,9 @@ from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Measured, Table
 from fltrain.experiments.plan import declared
 from fltrain.experiments.schema import DisplayLabels, Paper
-from fltrain.methods import METHODS
 from fltrain.runs.measures import measure
 
+from ..released import RELEASED
 from .helpers import shipped
 
 ROOT = Path(__file__).parents[2]
@@ -252,7 +252,7 @@ def test_a_paper_or_item_names_every_entry_of_the_register() -> None:
 # ---------------------------------------------------------------- the demonstration
 def test_every_method_is_in_the_demonstration() -> None:
     trained = {method.name for spec in shipped("demo").specs for method in (spec.method, *spec.plugins)}
-    assert trained == set(METHODS)
+    assert trained == set(RELEASED)
 
 
 def test_each_paper_has_a_table_and_a_figure_in_the_demonstration() -> None:

@@ -20,7 +20,7 @@ WORDS = {
 NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
 INTERVAL = rf"{NUMBER}(?: ± [\d.]+)?(?: points)?(?: \|)?\s\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]"
-CLAIMED = r"([+-][\d.]+)[^\[;]*\[([+-][\d.]+), ([+-][\d.]+)\]"
+CLAIMED = r"([+-][\d.]+)[^\[\d]*\[([+-][\d.]+), ([+-][\d.]+)\]"
 """A number of a claim with its interval; the evidence adds the numbers of parts, without a verdict."""
 
 FORMS = (

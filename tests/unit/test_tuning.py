@@ -21,6 +21,7 @@ from fltrain.methods import METHODS
 from fltrain.methods.composition import Composition
 from fltrain.runs.record import Results
 
+from ..released import RELEASED
 from .conftest import Register
 from .helpers import CPU, PAPER, cli, labels, pixels, tiny, write_papers
 
@@ -150,11 +151,10 @@ def test_more_trials_keep_the_runs_of_the_first(tmp_path: Path, own: Any) -> Non
 
 def test_every_method_and_plugin_declares_a_space() -> None:
     spaces = read_settings(CONFIG / "search.yaml", Search).spaces
-    ours = {name: kind for name, kind in METHODS.items() if kind.__module__.startswith("fltrain.")}
-    assert spaces.keys() - {"training"} == ours.keys()
+    assert spaces.keys() - {"training"} == RELEASED.keys()
     numbers = {
         name
-        for name, kind in ours.items()
+        for name, kind in RELEASED.items()
         if any(isinstance(field.default, float) for field in kind.model_fields.values())
     }
     assert numbers <= {name for name, space in spaces.items() if space}, "no number is left untuned"
@@ -167,9 +167,7 @@ def test_the_declared_spaces_cover_the_fair_table() -> None:
     planned = plan(CONFIG, "fair_mnist")
     specs = [entry.spec for entry in planned.items[0].entries]
     used = {method.name for spec in specs for method in spec.composition.methods}
-    ours = {
-        name for name, kind in METHODS.items() if kind.__module__.startswith("fltrain.") and not kind.plugin
-    }
+    ours = {name for name, kind in RELEASED.items() if not kind.plugin}
     personal = {name for name in ours if Composition((METHODS[name](),)).personal}
     assert ours - personal - {"fed2", "fedma"} <= used, "all that train one model, on any network"
     # The budget is the same for all.
