@@ -376,8 +376,7 @@ own protocol, as far as its text states it. {replicated} have
     correct this test for the number of places.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
-* **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim that they
-  cover.
+* **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim covered.
 * **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs
   (`--scale paper`), and claims that runs cannot decide.
 

@@ -436,7 +436,7 @@ def _shown(
     """Return the finding before any test: the number of a place, beside a stated one, and lost runs."""
     means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
-        return Finding("undecided", ", ".join(["no seed has a number in all places", *numbers.lost]))
+        return Finding("undecided", ", ".join(["No seed has a number in all places", *numbers.lost]))
     mean, zero = average(ours.values), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
