@@ -17,7 +17,7 @@ from common import Costs, quartiles, write_csv
 FIRST_STEP = """
 import os, sys
 import torch
-from fltrain.cli import main
+from fltrain.__main__ import main
 from fltrain.engine.local import LocalTraining
 
 def first(*arguments, step=LocalTraining.step):

@@ -1,21 +1,44 @@
-"""Entry point of the command line; it reports errors and Ctrl-C that occur while components are loaded."""
+"""Entry point of the command line; also reports errors and Ctrl-C that occur while components are loaded."""
+
+from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
-from fltrain.core.errors import FltrainError, Interrupted
+from typer.exceptions import TyperException
+
+from fltrain.core.errors import FltrainError, Interrupted, Stopped, as_mistake
 
 
 def main() -> None:
-    """Run the command line; one line reports a custom component that cannot be loaded, or an early Ctrl-C."""
+    """Run the command line; mistakes of the user end in one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may know ASCII only
     try:
-        from fltrain import cli
-    except FltrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("stopped by SIGINT before the start", file=sys.stderr)
-        sys.exit(Interrupted.exit_code)
-    cli.main()
+        from fltrain import cli  # it loads all components
+
+        sys.exit(cli.app(standalone_mode=False))
+    except TyperException as error:
+        text, code = _usage_error(error), error.exit_code
+    except (FltrainError, OSError) as error:
+        mistake = as_mistake(error)
+        text, code = f"error: {mistake}", mistake.exit_code
+    except Stopped as stopped:
+        text, code = str(stopped), stopped.exit_code
+    except KeyboardInterrupt:  # a command ends with this code, too
+        text, code = "stopped by SIGINT before the start", Interrupted.exit_code
+    print(text, file=sys.stderr)
+    sys.exit(code)
+
+
+def _usage_error(error: TyperException) -> str:
+    """Return one line on a wrong use of a command, or the help of a group without a command."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if message.startswith("Usage: "):
+        return message
+    command = context.command_path if context else "fltrain"
+    return f"error: {message[:1].lower()}{message[1:].rstrip('.')} (see {command} --help)"
 
 
 if __name__ == "__main__":

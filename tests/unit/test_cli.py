@@ -19,7 +19,8 @@ import yaml
 from typer.main import get_command
 
 from fltrain import __version__
-from fltrain.cli import app, main
+from fltrain.__main__ import main
+from fltrain.cli import app
 from fltrain.cli.output import print_table
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
@@ -191,7 +192,8 @@ def test_ctrl_c_while_packages_are_imported_gives_one_line() -> None:
 
 
 def test_a_terminal_that_knows_ascii_only_gets_question_marks() -> None:
-    code = "import sys, fltrain.cli as cli; cli.app = lambda **_: print('91 \xb1 2'); cli.main()"
+    code = "import sys, fltrain.cli as cli; cli.app = lambda **_: print('91 \xb1 2')\n"
+    code += "from fltrain.__main__ import main; main()"
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ascii_only)
     assert (done.stdout, done.stderr) == ("91 ? 2\n", "")

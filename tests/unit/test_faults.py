@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fltrain.cli import main
+from fltrain.__main__ import main
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import replacing, write_text
 from fltrain.core.job_log import LOG, job
@@ -256,7 +256,7 @@ def test_the_next_export_deletes_files_of_a_killed_export(tmp_path: Path) -> Non
     assert target.read_text() == "first"
 
 
-WITHOUT_MLFLOW = "import sys; sys.modules['mlflow'] = None; from fltrain.cli import main; main()"
+WITHOUT_MLFLOW = "import sys; sys.modules['mlflow'] = None; from fltrain.__main__ import main; main()"
 
 
 @pytest.mark.slow

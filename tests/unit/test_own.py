@@ -41,7 +41,7 @@ def project(tmp_path: Path) -> Path:
 # One process, because components are loaded once per process.
 PROGRAM = """
 import sys
-from fltrain.cli import main
+from fltrain.__main__ import main
 for arguments in ("plan --scale mine --gpu a100", "train - --device cpu --quiet --set method=fedhalf"):
     sys.argv = ["fltrain", *arguments.split()]
     try:

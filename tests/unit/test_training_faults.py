@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from fltrain.cli import main
+from fltrain.__main__ import main
 from fltrain.core.errors import MethodError, Stopped
 from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
@@ -187,12 +187,12 @@ def test_no_further_run_starts_after_a_signal(tmp_path: Path, monkeypatch: pytes
 
 
 LATE_SIGNALS = """
-import atexit, os, sys, fltrain.cli
+import atexit, os, sys, fltrain.__main__
 def kill(kill=os.kill, me=os.getpid()): [kill(me, number) for number in (10, 15, 2)]
 late = type("Late", (), {"__del__": lambda self, kill=kill: kill()})()
 atexit.register(kill)
 sys.argv = ["fltrain", "train", "run.json", *sys.argv[1:]]
-fltrain.cli.main()
+fltrain.__main__.main()
 """
 """Sends signals when the process has printed its last line; Python deletes ``late`` after its handlers."""
 
