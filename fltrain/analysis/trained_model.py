@@ -35,7 +35,8 @@ class TrainedRun:
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
         divided = partition(self.spec.division, data)
         simulation = Simulation(self.spec, data, divided, device)
-        arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models")
+        remedy = "archives have none; run `fltrain train --again` on its spec.json"
+        arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models", remedy)
         self.arrays: dict[str, Tensor] = {
             name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
         }

@@ -105,7 +105,7 @@ class _Older(FltrainError):
 
 def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     """Return a prepared dataset after checking that it is complete and belongs to these settings."""
-    arrays, about = read_arrays(path, "prepared dataset")
+    arrays, about = read_arrays(path, "prepared dataset", f"run `fltrain data fetch {dataset.name}`")
     same = about.get("dataset") == dataset.prepared.model_dump(mode="json")
     if not same or (revision := about.get("revision", 0)) != dataset.revision:
         kind = _Older if same and revision < dataset.revision else FltrainError

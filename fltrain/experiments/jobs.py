@@ -302,15 +302,10 @@ def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
             )
 
 
-def forces_training(settings: DAGSettings) -> bool:
-    """Return True if Snakemake is forced to train: ``-F``; ``-R`` or ``-f`` with ``train`` or runs."""
-    chosen = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
-    return settings.forceall or any(name == "train" or "runs/" in name for name in chosen)
-
-
 def train_again_if_forced(settings: DAGSettings) -> None:
-    """Let jobs train runs that have a record if Snakemake is forced to train."""
-    if forces_training(settings):
+    """Let jobs train runs that have a record after ``-F``, or ``-R`` or ``-f`` with ``train`` or runs."""
+    chosen = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
+    if settings.forceall or any(name == "train" or "runs/" in name for name in chosen):
         os.environ["FLTRAIN_AGAIN"] = "true"
 
 

@@ -1,5 +1,6 @@
 """Jobs of the workflow: inputs for the rules, and resources of training jobs."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from snakemake.settings.types import DAGSettings
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
-from fltrain.experiments.jobs import Jobs, check_command, forces_training
+from fltrain.experiments.jobs import Jobs, check_command, train_again_if_forced
 from fltrain.experiments.selection import JobResources
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
@@ -95,7 +96,10 @@ def test_runs_with_the_id_of_another_run_are_refused(folder: Path, monkeypatch: 
         ("-f flfa/table1", False),
     ],
 )
-def test_training_that_snakemake_is_forced_to_is_done(arguments: str, forced: bool) -> None:
+def test_training_that_snakemake_is_forced_to_is_done(
+    arguments: str, forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", {})
     parsed = get_argument_parser().parse_args(arguments.split())
     settings = DAGSettings(
         targets=set(parsed.targets),
@@ -103,7 +107,8 @@ def test_training_that_snakemake_is_forced_to_is_done(arguments: str, forced: bo
         forceall=parsed.forceall,
         forcerun=parsed.forcerun,
     )
-    assert forces_training(settings) == forced
+    train_again_if_forced(settings)
+    assert os.environ == ({"FLTRAIN_AGAIN": "true"} if forced else {})
 
 
 def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> None:

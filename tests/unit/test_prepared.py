@@ -192,7 +192,7 @@ OLDER = f"prepared from other settings or an older version; {AGAIN}"
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_refused(prepared: Path, damage: str) -> None:
     DAMAGES[damage](prepared)
-    ending = "no such prepared dataset" if damage == "missing" else AGAIN
+    ending = "no such prepared dataset; run `fltrain data fetch digits`" if damage == "missing" else AGAIN
     refuses(lambda: load_prepared(DIGITS, prepared), prepared, ending)
 
 
