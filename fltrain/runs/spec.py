@@ -156,7 +156,7 @@ class Evaluation(Settings):
 _FILES = {
     "paper": {"paper", "title"},
     "scale": {"scale", "title"},
-    "item": {"axes"},
+    "table or figure": {"axes"},
     "run": {"dataset", "partition", "model", "method"},
 }
 """Keys of each sort of declaration."""
@@ -168,8 +168,7 @@ def check_sort(data: Any, sort: str, where: str) -> None:
     found = next((name for name, needed in _FILES.items() if needed <= keys), sort)
     if found != sort and not _FILES[sort] <= keys:
         remedy = "`fltrain train` trains" if found == "run" else "`fltrain plan` and `snakemake` read"
-        article = "an" if found == "item" else "a"
-        raise FltrainError(f"{where}: declares {article} {found}, not a {sort}; {remedy} such files")
+        raise FltrainError(f"{where}: declares a {found}, not a {sort}; {remedy} such files")
 
 
 class RunSpec(Settings):

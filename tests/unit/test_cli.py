@@ -138,7 +138,7 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
         ("godo.yaml", ["godo.yaml: no such file; did you mean 'good.yaml'?"]),
         ("paper.yaml", ["error: paper.yaml: declares a paper, not a run; `fltrain plan` and `snakemake`"]),
         ("scale.yaml", ["error: scale.yaml: declares a scale, not a run"]),
-        ("item.yaml --set seed=1", ["error: item.yaml with seed=1: declares an item, not a run"]),
+        ("item.yaml --set seed=1", ["error: item.yaml with seed=1: declares a table or figure, not a run"]),
         (".", ["error: .: Is a directory"]),
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
