@@ -337,8 +337,8 @@ def compare_runs(
         )
     elif shown:
         remarks.append(
-            f"gains are within conditions; to compare across {shown[-1]}: --over "
-            f"{','.join(dict.fromkeys([*wanted, shown[-1]]))}"
+            f"gains compare runs with equal {' and '.join(shown)}; to compare values of {shown[-1]}, "
+            f"add --over {','.join(dict.fromkeys([*wanted, shown[-1]]))}"
         )
     remarks += _mixed(runs, made)
     return Comparison(job, made, remarks, conditions={condition[run]: conditions[run] for run in condition})

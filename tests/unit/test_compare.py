@@ -83,7 +83,8 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     page, brackets, note = compared.notes
     assert page == "Mean ± standard deviation over 3 seeds. Gain: minus fedavg, paired by seed."
     assert note == (
-        "gains are within conditions; to compare across training.lr: --over method,plugins,training.lr"
+        "gains compare runs with equal training.lr; to compare values of training.lr, add "
+        "--over method,plugins,training.lr"
     )
     assert compare_runs(chosen(root, "training.lr=0.1 method=fedavg,fedprox")).notes == [page, brackets]
 

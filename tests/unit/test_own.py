@@ -15,6 +15,7 @@ from fltrain.data.datasets import registry
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Register, read_added
 
+from ..released import UNTRACKED
 from .helpers import PAPER, SCALE, TWO_METHODS, write_papers
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,7 @@ def test_the_workflow_makes_the_template(project: Path) -> None:
     assert "results/runs/my-digits-fedhalf-" in dry and "results/mine/mine/table1.csv" in dry, dry
 
 
+@pytest.mark.skipif(bool(UNTRACKED), reason="generated files follow once Git tracks new components")
 def test_generated_files_have_no_components_of_the_own_folder() -> None:
     pages = ("schemas/run.json", "schemas/register.json")
     assert run(ROOT, "docs/generate.py", "--check", *pages) == ""
@@ -152,15 +154,18 @@ def test_a_file_can_import_classes_of_a_package(tmp_path: Path) -> None:
 from typing import ClassVar, Literal
 from fltrain.methods.base import Method
 
-class Halved(Method):
-    name: Literal["halved"] = "halved"
+class Outside(Method):
+    name: Literal["outside"] = "outside"
     citation: ClassVar[str] = "an example"
 """
-    for name, text in {"package/halved": method, "own/methods/mine": "from halved import Halved\n"}.items():
+    for name, text in {
+        "package/outside": method,
+        "own/methods/mine": "from outside import Outside\n",
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / f"{name}.py").write_text(text)
     paths = [str(ROOT), str(tmp_path / "package")]
     environment = {**os.environ, VARIABLE: str(tmp_path / "own"), "PYTHONPATH": os.pathsep.join(paths)}
-    program = "from fltrain.methods import METHODS; print(METHODS['halved'].__module__)"
+    program = "from fltrain.methods import METHODS; print(METHODS['outside'].__module__)"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert shown.stdout == "halved\n", shown.stderr
+    assert shown.stdout == "outside\n", shown.stderr
