@@ -150,8 +150,9 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
         gains.append(float(high["+ ECGR"]["gain"]))
     levels_text = f"end {min(levels):.0f} to {max(levels):.0f} points higher"
     gains_text = f"gain {min(gains):.1f} to {max(gains):.1f}"
-    text = " ".join(written("docs/papers/ecgr.md").split())
-    assert levels_text in text and gains_text in text
+    for page in ("README.md", "docs/papers/ecgr.md"):
+        text = " ".join(written(page).split())
+        assert levels_text in text and gains_text in text
 
 
 def counted(name: str, start: str = "") -> Counter[str]:
