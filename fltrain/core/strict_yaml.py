@@ -66,7 +66,8 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
         self._merged[node], names = False, set[str]()
         for place, (key, value) in enumerate(node.value):
             if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-                raise _fault(key, _no_text(key, value, node.value[place - 1][1] if place else None))
+                rest = f" ({NO_COMMA})" * (value.value == "")  # {lr: 0,05} has the key 05
+                raise _fault(key, f"the key {key.value!r} is no text; write it in quotes{rest}")
             if key.value in names:
                 self.repeated.append(key)
             names.add(key.value)
@@ -159,18 +160,6 @@ def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:
         known = hint(str(name.value), blocks or ["none"], "blocks")
         raise _fault(name, f"use: unknown block {name.value!r}{known}")
     return blocks[name.value]
-
-
-def _no_text(key: yaml.ScalarNode, value: yaml.Node, before: yaml.Node | None) -> str:
-    """Return a message on a key that is a number: in ``{lr: 0,05}`` it is the rest of one."""
-    if (
-        value.value == ""
-        and key.value.isdecimal()
-        and before
-        and re.fullmatch("[-+]?[0-9]+", str(before.value))
-    ):
-        return f"'{before.value},{key.value}': {NO_COMMA}"
-    return f"the key {key.value!r} is no text; write it in quotes"
 
 
 def _place(node: yaml.Node) -> FileLine:

@@ -18,8 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fltrain.core.hashing import short_hash
-from fltrain.runs.measures import CURVES, TARGET_MISSED, factor
-from fltrain.tracking.export import CELLS, COSTS, ORDER, TABLES, opened
+from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED, factor
+from fltrain.tracking.export import CELLS, ORDER, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
 if TYPE_CHECKING:
@@ -200,8 +200,9 @@ def serve(database: Path, port: int) -> None:
     @app.route("/pages/<folder>/<path:file>")
     def pages(folder: str, file: str) -> Response:
         place = database.parent.absolute() / folder
-        if folder != "runs" and not (place / "index.html").is_file():
-            abort(404)  # weights and datasets
+        served = folder == "runs" or (place / "index.html").is_file()  # no weights and datasets
+        if not served or folder == "..":
+            abort(404)
         return send_from_directory(place, file)
 
     from mlflow.server.fastapi_app import app as whole
