@@ -40,7 +40,7 @@ from fltrain.experiments.schema import (
 )
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
-from fltrain.runs.measures import lacking
+from fltrain.runs.measures import lacking, lacking_in_all
 from fltrain.runs.spec import RunSpec, check_sort
 from fltrain.runs.where import Condition, cell_text, choose, parse_where, settings_text, value_of
 
@@ -378,9 +378,8 @@ def _unmet_needs(item: PlannedItem) -> Iterator[FltrainError]:
         if quantity.item == item.name
     ]
     for what, name in [*(("the layout", name) for name in measures_of(item.layout)), *claimed]:
-        lacks = [lacking(spec, name, item.id) for spec in specs.values()]
-        if all(lacks):
-            yield problems(item.id, [f"{what} uses {name!r}, which needs {lacks[0]}; set it"])
+        if lack := lacking_in_all(specs.values(), name, item.id):
+            yield problems(item.id, [f"{what} uses {name!r}, which needs {lack}; set it"])
     if item.rule == "model_figure":
         allowed = ("clients",) if isinstance(item.layout, Preference) else ("model", "clients")
         for cell, spec in specs.items():

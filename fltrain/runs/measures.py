@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
@@ -369,23 +369,30 @@ MEASURES = {
 }
 
 
-METRICS = (
-    *("final_accuracy", "best_accuracy", "validation_final_accuracy", "extra_accuracy"),
-    *("seconds", "traffic", "peak_memory"),
-)
-"""Measures of every run in MLflow and data frames, in addition to the curves."""
+COSTS = ("seconds", "traffic", "peak_memory")
+"""Measures of every run in MLflow, in addition to those of its tables and the curves."""
+METRICS = ("final_accuracy", "best_accuracy", "validation_final_accuracy", "extra_accuracy", *COSTS)
+"""Measures of every run in data frames, in addition to the curves."""
 TARGET_ROUNDS, TARGET_MISSED = "interpolated_rounds_to_target", "target_missed"
-"""Metrics of runs that end at a target: rounds to it; 1 if a run never reached it, else 0."""
+"""Metrics of runs that have a target: rounds to it; 1 if a run never reached it, else 0."""
 
 
-def metrics_of(record: Record) -> dict[str, Mapping[str, float]]:
-    """Return the values of ``METRICS`` by label; with ``evaluation.until`` also those for its target."""
-    found = {name: MEASURES[name].of(record) or {} for name in METRICS}
-    target = record.spec["evaluation"].get("until")
-    if target is not None:
-        rounds = _interpolated_rounds(record, target)
-        found |= {TARGET_ROUNDS: {"": rounds}, TARGET_MISSED: {"": float(math.isinf(rounds))}}
-    return found
+def metrics_of(record: Record, targets: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the finite numbers of a run by measure and label; accuracies in percent.
+
+    Args:
+        record: the record. If it diverged, it has no accuracy.
+        targets: the measures, each with its target, or None without one. A target adds ``TARGET_MISSED``.
+    """
+    found: dict[str, float] = {}
+    for name, target in targets.items():
+        what = measure(name)
+        lost = what.diverged == "chance" and record.summary["status"] == "diverged"
+        numbers = {} if lost else what.of(record, *filter(None, [target])) or {}
+        for label, value in sorted(numbers.items()):
+            found[f"{name}.{label}" if label else name] = value
+            found |= {TARGET_MISSED: float(math.isinf(value))} if target else {}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
 def measure(name: str) -> Measure:
@@ -411,3 +418,9 @@ def lacking(spec: RunSpec, measure_or_curve: str, where: str) -> str:
     if needed in get_args(StatisticName):
         return "" if needed in spec.evaluation.statistics else f"evaluation.statistics: [{needed}]"
     return needed if needed and not attrgetter(needed)(spec) else ""
+
+
+def lacking_in_all(specs: Iterable[RunSpec], measure_or_curve: str, where: str) -> str:
+    """Return the setting that all of these runs lack for a measure or curve; empty if one lacks none."""
+    lacks = [lacking(spec, measure_or_curve, where) for spec in specs]
+    return lacks[0] if lacks and all(lacks) else ""

@@ -38,7 +38,7 @@ from fltrain.reporting.frame import diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, gain_text
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell
-from fltrain.runs.measures import MEASURES, lacking, measure
+from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, begins, parse_where, sortable
@@ -177,12 +177,6 @@ def _of_runs(metric: str) -> bool:
     return not measure(metric).targeted and measure(metric).over_seeds == "mean"
 
 
-def _lacking(specs: Iterable[RunSpec], metric: str) -> str:
-    """Return the setting that all runs lack for a metric; empty if one has it."""
-    lacks = [lacking(spec, metric, "metric") for spec in specs]
-    return f"the runs lack {lacks[0]}" if all(lacks) else ""
-
-
 # ---------------------------------------------------------------------------------------- cells of an item
 def compare_item(item: PlannedItem, results: Results, config: Path, metric: str | None = None) -> Comparison:
     """Return the cells of a table or figure.
@@ -250,8 +244,8 @@ def _table(item: PlannedItem, metric: str) -> Table:
     free = [place for place in ("panels", "columns") if getattr(table, place) not in item.axes]
     changes |= dict.fromkeys(free) | ({free[0]: what.dimension} if what.dimension and free else {})
     table = table.model_copy(update=changes)
-    lack = _lacking([entry.spec for entry in item.entries], metric)
-    for fault in [lack] if lack else table.faults(item.axes):
+    lack = lacking_in_all((entry.spec for entry in item.entries), metric, "metric")
+    for fault in [f"the runs lack {lack}"] if lack else table.faults(item.axes):
         raise FltrainError(f"{item.id} cannot show {metric!r}: {fault}")
     return table
 
@@ -284,8 +278,8 @@ def compare_runs(
             f"compare shows {metric!r} only of a table that declares it; name this table, without --over and "
             "--baseline, or choose another --metric"
         )
-    if lack := _lacking([run.spec for run in runs], metric):
-        raise FltrainError(f"none of the chosen runs has {metric!r}: {lack}")
+    if lack := lacking_in_all((run.spec for run in runs), metric, "metric"):
+        raise FltrainError(f"none of the chosen runs has {metric!r}: the runs lack {lack}")
     settings = _differing(runs)
     differing = list(map(str, settings))
     for name in over:

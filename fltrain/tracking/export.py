@@ -24,11 +24,11 @@ from rich.progress import track
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
-from fltrain.experiments.layout import Measured, named
+from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.tables.render import entries_of
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.runs.measures import CURVES, TARGET_MISSED, factor, measure, recorded_curves
+from fltrain.runs.measures import COSTS, CURVES, factor, measure, metrics_of, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
@@ -50,8 +50,6 @@ CELL_METRICS = (
     *("gain", "gain_low", "gain_high", "published_gain", "diverged", "base_diverged"),
 )
 """Metrics of a cell in addition to ``n``: columns of the table's CSV file."""
-COSTS = ("seconds", "traffic", "peak_memory")
-"""Measures of every run; the others are in its tables."""
 
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 # MLflow marks these, so that nobody mistakes them for usable results.
@@ -96,36 +94,17 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
     }
 
 
-def measures_of(plan: Plan) -> dict[str, list[Measured]]:
-    """Return the measures that tables of a plan show of each run, by run ID."""
-    found: dict[str, list[Measured]] = {}
-    for item in plan.items:
-        measures = item.item.table.measures if item.item.table else ()
-        for run in item.run_ids:
-            found.setdefault(run, []).extend(measures)
-    return found
+def measures_of(plan: Plan) -> dict[str, dict[str, float | None]]:
+    """Return the measures that tables of a plan show of each run, by run ID, with the targets of papers.
 
-
-def numbers_of(record: Record, shown: Sequence[Measured]) -> dict[str, float]:
-    """Return the finite numbers that tables show of a run, and its costs, by metric; accuracies in percent.
-
-    Measures whose target other runs set are left out. Without any other, the final accuracy stands for them.
-    If a target is the paper's, ``TARGET_MISSED`` is 1 if the run never reaches it, else 0.
+    Measures whose target other runs set are left out.
     """
-    possible = [one for one in shown if not one.target_of] or [Measured(measure="final_accuracy")]
-    found: dict[str, float] = {}
-    for one in (*possible, *(Measured(measure=name) for name in COSTS)):
-        what = measure(one.measure)
-        target = [one.printed_target / 100] if one.printed_target else []
-        # Tables count a diverged run as chance accuracy, or as never at the target.
-        lost = what.diverged == "chance" and record.summary["status"] == "diverged"
-        for label, value in ({} if lost else what.of(record, *target) or {}).items():
-            # Both measures of rounds have this heading.
-            name = one.measure.removeprefix("interpolated_") + (f".{label}" if label else "")
-            if math.isfinite(value):
-                found.setdefault(name, round(value, 6))  # lists show two decimals, means of seeds need more
-            if target:
-                found.setdefault(TARGET_MISSED, float(math.isinf(value)))
+    found: dict[str, dict[str, float | None]] = {}
+    for item in plan.items:
+        for one in item.item.table.measures if item.item.table else ():
+            target = one.printed_target / 100 if one.printed_target else None
+            for run in () if one.target_of else item.run_ids:
+                found.setdefault(run, {}).setdefault(one.measure, target)
     return found
 
 
@@ -140,7 +119,7 @@ class Export:
         runs: IDs; runs without a complete record are skipped. Those without a group belong to the experiment
             ``unassigned``, unless a scale has exported them.
         items: tables and figures with all of their runs; those without files are left out.
-        measures: of the tables of the whole scale, by run ID.
+        measures: of the tables of the whole scale, by run ID; a run without any has its final accuracy.
     """
 
     results: Results
@@ -148,7 +127,7 @@ class Export:
     groups: Groups
     runs: Collection[str]
     items: Sequence[PlannedItem] = ()
-    measures: Mapping[str, Sequence[Measured]] = field(default_factory=dict)
+    measures: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def to(self, uri: str) -> Counter[str]:
         """Update an MLflow store to match records, tables and figures; do not change anything else in it.
@@ -222,9 +201,14 @@ class Export:
         )
         note += f"Used by {links}" if links else "No table or figure uses this run"
         settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
-        numbers = numbers_of(record, self.measures.get(record.run_id, ()))
-        # MLflow draws bars only of metrics at step 0.
-        metrics = [(key, 0, value) for key, value in numbers.items() if key not in CURVES]
+        shown = self.measures.get(record.run_id) or {"final_accuracy": None}
+        # MLflow draws bars only of metrics at step 0. Lists show two decimals, means of seeds need more. Both
+        # measures of rounds have the same heading in tables.
+        metrics = [
+            (key.removeprefix("interpolated_"), 0, round(value, 6))
+            for key, value in metrics_of(record, {**shown, **dict.fromkeys(COSTS)}).items()
+            if key not in CURVES
+        ]
         metrics += [
             (key, step, round(100 * y, 2) if factor(key) == 100 else float(f"{y:.5g}"))
             for key, curve in recorded_curves(record).items()

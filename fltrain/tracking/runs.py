@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from fltrain.core.errors import FltrainError, count
 from fltrain.core.own import places
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import no_item, plan
-from fltrain.runs.measures import Curve, factor, metrics_of, recorded_curves
+from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
@@ -107,13 +106,10 @@ class RecordedRun:
 
     @cached_property
     def finals(self) -> dict[str, float]:
-        """Finite values of ``metrics_of``, with the name of a test set at the end; accuracies from 0 to 1."""
-        return {
-            f"{name}.{label}" if label else name: value / factor(name)
-            for name, labels in metrics_of(self.record).items()
-            for label, value in sorted(labels.items())
-            if math.isfinite(value)
-        }
+        """``METRICS``, and the rounds to the target at which a run ends; accuracies from 0 to 1."""
+        until = self.spec.evaluation.until
+        targets = {**dict.fromkeys(METRICS), **({TARGET_ROUNDS: until} if until else {})}
+        return {name: value / factor(name) for name, value in metrics_of(self.record, targets).items()}
 
     @property
     def last_round(self) -> int:

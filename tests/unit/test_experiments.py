@@ -212,6 +212,8 @@ def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
         put([every], *TABLE, "exceptions"), scale=lambda data: data.update(reduced=False)
     ).items[0]
     assert [str(part) for part in table.restricted] == ["method fedavg; scaffold"], "claims must know"
+    none = {"when": {"dataset": "digits"}, "leave_out": True}
+    assert "gain_over: unknown label 'BP'" in config.error(put([none], *TABLE, "exceptions"))
 
 
 def seeds_of(whole: Plan) -> list[list[int]]:

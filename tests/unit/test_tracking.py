@@ -250,10 +250,14 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
 def test_a_run_has_the_measures_of_its_tables_instead_of_the_final_accuracy(store: Exports) -> None:
     """So that a reader finds the number of a table."""
     shown = [Measured(measure="best_accuracy"), Measured(measure="last_accuracy")]
+    shown += [Measured(measure="rounds_to_target", printed_target=99.0)]
+    shown += [Measured(measure="seconds_to_target", target_of={"method": "fedavg"})]
     table = SimpleNamespace(item=SimpleNamespace(table=SimpleNamespace(measures=shown)))
     figure = SimpleNamespace(item=SimpleNamespace(table=None), run_ids=[PLAIN.run_id, MEASURED.run_id])
     table.run_ids = [MEASURED.run_id]
     measures = measures_of(SimpleNamespace(items=[figure, table]))  # type: ignore[arg-type]
+    expected_targets = {"best_accuracy": None, "last_accuracy": None, "rounds_to_target": 0.99}
+    assert measures == {MEASURED.run_id: expected_targets}
     store.export(measures=measures)
     names = ("final_accuracy", "best_accuracy", "last_accuracy")
     accuracy = store.measured.summary["accuracy"]
@@ -274,10 +278,7 @@ def test_a_run_that_ends_at_a_target_has_the_rounds_to_it(store: Exports) -> Non
         trained(tiny(evaluation={"until": until}), store.results.root) for until in (target, 0.999)
     )
     rounds = "interpolated_rounds_to_target"
-    measures = {
-        run.run_id: [Measured(measure=rounds, printed_target=goal)]
-        for run, goal in ((reached, 100 * target), (missed, 99.9))
-    }
+    measures = {reached.run_id: {rounds: target}, missed.run_id: {rounds: 0.999}}
     store.export(reached, missed, measures=measures)
     found = [store.search(f"attributes.run_name = '{run.run_id}'")[0] for run in (reached, missed)]
     names = ("rounds_to_target", "target_missed", "final_accuracy")
@@ -638,7 +639,8 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
 def test_the_interface_is_set_up_for_our_runs_and_ends_at_once(store: Exports) -> None:
     shutil.move(store.path, store.results.tracking)
     (store.results.root / "demo").mkdir()
-    (store.results.root / "demo" / "index.html").write_text("page")
+    for folder in (store.results.root / "demo", store.results.root.parent):
+        (folder / "index.html").write_text("page")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
@@ -653,21 +655,24 @@ def test_the_interface_is_set_up_for_our_runs_and_ends_at_once(store: Exports) -
     ]
     pipe, address = subprocess.PIPE, f"http://127.0.0.1:{port}"
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        for _ in range(600):
-            with suppress(OSError), urlopen(address) as answer:
-                page = answer.read().decode()
-                break
-            time.sleep(0.1)
-        with urlopen(f"{address}/api/2.0/mlflow/experiments/search?max_results=9") as answer:
-            names = {one["name"] for one in json.load(answer)["experiments"]}
-        with urlopen(f"{address}/pages/demo/index.html") as answer:
-            assert answer.read() == b"page"
-        for hidden in ("mlflow.db", "mlflow-artifacts/x", "demo/../mlflow.db"):
-            with pytest.raises(HTTPError, match="404"):
-                urlopen(f"{address}/pages/{hidden}")
-        started = time.monotonic()
-        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        printed, errors = process.communicate(timeout=10)
+        try:
+            for _ in range(600):
+                with suppress(OSError), urlopen(address) as answer:
+                    page = answer.read().decode()
+                    break
+                time.sleep(0.1)
+            with urlopen(f"{address}/api/2.0/mlflow/experiments/search?max_results=9") as answer:
+                names = {one["name"] for one in json.load(answer)["experiments"]}
+            with urlopen(f"{address}/pages/demo/index.html") as answer:
+                assert answer.read() == b"page"
+            for hidden in ("mlflow.db", "mlflow-artifacts/x", "demo/../mlflow.db", "../index.html"):
+                with pytest.raises(HTTPError, match="404"):
+                    urlopen(f"{address}/pages/{hidden}")
+            started = time.monotonic()
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+            printed, errors = process.communicate(timeout=10)
+        finally:
+            process.kill()  # otherwise a failed test waits for it
     assert time.monotonic() - started < 1 and (process.returncode, errors) == (0, "")
     assert names >= {"flfa (demo)", "ecgr (demo)"} and f"  papers  {address}/#/experiments\n" in printed
     assert '"mlflow.workflowType_v1", "machine_learning"' in page and "final_accuracy" in page
