@@ -29,9 +29,7 @@ class Component(Settings):
             overridden = getattr(super(cls, cls), name, None)
             if name.startswith("_") or not (inspect.isfunction(function) and inspect.isfunction(overridden)):
                 continue
-            parameters = inspect.signature(overridden).parameters.values()
-            expected = [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-            taken = inspect.signature(function)
+            expected, taken = inspect.getfullargspec(overridden).args, inspect.signature(function)
             try:
                 taken.bind(*expected)
             except TypeError:

@@ -24,7 +24,6 @@ Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 Finding = tuple[str, str]
 """A verdict with its marks, and the claim or the difference that has it, with its number."""
 
-
 MORE = r" for |; "
 """Pattern of the text after the number and its interval, for example the subtraction behind it."""
 
@@ -79,7 +78,8 @@ def paper_summary(
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
-        "findings": findings(rows, claims) or cell_findings(paper["kind"], quotable, titles),
+        "findings": findings(rows, claims, paper["kind"] == "comparison")
+        or cell_findings(paper["kind"], quotable, titles),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
@@ -143,12 +143,14 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
     ]
 
 
-def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[Finding]:
+def findings(
+    rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = (), several: bool = False
+) -> list[Finding]:
     """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
-    Replications have them for each paper, whose name ``where`` begins with. Claims that differ from the first
-    in a label only, such as the method, add their numbers. Exploratory verdicts appear only if a paper has no
-    others. Claims without a number do not count.
+    Claims on ``several`` papers have them for each, whose name ``where`` begins with. Claims that differ from
+    the first in a label only, such as the method, add their numbers. Exploratory verdicts appear only if a
+    paper has no others. Claims without a number do not count.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
 
@@ -161,7 +163,7 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
     papers: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["number"]:
-            papers.setdefault(row["where"].rpartition(", ")[0], []).append(row)
+            papers.setdefault(row["where"].rpartition(", ")[0] if several else "", []).append(row)
     found: list[Finding] = []
     for measured in papers.values():
         firm = [row for row in measured if not row["exploratory"]] or measured

@@ -573,7 +573,8 @@ def test_findings_name_every_paper_and_claims_that_differ_in_a_label() -> None:
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("B, fig. 2", "B is best", "contradicted")]
-    assert summary.findings(rows, claims) == [
+    assert [verdict for verdict, _ in summary.findings(rows, claims)] == [*summary.JUDGED]
+    assert summary.findings(rows, claims, several=True) == [
         ("supported", "“MOON gains” (A, sec. 1): 10 points for x minus y. Also FedProx: 13 points."),
         ("undecided", "“FedDyn gains” (A, sec. 1): 12 points for x minus y."),
         ("contradicted", "“B is best” (B, fig. 2): 9 points for x minus y."),
