@@ -370,7 +370,7 @@ MEASURES = {
 
 
 COSTS = ("seconds", "traffic", "peak_memory")
-"""Measures of every run in MLflow, in addition to those of its tables and the curves."""
+"""Measures of every run in MLflow, in addition to the curves and the measures of its tables."""
 METRICS = ("final_accuracy", "best_accuracy", "validation_final_accuracy", "extra_accuracy", *COSTS)
 """Measures of every run in data frames, in addition to the curves."""
 TARGET_ROUNDS, TARGET_MISSED = "interpolated_rounds_to_target", "target_missed"
