@@ -1,6 +1,7 @@
 """The method contract: hyper-parameters and optional hooks. The engine owns every loop.
 
 ``Method`` has the hooks in the order of their calls; docs/method-interface.md describes their arguments.
+Import everything that a method needs from here: ``__all__`` lists it.
 
 Several methods run as a base method and plug-ins. An exclusive hook (``forward``, ``gradient``, ``predict``)
 belongs to one of them. All other hooks are chained: base method first, then the plug-ins in the order of the
@@ -36,6 +37,7 @@ from fltrain.methods.types import (
     Local,
     Network,
     Outputs,
+    Phase,
     Recording,
     Schedule,
     Server,
@@ -46,6 +48,25 @@ from fltrain.methods.types import (
 )
 from fltrain.methods.workload import Workload
 from fltrain.models.base import Private
+
+__all__ = [
+    "Aggregate",
+    "Footprint",
+    "Local",
+    "Method",
+    "Needs",
+    "Network",
+    "Outputs",
+    "Phase",
+    "Recording",
+    "Schedule",
+    "Server",
+    "State",
+    "Step",
+    "Task",
+    "Update",
+    "Workload",
+]
 
 
 @dataclass(frozen=True)

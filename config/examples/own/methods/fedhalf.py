@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
-from fltrain.methods.types import Local, State
+from fltrain.methods.base import Local, Method, State
 
 
 class FedHalf(Method):
