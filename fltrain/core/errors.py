@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
+
+OWN_PACKAGE = "own"
+"""Name under which the modules of the user's own folder are imported."""
 
 _LONGEST = 1000
 """Maximum length of a message; longer ones lose their middle."""
@@ -74,6 +79,19 @@ def as_mistake(error: FltrainError | OSError) -> FltrainError:
     return FltrainError(reason if error.filename is None else f"{error.filename}: {reason}")
 
 
+def own_place(error: BaseException) -> str:
+    """Return, for example, ``; see methods/mine.py:7``: the innermost frame in the user's own folder.
+
+    It is empty if the traceback has no such frame.
+    """
+    frames = [
+        f"; see {'/'.join(Path(frame.f_code.co_filename).parts[-2:])}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").startswith(f"{OWN_PACKAGE}.")
+    ]
+    return frames[-1] if frames else ""
+
+
 def _one_line(message: str) -> str:
     """Return a message in one line of readable length, without control characters."""
     line = " ".join(map(str.strip, message.splitlines()))
@@ -141,7 +159,7 @@ def refusing(problem: str) -> Iterator[None]:
     except (FltrainError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise FltrainError(f"{problem} ({type(error).__name__}: {error})") from error
+        raise FltrainError(f"{problem} ({type(error).__name__}: {error}){own_place(error)}") from error
 
 
 @contextmanager

@@ -14,11 +14,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from fltrain.core.errors import FltrainError, refusing
+from fltrain.core.errors import OWN_PACKAGE, FltrainError, refusing
 
 VARIABLE = "FLTRAIN_PATH"
-PACKAGE = "own"
-"""Name under which the folder's modules are imported."""
 
 
 def own_folder() -> Path | None:
@@ -51,10 +49,10 @@ def import_own(kind: str) -> None:
     folder = own_folder()
     if folder is None or not (folder / kind).is_dir():
         return
-    if PACKAGE not in sys.modules:
-        package = ModuleType(PACKAGE)
+    if OWN_PACKAGE not in sys.modules:
+        package = ModuleType(OWN_PACKAGE)
         package.__path__ = [str(folder)]
-        sys.modules[PACKAGE] = package
+        sys.modules[OWN_PACKAGE] = package
     for module in pkgutil.iter_modules([str(folder / kind)]):
         with refusing(f"{folder / kind / module.name}.py: cannot be loaded"):
-            importlib.import_module(f"{PACKAGE}.{kind}.{module.name}")
+            importlib.import_module(f"{OWN_PACKAGE}.{kind}.{module.name}")

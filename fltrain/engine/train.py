@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from fltrain.core.errors import FltrainError, MethodError, Stopped, noting
+from fltrain.core.errors import FltrainError, MethodError, Stopped, noting, own_place
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import PreparedData, load_or_prepare, stored_partition
@@ -278,7 +278,8 @@ class _Training:
                     "larger device"
                 ) from error
             log = self.results.run(run) / "train.log"
-            raise MethodError(f"{run}: {message} ({where}); {log} has the traceback") from error
+            remedy = f"{log} has the traceback{own_place(error)}"
+            raise MethodError(f"{run}: {message} ({where}); {remedy}") from error
 
 
 def _costs(simulation: Simulation, total: float) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fltrain.core.errors import FltrainError
-from fltrain.core.own import PACKAGE, VARIABLE, import_own
+from fltrain.core.errors import OWN_PACKAGE, FltrainError
+from fltrain.core.own import VARIABLE, import_own
 from fltrain.data.datasets import registry
 from fltrain.experiments.plan import plan
 from fltrain.experiments.schema import Register, read_added
@@ -144,8 +144,9 @@ def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "methods").mkdir()
     (tmp_path / "methods" / "broken.py").write_text("import nothing_like_this\n")
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
-    with pytest.raises(FltrainError, match=r"methods/broken\.py: cannot be loaded \(ModuleNotFoundError"):
+    monkeypatch.delitem(sys.modules, OWN_PACKAGE, raising=False)
+    reason = r"methods/broken\.py: cannot be loaded \(ModuleNotFoundError: .*\); see methods/broken\.py:1$"
+    with pytest.raises(FltrainError, match=reason):
         import_own("methods")
 
 

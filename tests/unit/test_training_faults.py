@@ -109,6 +109,13 @@ def test_a_fault_on_the_server_names_its_place(
     assert re.search(rf"IndexError: out of range \({place}\); .*train.log has the traceback", output)
 
 
+def test_a_fault_in_an_own_file_names_its_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    own: dict[str, Any] = {"__name__": "own.methods.bad"}
+    exec(compile("def fail(*_):\n    return 1 / 0", "/mine/methods/bad.py", "exec"), own)
+    monkeypatch.setattr(Scaffold, "server_init", own["fail"])
+    assert invoke(SPEC)[1].endswith("train.log has the traceback; see methods/bad.py:2")
+
+
 def test_missing_memory_names_the_remedy(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
     monkeypatch.setattr(Scaffold, "client_init", failing_in(2, error))
