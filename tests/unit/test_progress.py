@@ -33,6 +33,13 @@ def test_of_long_parameters_only_the_difference_is_printed() -> None:
     assert difference(short) == short
 
 
+def test_advice_to_skip_changed_jobs_is_left_out() -> None:
+    handler = LogHandler(OutputSettings(dryrun=True), None)
+    advice = "use the command line option '--rerun-triggers mtime'"
+    kept = [bool(handler.filter(logging.makeLogRecord({"msg": text}))) for text in (advice, "other")]
+    assert kept == [False, True]
+
+
 def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

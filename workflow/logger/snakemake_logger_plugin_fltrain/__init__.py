@@ -1,6 +1,7 @@
 """Snakemake's terminal output for this workflow: a line for each finished run, and the log of a failed job.
 
-The profiles select it (``logger: fltrain``). A dry run, and ``--verbose``, print what Snakemake prints.
+The profiles select it (``logger: fltrain``). A dry run, and ``--verbose``, print what Snakemake prints,
+without its advice to skip changed jobs, which would leave tables out of date.
 """
 
 import logging
@@ -44,6 +45,7 @@ class LogHandler(LogHandlerBase):
         # A dry run with --quiet ends after the numbers of jobs, which Snakemake's own filter would drop.
         counted = {LogEvent.RUN_INFO} if settings.dryrun else set()
         self.addFilter(lambda record: getattr(record, "event", None) in counted or shown.filter(record))
+        self.addFilter(lambda record: "--rerun-triggers mtime" not in record.getMessage())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, in short if it is about progress."""
