@@ -165,6 +165,16 @@ def test_costs_stand_in_the_round_in_which_a_run_ended(tmp_path: Path, lost: boo
     assert rounds[["seconds", "traffic", "train_loss"]].tolist() == [last] * 3
 
 
+def test_data_frames_have_the_rounds_to_the_target_at_which_a_run_ends(tmp_path: Path) -> None:
+    """The accuracy rises by 0.2 a round; a target that is never reached has no number of rounds."""
+    runs = [record(Results(tmp_path), tiny(evaluation={"until": until}), 0.6) for until in (0.5, 0.9)]
+    runs.append(record(Results(tmp_path), tiny(), 0.6))
+    frame = fltrain.load_settings(tmp_path, config=CONFIG).loc[runs]
+    rounds, missed = frame["interpolated_rounds_to_target"], frame["target_missed"]
+    assert rounds.tolist() == [pytest.approx(2.5), *[pytest.approx(math.nan, nan_ok=True)] * 2]
+    assert missed.tolist() == [0, 1, pytest.approx(math.nan, nan_ok=True)]
+
+
 def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     results = Results(tmp_path)
     plain = record(results, tiny(), 0.5)
