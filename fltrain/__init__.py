@@ -115,7 +115,8 @@ def compare(
         items: a table or figure, such as ``flfa/table1``; also a paper or several items, to compare their
             runs by settings.
         scale: scale of the items (default: ``demo``), or of the runs (default: all).
-        where: conditions on the runs, as for ``load_runs``.
+        where: conditions on the runs, as for ``load_runs``. Cells of an item are shown if all their runs meet
+            them, with unchanged gains and verdicts.
         metric: name of a measure; default: the first of the item, or ``final_accuracy``.
         over: settings to compare, by dotted names; default: method and plug-ins.
         baseline: variant of these settings that gains are over; default: FedAvg, or the first one.

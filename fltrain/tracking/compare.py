@@ -36,12 +36,19 @@ from fltrain.experiments.published import Published
 from fltrain.experiments.selection import Request, Selection
 from fltrain.reporting.frame import diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
-from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, gain_text
+from fltrain.reporting.tables.render import (
+    DROPPED_CELLS,
+    EXPLORATORY,
+    Notes,
+    entries_of,
+    gain_text,
+    own_margins,
+)
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell
 from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import NONE, begins, parse_where, sortable
+from fltrain.runs.where import NONE, Condition, begins, choose, parse_where, settings_text, sortable
 from fltrain.tracking.runs import RECORDED, RecordedRun, find_runs, untrained
 
 _METHOD = ("method", "plugins")
@@ -82,6 +89,7 @@ class Comparison:
         """Notes below the table; the page's notes come first."""
         ends = [cell.interval(number) for cell in self.cells for number in ("gain_", "difference_")]
         marked = ["Brackets: 90 % intervals."] if any(ends) else []
+        marked += own_margins(self.cells)
         marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
         marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
         return [self._page.seeds, *self._page.numbered, *marked, *self.remarks]
@@ -151,10 +159,8 @@ def compare(
         planned = plan(Path(config), scale)
         named = [item for item in planned.items if items[0] in item.names - {item.paper.paper}]
         if named and not (over or baseline or any(begins(key, RECORDED) for key in keys)):
-            asked = {"items": list(items), "where": list(where)}
-            chosen = Selection.parse({key: texts for key, texts in asked.items() if texts}, "compare")
-            (item,) = planned.restricted(chosen).items
-            return compare_item(item, Results(Path(results)), Path(config), metric)
+            (item,) = planned.restricted(Selection(items=tuple(items))).items
+            return compare_item(item, Results(Path(results)), Path(config), metric, where)
         shown = [name for item in named for name in measures_of(item.layout) if _of_runs(name)]
         metric = metric or next(iter(shown), None)
     where += (f"items={','.join(items)}",) if items else ()
@@ -178,7 +184,13 @@ def _of_runs(metric: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------- cells of an item
-def compare_item(item: PlannedItem, results: Results, config: Path, metric: str | None = None) -> Comparison:
+def compare_item(
+    item: PlannedItem,
+    results: Results,
+    config: Path,
+    metric: str | None = None,
+    where: Iterable[str] = (),
+) -> Comparison:
     """Return the cells of a table or figure.
 
     Args:
@@ -186,9 +198,10 @@ def compare_item(item: PlannedItem, results: Results, config: Path, metric: str 
         results: folder with the records.
         config: folder of the declarations, with the published values.
         metric: name of a measure; default: the first one that the item shows, or ``final_accuracy``.
+        where: conditions that all runs of a shown cell meet. They change no number and no verdict.
 
     Raises:
-        FltrainError: if the item cannot show the metric, or none of its runs has a record.
+        FltrainError: if the item cannot show the metric, none of its runs has a record, or no cell is left.
     """
     runs, scale = cache(results.record), item.scale.scale
     if not item.trains:
@@ -202,7 +215,9 @@ def compare_item(item: PlannedItem, results: Results, config: Path, metric: str 
     job = item.sheet.model_copy(update={"table": table})
     published = Published.read(item.published(config) if declared else None)
     # All measures: the cells of a table share the correction for several verdicts.
-    shown = [cell for cell in cells(job, runs, published) if cell.measure == metric]
+    every = [cell for cell in cells(job, runs, published) if cell.measure == metric]
+    conditions = parse_where(where)
+    shown = _meeting(item, every, conditions)
     # Means have their deviations here, even if the page shows intervals.
     chosen = [one.model_copy(update={"interval": False}) for one in table.measures if one.measure == metric]
     table = table.model_copy(update={"measures": tuple(chosen)})
@@ -210,10 +225,31 @@ def compare_item(item: PlannedItem, results: Results, config: Path, metric: str 
     others = ", ".join(name for name in names if name != metric)
     page = results.root / scale / item.paper.paper / f"{item.name}.html"
     remarks = _ended_early([entry.spec for entry in item.entries], metric)
+    if len(shown) < len(every):
+        remarks.append(
+            f"{len(shown)} of {count(len(every), 'cell')}; gains, intervals and verdicts come from the "
+            "whole table"
+        )
     remarks += [f"further measures: --metric {others}"] if others else []
     remarks += [f"page: {page}"] if page.exists() else []
     heading = f"{item.id} at scale {scale}: {job.title} ({job.scale})"
+    heading += f", only {' '.join(map(str, conditions))}" if conditions else ""
     return Comparison(job, shown, remarks, targets_text(job, runs, published), heading)
+
+
+def _meeting(
+    item: PlannedItem, every: Sequence[TableCell], conditions: Collection[Condition]
+) -> list[TableCell]:
+    """Return the cells whose runs all meet the conditions; refuse conditions that no cell meets."""
+    specs = {entry.spec.run_id: entry.spec for entry in item.entries}
+    chosen = {spec.run_id for spec in choose(list(specs.values()), conditions, settings_text)}
+    shown = [cell for cell in every if chosen.issuperset(cell.runs)]
+    if not shown:
+        raise FltrainError(
+            f"{item.id}: in no cell do all runs meet {' '.join(map(str, conditions))}; drop a condition, or "
+            "compare single runs with --over"
+        )
+    return shown
 
 
 def _table(item: PlannedItem, metric: str) -> Table:

@@ -269,11 +269,30 @@ def test_an_item_has_the_cells_of_its_page(
     assert any(texts.items() <= row.items() for row in rows), rows
 
 
-def test_a_condition_makes_a_part_of_an_item(imported: Path) -> None:
-    """As on a page with the same condition; what a record alone decides chooses runs by settings."""
-    part = compare(imported, CONFIG, ["fair/accuracy"], "published", "method=feddyn")
-    assert {cell.row for cell in part.cells} == {"FedDyn"} and not any(cell.gains for cell in part.cells)
-    assert "restricted to method=feddyn" in part.heading
+def test_a_condition_shows_cells_of_the_page_unchanged(imported: Path) -> None:
+    """The base and the other cells still count, for gains, spreads and the false discovery rate."""
+    asked: Any = (imported, CONFIG, ["fair/accuracy"], "published")
+    page, part = compare(*asked), compare(*asked, "method=fedacg,fedavg plugins=none")
+    assert {cell.row for cell in part.cells} == {"FedAvg", "FedACG"} and len(part.cells) == 8
+    assert part.cells == [cell for cell in page.cells if cell.row in ("FedAvg", "FedACG")]
+    assert part.rows() == [row for row in page.rows() if row["method"] in ("FedAvg", "FedACG")]
+    assert part.heading == f"{page.heading}, only method=fedacg,fedavg plugins=none"
+    whole = f"8 of {len(page.cells)} cells; gains, intervals and verdicts come from the whole table"
+    rate = "points, at a false discovery rate of 5 % over this table; inconclusive: neither."
+    assert whole in part.notes and any(note.endswith(rate) for note in part.notes)
+    assert not any("whole table" in note for note in page.notes)
+    without_base = compare(*asked, "method=feddyn")
+    assert {cell.row for cell in without_base.cells} == {"FedDyn"}
+    assert all(cell.gains for cell in without_base.cells)
+    with pytest.raises(
+        FltrainError, match="in no cell do all runs meet seed=1; drop a condition, or compare"
+    ):
+        compare(*asked, "seed=1")
+    with pytest.raises(FltrainError, match="no run is left with method=fedacgg; did you mean 'fedacg'"):
+        compare(*asked, "method=fedacgg")
+
+
+def test_a_condition_on_records_chooses_runs_by_settings(imported: Path) -> None:
     runs = compare(imported, CONFIG, ["fair/accuracy"], "published", "status=completed")
     assert runs.heading == "" and {cell.column for cell in runs.cells} == {""}
     over = compare(imported, CONFIG, ["ecgr/confirmatory"], "published", over=["plugins"])

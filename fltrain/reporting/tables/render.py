@@ -297,7 +297,6 @@ class Notes:
         general = [note for note in noted[0] if all(note in notes for notes in noted)] if noted[1:] else []
         special = dict.fromkeys(note for cell in shown for note in _notes_on(cell) if note not in general)
         doubts_first = sorted(special, key=lambda note: not note.startswith(DOUBTFUL))
-        own = {cell.gain_margin: True for cell in shown if cell.gain_margin and cell.published_gain is None}
         judged = [
             cell for cell in shown if cell.judged and not (cell.gain_margin and cell.published_gain is None)
         ]
@@ -318,7 +317,7 @@ class Notes:
             ordered_by=measure(layout.order_by or "").label.partition(",")[0]
             if ranked(layout, shown)
             else "",
-            own_margins=list(own),
+            own_margins=own_margins(shown),
             judged=judged,
             margins=_ranges(judged, "margin"),
             detectable=_ranges(judged, "detectable"),
@@ -345,6 +344,18 @@ class Notes:
     def all(self) -> list[str]:
         """The notes, one text each."""
         return [self.seeds, *self.numbered, *self.texts, *self.remarks]
+
+
+def own_margins(shown: Sequence[TableCell]) -> list[str]:
+    """Return the note on verdicts on gains that no paper prints, for each margin."""
+    own = dict.fromkeys(
+        cell.gain_margin for cell in shown if cell.gain_margin and cell.published_gain is None
+    )
+    return [
+        "Better, equivalent or worse: the mean difference, paired by seed, lies outside or inside the margin "
+        f"of {margin:g} points, at a false discovery rate of 5 % over this table; inconclusive: neither."
+        for margin in own
+    ]
 
 
 def bases_of(table: Table) -> list[str]:
