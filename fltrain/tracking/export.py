@@ -9,6 +9,7 @@ cell of every table, with mean, gain and verdict. Tags and descriptions link run
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 from collections import Counter
@@ -26,6 +27,7 @@ from fltrain.core.hashing import short_hash
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
+from fltrain.reporting.claims import full_verdict
 from fltrain.reporting.tables.render import entries_of
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.runs.measures import COSTS, CURVES, factor, measure, metrics_of, recorded_curves
@@ -155,7 +157,8 @@ class Export:
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
                 tables = link(store, "tables and figures", TABLES, place)
                 page = self._page(store, "Page", f"{paper.paper}/index.html")
-                note = f"{page}, {tables}: {paper.title}\n\n{paper.citation}"
+                # MLflow shows the first line above runs, and its beginning, as source, in a list.
+                note = f"{paper.title}: runs by cell of a table. {page}, {tables}\n\n{paper.citation}"
                 store.experiment(f"{paper.paper} ({self.scale})", note)
             present = store.present("tags.kind = 'run'") if self.runs else {}
             records = [record for record in map(self.results.record, self.runs) if record.complete]
@@ -231,6 +234,7 @@ class Export:
                 "mlflow.source.git.commit": str(record.provenance.get("commit") or NONE),
             },
             made=record.written,
+            seconds=record.costs["seconds"]["total"],
             params={
                 **run.settings,
                 # Charts of MLflow need a value in every run.
@@ -277,7 +281,9 @@ class Export:
         verdicts = Counter(one for cell in cells for one in (cell.verdict, cell.gain_verdict) if one)
         key = f"{item.id} ({self.scale})"
         order = f"{self.scale == 'demo':d} {key}"  # the demonstration last
-        counts = {"verdicts": in_words(dict(verdicts.most_common()))} if verdicts else {}
+        of_cells = in_words(dict(verdicts.most_common())) if verdicts else ""
+        judged = "; ".join(filter(None, [of_cells, claims_on(item, files[0].with_name("summary.json"))]))
+        counts = {"verdicts": judged} if judged else {}
         yield TrackedRun(
             experiment=TABLES,
             key=key,
@@ -305,6 +311,15 @@ class Export:
                 made=made,
                 metrics=[(name, 0, value) for name, value in _numbers(cell).items()],
             )
+
+
+def claims_on(item: PlannedItem, summary: Path) -> str:
+    """Return the numbers of verdicts on the claims that rest on an item, by the summary of its paper."""
+    claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
+    verdicts = Counter(full_verdict(one) for one in claims if item.name in one["item"].split(", "))
+    # Exploratory verdicts contain a comma.
+    text = "; ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
+    return f"claims: {text}" if text else ""
 
 
 def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:

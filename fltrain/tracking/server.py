@@ -10,7 +10,7 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from colorsys import hls_to_rgb
 from contextlib import closing
 from pathlib import Path
@@ -43,7 +43,7 @@ _PREFERENCES = {
 }
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
-_METRICS = """SELECT experiment_id, key, COUNT(*) FROM latest_metrics JOIN runs USING (run_uuid)
+_METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid) FROM latest_metrics JOIN runs USING (run_uuid)
     WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY key DESC"""
 _TAGS = """SELECT experiment_id, key, COUNT(DISTINCT value) FROM tags JOIN runs USING (run_uuid)
     WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key"""
@@ -69,18 +69,29 @@ new MutationObserver(() => {
 </script>"""
 
 
-def state_of(name: str, metrics: Mapping[str, int], tags: Mapping[str, int]) -> dict[str, Any]:
+def shown_of(metrics: Mapping[str, Set[str]]) -> list[str]:
+    """Return up to three metrics: those that give each run a number, then up to two that most runs have."""
+    runs = left = set[str]().union(*metrics.values())
+    needed: list[str] = []
+    while left:
+        needed.append(max(metrics, key=lambda metric: len(left & metrics[metric])))
+        left = left - metrics[needed[-1]]
+    usual = [metric for metric in metrics if 2 * len(metrics[metric]) > len(runs)]
+    return [*dict.fromkeys([*needed, *usual[:2]])][:3]
+
+
+def state_of(name: str, metrics: Mapping[str, Set[str]], tags: Mapping[str, int]) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
 
     Args:
         name: of the experiment.
-        metrics: number of its runs that have a metric.
+        metrics: its runs that have a metric.
         tags: number of different values of a tag.
     """
     numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
-    usual = [metric for metric in numbers if 2 * metrics[metric] > max(metrics.values())]
-    shown = (usual or numbers)[:2] + [TARGET_MISSED] * (TARGET_MISSED in metrics)
+    shown = shown_of({metric: metrics[metric] for metric in numbers})
+    shown += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     columns = COLUMNS.get(name) or {
         **{NAME: 340, **{f"metrics.`{metric}`": max(125, 7 * len(metric) + 20) for metric in shown}},
         **{f"tags.`{tag}`": TAGS[tag] for tag in sorted(TAGS, key=lambda tag: tags.get(tag, 1) == 1)},
@@ -150,7 +161,8 @@ def colours_of(database: Path) -> dict[str, str]:
 
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
-    answers = read(database, _METRICS), read(database, _TAGS)
+    runs: list[Any] = [(of, metric, set(ids.split(","))) for of, metric, ids in read(database, _METRICS)]
+    answers = runs, read(database, _TAGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {
         key % experiment: state_of(

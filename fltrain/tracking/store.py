@@ -50,6 +50,7 @@ class TrackedRun:
         key: its name, and the tag by which the next export finds it.
         tags: its other tags.
         made: its date, in seconds since 1970.
+        seconds: its duration until then, if MLflow is to show one.
         params: its parameters.
         metrics: name, step and value of each.
         files: its files.
@@ -61,6 +62,7 @@ class TrackedRun:
     key: str
     tags: Mapping[str, str]
     made: float
+    seconds: float | None = None
     params: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[tuple[str, int, float]] = ()
     files: Sequence[Path] = ()
@@ -72,7 +74,7 @@ class TrackedRun:
         """Digest of everything but the date."""
         files = [(file.name, sha256(file.read_bytes())) for file in self.files]
         content = (self.key, sorted(self.tags.items()), sorted(self.params.items()), self.metrics)
-        return short_hash([content, files, self.folder, self.status])
+        return short_hash([content, files, self.folder, self.status, self.seconds])
 
 
 Present = Sequence["Run"]
@@ -213,7 +215,7 @@ class Store:
         """Keep, replace or create an MLflow run; return which of them. ``present`` are runs with its key.
 
         A run stays if it is in the experiment, and complete with the digest of the entry. Its status comes
-        last, so that an interrupted export can be recognised. Without an end, MLflow shows no duration.
+        last, so that an interrupted export can be recognised.
         """
         experiment, digest = self.experiment(entry.experiment), entry.digest
         fitting = [
@@ -225,10 +227,14 @@ class Store:
         ]
         if not fitting:
             tags = {**entry.tags, KEY: entry.key, DIGEST: digest}
-            new = self.client.create_run(experiment, int(1000 * entry.made), tags, entry.key)
+            start = int(1000 * (entry.made - (entry.seconds or 0)))
+            new = self.client.create_run(experiment, start, tags, entry.key)
             self._log(new, entry)
             self._save(new, entry)
-            self.client.update_run(new.info.run_id, entry.status)
+            if entry.seconds is None:
+                self.client.update_run(new.info.run_id, entry.status)  # no end, so no duration
+            else:
+                self.client.set_terminated(new.info.run_id, entry.status, int(1000 * entry.made))
         for run in present:
             if run not in fitting[:1]:
                 self.delete(run)

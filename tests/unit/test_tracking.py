@@ -31,7 +31,7 @@ from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import Export, _numbers, groups_of, in_words, measures_of
-from fltrain.tracking.server import colours_of, experiments, prepared, state_of, states_of
+from fltrain.tracking.server import colours_of, experiments, prepared, shown_of, state_of, states_of
 from fltrain.tracking.store import TrackedRun, writing
 
 from .helpers import seal, tiny, trained
@@ -47,6 +47,7 @@ LAYOUT = {
 }
 TABLE = SimpleNamespace(
     id="ecgr/table1",
+    name="table1",
     paper=ECGR,
     axes={"method": ["FedAvg", "FedProx"], "feedback": ["BP"], "dataset": ["Digits"]},
     item=SimpleNamespace(title="Accuracy", caption="The caption.", table=Table.model_validate(LAYOUT)),
@@ -320,6 +321,14 @@ def test_a_diverged_run_has_finite_metrics_only(exported: Exports) -> None:
     assert values and all(abs(value) < 1e300 and not is_nan for value, is_nan in values)
 
 
+def test_the_duration_of_a_run_is_the_time_of_its_training(exported: Exports) -> None:
+    """It ends with its record; an export takes less."""
+    (run,) = exported.search(f"attributes.run_name = '{exported.plain.run_id}'")
+    start, end = run["info"]["start_time"], run["info"]["end_time"]
+    assert end == int(1000 * exported.plain.written)
+    assert (end - start) / 1000 == pytest.approx(exported.plain.costs["seconds"]["total"], abs=0.002)
+
+
 def test_the_database_can_be_moved_with_the_results(exported: Exports) -> None:
     with closing(sqlite3.connect(exported.path)) as database:
         dump = "\n".join(database.iterdump())
@@ -459,8 +468,28 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert table in store.tags(store.measured)["mlflow.note.content"]
     experiment = store.reader().get_experiment_by_name("ecgr (demo)")
     description = experiment.tags["mlflow.note.content"]
-    assert description.startswith("[Page](pages/demo/ecgr/index.html), [tables and figures](#/experiments/")
-    assert description.endswith("): ECGR\n\nAuthors, 2025")
+    links = "[Page](pages/demo/ecgr/index.html), [tables and figures](#/experiments/"
+    assert description.startswith(f"ECGR: runs by cell of a table. {links}")
+    assert description.endswith("\n\nAuthors, 2025")
+
+
+def test_a_table_has_the_verdicts_of_the_claims_that_rest_on_it(store: Exports) -> None:
+    write_table(store, *table_cells(store))
+    verdicts = [("table1", "supported", False), ("table2, table1", "supported", False)]
+    verdicts += [("table1", "undecided", True), ("table2", "undecided", False), ("", "tested", False)]
+    claims = [
+        {"item": item, "verdict": verdict, "exploratory": late, "dropped": False}
+        for item, verdict, late in verdicts
+    ]
+    folder = store.results.root / "demo" / "ecgr"
+    (folder / "summary.json").write_text(json.dumps({"claims": claims}))
+    store.export(items=[TABLE])
+    (folder / "table1.csv").unlink()
+    expected = "claims: 2 supported; 1 undecided, exploratory"
+    for values in ("1 reproduced, 1 opposite; ", ""):
+        (run,) = store.search("tags.kind = 'item'")
+        assert run["data"]["tags"]["verdicts"] == values + expected
+        store.export(items=[TABLE])
 
 
 def grid(name: str, *runs: tuple[RunSpec, dict[str, str]], **axes: Sequence[str]) -> SimpleNamespace:
@@ -613,7 +642,7 @@ def test_the_root_address_opens_a_list() -> None:
 def test_charts_are_curves_and_numbers_of_tables() -> None:
     """MLflow would draw a chart of each metric, such as seconds."""
     metrics = ["seconds", "test_loss", "round_seconds", "last_accuracy", "test_accuracy"]
-    charts = state_of("flfa (demo)", dict.fromkeys(metrics, 1), {})["compareRunCharts"]
+    charts = state_of("flfa (demo)", dict.fromkeys(metrics, frozenset(["run"])), {})["compareRunCharts"]
     shown = [(one["metricKey"], one["type"], one["scaleType"]) for one in charts if not one["deleted"]]
     assert shown == [
         ("test_accuracy", "LINE", "linear"),
@@ -622,7 +651,10 @@ def test_charts_are_curves_and_numbers_of_tables() -> None:
         ("round_seconds", "BAR", "linear"),
     ]
     assert [one["metricKey"] for one in charts if one["deleted"]] == ["seconds"]
-    assert state_of("cells", {"mean": 2, "gain": 1}, {})["compareRunCharts"][0]["metricKey"] == "gain"
+    assert (
+        state_of("cells", {"mean": {"a", "b"}, "gain": {"a"}}, {})["compareRunCharts"][0]["metricKey"]
+        == "gain"
+    )
 
 
 def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None:
@@ -630,9 +662,18 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
     (state,) = [one for key, one in states_of(exported.path).items() if f'"{experiment}"' in key]
     columns = [column.partition(".")[2].strip("`") for column in state["selectedColumns"]]
     assert columns == ["Run Name", "final_accuracy", "method", "plugins", "dataset", "skew", "seed"]
-    metrics = {"best_accuracy": 2, "final_accuracy": 9, "seconds": 9}
+    metrics = {"best_accuracy": {"a"}, "final_accuracy": {"a", "b", "c"}, "seconds": {"a", "b", "c"}}
     varying = state_of("ecgr (demo)", metrics, {"method": 1, "seed": 2, "items": 3})["selectedColumns"]
     assert varying[1:4] == ["metrics.`final_accuracy`", "tags.`seed`", "tags.`method`"]
+
+
+def test_each_run_has_a_number_in_the_first_columns() -> None:
+    """A column that most runs have may be empty on the whole first page."""
+    metrics = {"final": set("abcdef"), "best": set("abcdef"), "last": set("gh"), "validation": set("abi")}
+    assert shown_of(metrics) == ["final", "last", "validation"]
+    assert shown_of(metrics | {"validation": set("ab")}) == ["final", "last", "best"]
+    assert shown_of({"final": set("abc"), "best": {"a"}}) == ["final"]
+    assert shown_of({}) == []
 
 
 @pytest.mark.slow

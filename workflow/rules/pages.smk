@@ -49,6 +49,7 @@ rule track:
     """Export runs, tables and figures to MLflow in one process; exporting again changes nothing."""
     input:
         JOBS.outputs(),  # made after all runs
+        [f"{OUT}/{paper}/summary.json" for paper in JOBS.papers],
     output:
         f"{OUT}/tracked.txt",
     log:
