@@ -188,7 +188,7 @@ def index() -> str:
     """The page that lists all methods."""
     rows = []
     for name, method in METHODS.items():
-        cost = method.footprint
+        cost = method().footprint
         cells = [
             f"[{name}]({name}.md)",
             "plug-in" if method.plugin else "base",

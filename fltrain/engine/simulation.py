@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -286,10 +287,11 @@ class Simulation:
             sizes = [trainer.clients.step_sizes(update.samples) for update in updates]
             self.costs.samples += sum(map(sum, sizes))
         weights, buffers = round.server.weights, round.server.buffers
-        model = _bytes([weights, *([] if self.ownership.buffers else [buffers])])
-        model -= _bytes(weights[self.model.layout.private(self.ownership.private)])
-        self.bytes_down += (model + _bytes(round.payloads)) * len(updates)
-        self.bytes_up += sum(model + _bytes(update.extras) for update in updates)
+        shared = _bytes(weights) - _bytes(weights[self.model.layout.private(self.ownership.private)])
+        statistics = 0 if self.ownership.buffers else _bytes(buffers)
+        sent = math.ceil(shared * math.prod(one.footprint.upload for one in self.composition.methods))
+        self.bytes_down += (shared + statistics + _bytes(round.payloads)) * len(updates)
+        self.bytes_up += sum(sent + statistics + _bytes(update.extras) for update in updates)
         if self.spec.evaluation.keep == "clients":
             self.last_models = {
                 "clients": torch.tensor([update.client for update in updates]),

@@ -106,6 +106,7 @@ class Method(Component):
     """Hyper-parameters that make the method equal to its base bit for bit; None if it has none."""
 
     footprint: ClassVar[Footprint] = Footprint()
+    """Traffic and state; a property if they depend on hyper-parameters."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:

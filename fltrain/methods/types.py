@@ -308,6 +308,7 @@ class Footprint:
         down, up: traffic per client and round in addition to weights and buffers, in vectors of the model's
             size.
         client, server: state kept between rounds, in the same unit.
+        upload: transmitted part of the uploaded weights; less than 1 if the method compresses them.
 
     None if the value depends on the network; see the method's page in ``docs/methods``.
     """
@@ -316,3 +317,4 @@ class Footprint:
     up: int | None = 0
     client: int | None = 0
     server: int | None = 0
+    upload: float = 1

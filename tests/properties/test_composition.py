@@ -1,8 +1,9 @@
 """Several methods together: order of hooks, values passed between them, refused combinations."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fltrain.methods.composition import EXCLUSIVE_HOOKS, EXCLUSIVE_NEEDS, Compos
 from fltrain.methods.ecgr import Ecgr
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.flfa import Flfa
-from fltrain.methods.types import Outputs, Recording, Schedule, Server, Update
+from fltrain.methods.types import Footprint, Outputs, Recording, Schedule, Server, Update
 from fltrain.metrics.updates import layer_similarity
 
 from .helpers import Tracing, local_of, rows_of, simulation, trained, update_of
@@ -144,3 +145,23 @@ def test_two_methods_cannot_define_the_same_exclusive_hook_or_need(name: str) ->
         with pytest.raises(ValueError, match=message):
             Composition(methods)
     assert Composition((first, Adding())).name == "base+adding"
+
+
+class Compressing(Method):
+    """Declares compressed uploads."""
+
+    name: Literal["compressing"] = "compressing"
+    plugin: ClassVar[bool] = True
+    share: float = 1.0
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(upload=self.share)
+
+
+def test_compressed_uploads_are_less_traffic() -> None:
+    """The factor concerns the weights, upwards; BatchNorm statistics are sent as they are."""
+    plain, run = (trained(Compressing(share=share), rounds=1, fraction=0.5) for share in (1.0, 0.1))
+    weights, buffers = run.server.weights.nbytes, run.server.buffers.nbytes
+    assert plain.bytes_up == plain.bytes_down == run.bytes_down == 3 * (weights + buffers)
+    assert run.bytes_up == 3 * (math.ceil(0.1 * weights) + buffers)
