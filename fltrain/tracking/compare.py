@@ -326,6 +326,9 @@ def compare_runs(
     variants = _variants(runs, settings[[key for key in differing if begins(key, wanted)]])
     names = list(dict.fromkeys(variants.values()))
     base = baseline or names[0]
+    having = [name for name in names if base in (part.partition("=")[2] for part in name.split(", "))]
+    if base not in names and len(having) == 1:  # a value alone is enough
+        base = having[0]
     check_known("baseline: unknown variant", [base], names, "there are")
     others = [key for key in differing if not begins(key, wanted)]
     shown = _distinguishing(settings[others])

@@ -113,6 +113,14 @@ def test_the_baseline_can_be_chosen(root: Path) -> None:
     compared = compare_runs(runs, baseline="fedprox")
     assert list(compared.frame["row"]) == ["fedprox", "fedavg"]
     assert by_name(compared)["fedavg"]["gain"] == pytest.approx(-8 / 3)
+    rates = chosen(root, "method=fedavg")
+    assert compare_runs(rates, baseline="0.5").frame["row"].tolist() == ["training.lr=0.5", "training.lr=0.1"]
+    with pytest.raises(
+        FltrainError, match=r"unknown variant '0\.7' \(there are: training\.lr=0\.1, training"
+    ):
+        compare_runs(rates, baseline="0.7")
+    with pytest.raises(FltrainError, match=r"unknown variant '0\.5'"):
+        compare_runs(chosen(root, "method=fedavg,fedprox"), over=["training", "method"], baseline="0.5")
     with pytest.raises(FltrainError, match="baseline: unknown variant 'fedprx'; did you mean 'fedprox'"):
         compare_runs(runs, baseline="fedprx")
 
