@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fltrain.cli.options import ResultsOption, number_of_seeds
+from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, Problems
 from fltrain.core.strict_yaml import read_plain, read_text
 from fltrain.runs.record import Results
@@ -52,12 +52,34 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> list[RunSpec]:
         choices[key] = [(f"{key}={value}", _patch(key, value)) for value in alternatives(text)]
     specs, found = list[RunSpec](), Problems()
     for combination in itertools.product(*choices.values()):
-        names, patches = zip(*combination, strict=True)
-        changed = functools.reduce(merge, patches, settings)
+        patches = dict(zip(choices, combination, strict=True))
+        changed, place = settings, f"{where} with {' '.join(text for text, _ in combination)}"
         with found.collected():
-            specs.append(RunSpec.recorded(changed, f"{where} with {' '.join(names)}"))
+            for key in sorted(choices, key=lambda key: key.count(".")):  # a component, then its options
+                _, patch = patches[key]
+                if key.startswith("plugins."):
+                    patch = _of_list(patch["plugins"], changed, place)
+                changed = merge(changed, patch)
+            specs.append(RunSpec.recorded(changed, place))
     found.refuse(where)
     return specs
+
+
+def _of_list(options: Mapping[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a change of a plug-in's options, by its name, as a change of the run's list of plug-ins.
+
+    Raises:
+        FltrainError: if the run does not have the plug-in; the message begins with ``place``.
+    """
+    from fltrain.experiments.layers import merge
+
+    plugins = settings.get("plugins", [])
+    if not isinstance(plugins, list):
+        return {}
+    by_name = {str(one.get("name") if isinstance(one, Mapping) else one): one for one in plugins}
+    names = list(by_name) or ["none"]
+    check_known(f"{place}: plugins: the run has no plug-in", options, names, "its plug-ins")
+    return {"plugins": list(merge(by_name, options).values())}
 
 
 def _patch(key: str, text: str) -> dict[str, Any]:

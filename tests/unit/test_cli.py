@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from fltrain import __version__
 from fltrain.__main__ import main
 from fltrain.cli import app
 from fltrain.cli.output import print_table
+from fltrain.cli.train import runs_of
+from fltrain.core.config import plain
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
@@ -263,6 +266,24 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
     assert "fedavg+flfa" in compared and "fedprox+flfa" in compared
 
 
+def test_an_option_of_a_plug_in_is_changed_by_its_name(tmp_path: Path) -> None:
+    """Its other options and other plug-ins stay; a list of plug-ins comes first, in any order of changes."""
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({**MINUTE, "plugins": [{"name": "flfa", "strategy": "lowest"}, "ecgr"]}))
+
+    def changed(*changes: str) -> list[list[Any]]:
+        return [plain(run.plugins) for run in runs_of(path, changes)]
+
+    def plugins(*expected: Any) -> list[Any]:
+        return plain(RunSpec.parse({**MINUTE, "plugins": [*expected]}, "test").plugins)
+
+    lowest = {"name": "flfa", "strategy": "lowest"}
+    assert changed("plugins.flfa.n_fa=3,4") == [plugins({**lowest, "n_fa": n}, "ecgr") for n in (3, 4)]
+    replaced = changed("plugins.flfa.n_fa=3", "plugins=[flfa],[ecgr,flfa]")
+    flfa = {"name": "flfa", "n_fa": 3}
+    assert replaced == [plugins(flfa), plugins("ecgr", flfa)]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -272,6 +293,16 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
             ["run.yaml with method=fedpro: method: unknown method 'fedpro'; did you mean"],
         ),
         ("plugins=[", ["--set plugins", "not YAML"]),
+        ("plugins='{name: flfa}'", ["plugins: input should be a list"]),
+        ("plugins=flfa --set plugins.flfa.n_fa=2", ["plugins: input should be a list"]),
+        (
+            "plugins.flfa.n_fa=2",
+            ["with plugins.flfa.n_fa=2: plugins: the run has no plug-in 'flfa' (its plug-ins: none)"],
+        ),
+        (
+            "plugins.flfaa.n_fa=2 --set plugins=[flfa]",
+            ["plugins: the run has no plug-in 'flfaa'; did you mean 'flfa'?"],
+        ),
         (".=3", ["--set: '.=3': write KEY=VALUE"]),
         (
             "rounds=1 --set rounds=2",
@@ -286,7 +317,7 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
 )
 def test_wrong_changes_give_one_line(tmp_path: Path, fail: Fail, change: str, words: list[str]) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(MINUTE))
-    message = fail("train", "run.yaml", "--set", *change.split())
+    message = fail("train", "run.yaml", "--set", *shlex.split(change))
     assert all(word in message for word in words), message
 
 
