@@ -370,10 +370,10 @@ own protocol, as far as its text states it. {replicated} have
   * *Exploratory*: declared so, or decided after we had seen the runs.
   * *Undecided*: too little evidence to support or contradict the claim, or runs cover only a part.
   * *Tested*: a unit test checks the definition.
-  * †: drops out of the list of contradicted claims (false discovery rate 5 %).
+  * † after a verdict: drops out of the list of contradicted claims (false discovery rate 5 %). FLFA† is a method.
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
-  * *At each of 4 places*: every place must support the claim. One place, or the mean, can contradict it; we
-    correct this test for the number of places.
+  * *At each of 4 places*: every place must support the claim. One place alone, or the mean, can contradict
+    it. We correct these five tests for their number.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
 * **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim covered.

@@ -243,9 +243,19 @@ class Jobs:
                 "citation": declared.citation,
                 "covers": covers,
                 "untrained": {**declared.untrained, **others},
+                "elsewhere": self._elsewhere(name),
             },
             "sheets": [item.sheet.model_dump(mode="json") for item in items],
             "claims": [claim.model_dump(mode="json") for claim in declared.claims],
+        }
+
+    def _elsewhere(self, name: str) -> dict[str, str]:
+        """Return the other papers with claims on this one, for example replications: titles by name."""
+        return {
+            other.paper: other.title
+            for other in self.papers.values()
+            if other.paper != name
+            and any(claim.where.partition(",")[0].lower() == name for claim in other.claims)
         }
 
     def track_options(self) -> list[str]:
@@ -263,9 +273,11 @@ class Jobs:
         """
         papers: dict[str, dict[str, Any]] = {}
         for item in self.plan.items:
-            names = {"name": item.paper.paper, "title": item.paper.title, "contents": []}
+            name = item.paper.paper
+            heading = {"name": name, "title": item.paper.title, "elsewhere": self._elsewhere(name)}
             contents = {"name": item.name, "title": item.item.title, "table": item.item.table is not None}
-            papers.setdefault(item.paper.paper, names)["contents"].append({**contents, "runs": item.run_ids})
+            paper = papers.setdefault(name, {**heading, "contents": []})
+            paper["contents"].append({**contents, "runs": item.run_ids})
         titles = {item.scale_title for item in self.plan.items}
         return {
             "scale": self.plan.scale.scale,

@@ -489,7 +489,7 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     words = f"{number} over {count(len(cell.gains), 'seed')}. The paper states {stated:.4g}"
     number += f"; the paper states {stated:.4g}"
     shown = Finding("undecided", words, UNTESTABLE, cell.gain, interval, number=number)
-    if p is None:
+    if p is None or not ends:
         return shown
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict

@@ -88,6 +88,7 @@ def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         **summary,
         "name": paper["name"],
         "title": paper["title"],
+        "elsewhere": paper["elsewhere"],
         "page": page if (folder / page).exists() else "",
         "picture": next((file for file in files if (folder / file).exists()), ""),
     }

@@ -16,7 +16,14 @@ from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import AMONG_OWN, EXPECTED, EXPECTED_GAINS, expected_counts, without_interval
+from fltrain.reporting.verdict import (
+    AMONG_OWN,
+    EXPECTED,
+    EXPECTED_GAINS,
+    expected_counts,
+    repeated,
+    without_interval,
+)
 
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
@@ -106,10 +113,12 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     for cell in cells:
         gains[cell.published_gain is not None].update([cell.gain_verdict] if cell.gain_verdict else [])
     of_values = true_values(cells) if kind == "control" else "published values"
+    same = repeated(cells)
+    among_own = "differences among our own runs" + f" ({same} with the same runs as another)" * bool(same)
     found: Counts = {
         of_values: (values, expected_counts(cells, EXPECTED)),
         "published gains": (gains[True], expected_counts(cells, EXPECTED_GAINS)),
-        "differences among our own runs": (gains[False], {}),
+        among_own: (gains[False], {}),
         "claims": (Counter(map(full_verdict, claims)), {}),
     }
     return {

@@ -9,6 +9,7 @@ their own.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +30,7 @@ from fltrain.core.statistics import (
     over_seeds,
     t_above,
 )
-from fltrain.reporting.tables.table_cell import GainVerdict, Side, TableCell, Verdict
+from fltrain.reporting.tables.table_cell import CORRECTED, GainVerdict, Side, TableCell, Verdict
 from fltrain.runs.measures import measure
 
 NO_INTERVAL, MISSED = "without an interval", "target missed"
@@ -90,33 +91,43 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     values = moderated([one.values for one in cells])
     gains = moderated([one.gains for one in cells])
     judged: list[TableCell] = []
-    among_own: list[float | None] = []
     for one, ours, gained in zip(cells, values, gains, strict=True):
         mean, std = over_seeds(one.cell.values, one.cell.over_seeds)
         gain, gain_std = over_seeds(one.cell.gains)
         cell = one.cell.replace(n=len(one.cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
         found = contrast(gained, region=around(cell.gain_margin))
-        cell = cell.replace(
-            **_interval(cell, ours), **_verdict(cell, one, ours), **_gain_verdict(cell, one, found, ours)
+        judged.append(
+            cell.replace(
+                **_interval(cell, ours), **_verdict(cell, one, ours), **_gain_verdict(cell, one, found, ours)
+            )
         )
-        judged.append(cell)
-        own = found is not None and cell.gain_verdict in AMONG_OWN
-        among_own.append(min(found.p_outside, 1 - found.p_outside) if found and own else None)
-    discovered, shown = discoveries([cell.p for cell in judged]), discoveries(among_own)
-    return [
-        cell.replace(
-            dropped=cell.verdict == "not reproduced" and cell.p is not None and not is_discovered,
-            gain_verdict="inconclusive"
-            if cell.gain_verdict in AMONG_OWN and not is_shown
-            else cell.gain_verdict,
-        )
-        for cell, is_discovered, is_shown in zip(judged, discovered, shown, strict=True)
-    ]
+    discovered = discoveries([cell.p for cell in judged])
+    shown = discoveries([cell.gain_p if cell.gain_verdict in AMONG_OWN else None for cell in judged])
+    return [_corrected(*one) for one in zip(judged, discovered, shown, strict=True)]
+
+
+def _corrected(cell: TableCell, discovered: bool, shown: bool) -> TableCell:
+    """Return a cell after the corrections of the table's values and of the differences among our own runs."""
+    dropped = cell.verdict == "not reproduced" and cell.p is not None and not discovered
+    cell = cell.replace(dropped=dropped)
+    if cell.gain_verdict not in AMONG_OWN or shown:
+        return cell
+    alone = cell.gain_p is not None and cell.gain_p <= LEVEL
+    return cell.replace(gain_verdict="inconclusive", reason=CORRECTED if alone else cell.reason)
 
 
 def without_interval(reason: str) -> str:
     """Return the name under which pages count a cell without an interval; empty if it has one."""
-    return reason and (MISSED if reason == MISSED else NO_INTERVAL)
+    return {"": "", CORRECTED: "", MISSED: MISSED}.get(reason, NO_INTERVAL)
+
+
+def repeated(cells: Iterable[TableCell]) -> int:
+    """Return the number of differences among our own runs that have the same runs as another one.
+
+    For example, the selected settings of a method can be its default ones.
+    """
+    runs = Counter((cell.item, cell.label, cell.runs) for cell in cells if cell.among_own)
+    return runs.total() - len(runs)
 
 
 def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]) -> dict[str, float]:
@@ -243,6 +254,7 @@ def _bootstrapped(cell: TableCell, published: float) -> Interval | None:
 def _gain_verdict(cell: TableCell, inputs: Judgeable, ours: Contrast | None, values: Sample) -> Columns:
     """Return the verdict on our gain, a contrast with zero; the paper's numbers vary like our ``values``."""
     mean, published = cell.gain, cell.published_gain
+    verdict: GainVerdict
     if mean is None:
         return {}
     low, high = ours.interval if ours else (None, None)
@@ -252,7 +264,9 @@ def _gain_verdict(cell: TableCell, inputs: Judgeable, ours: Contrast | None, val
     if cell.gain_margin:
         # True gains lie inside or outside the margin; ``compare`` controls false discoveries.
         inside = abs(mean) < cell.gain_margin
-        return {**shown, "gain_verdict": "equivalent" if inside else "better" if mean > 0 else "worse"}
+        p = min(ours.p_outside, 1 - ours.p_outside) if ours else None
+        verdict = "equivalent" if inside else "better" if mean > 0 else "worse"
+        return {**shown, "gain_verdict": verdict, "gain_p": p}
     if published is None or measure(cell.measure).margin.relative or not inputs.compared:
         return shown
     shown |= {"gain_margin": gain_margin(published), "gain_verdict": "inconclusive"}
@@ -264,7 +278,7 @@ def _gain_verdict(cell: TableCell, inputs: Judgeable, ours: Contrast | None, val
         other_error=_published_gain_error(cell, inputs, ours, values),
         region=around(gain_margin(published)),
     )
-    verdict: GainVerdict = "inconclusive"
+    verdict = "inconclusive"
     if found.position == "inside":
         verdict = "size reproduced"
     elif (low > 0 and published > 0) or (high < 0 and published < 0):

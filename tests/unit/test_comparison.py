@@ -317,6 +317,23 @@ def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verd
         low, high = found.interval("gain_")
         beyond, inside = low > 0.5 or high < -0.5, low > -0.5 and high < 0.5
         assert (beyond, inside) == (verdict in ("better", "worse"), verdict == "equivalent")
+        assert (found.gain_p <= 0.05) == (beyond or inside)
+    else:
+        assert found.gain_p is None
+    assert not found.reason, "a single test has no correction"
+
+
+def test_a_difference_that_only_the_correction_leaves_open_has_a_reason() -> None:
+    """The others have an interval that reaches across the margin, or none."""
+    own: dict[str, Any] = {"gain_margin": 0.5, "floor": 0.0, "base": "FedAvg"}
+    gains = [(0.8, 1.0, 1.2), (0.3, 0.5, 0.9), *[(0.4, 0.5, 0.6)] * 4, (2.0,)]
+    alone, *others, single = compare([numbers(one, None, gains=one, **own) for one in gains])
+    assert alone.gain_low > 0.5 and alone.gain_p == pytest.approx(stats.t.sf(0.5 * math.sqrt(3) / 0.2, 2))
+    for cell in (alone, *others, single):
+        assert cell.gain_verdict == "inconclusive"
+    assert alone.full_gain_verdict == f"inconclusive ({alone.reason})" and "correction" in alone.reason
+    assert alone.full_verdict == "", "the reason is of the gain"
+    assert {cell.reason for cell in (*others, single)} == {""} and single.gain_p is None
 
 
 def test_false_discoveries_among_our_own_differences_are_rare() -> None:

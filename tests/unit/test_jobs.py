@@ -51,6 +51,21 @@ def jobs(folder: Path, **settings: Any) -> Jobs:
     return Jobs.of({"scale": "one", **settings}, folder, folder / "results")
 
 
+def test_a_paper_leads_to_the_claims_of_others_on_it(tmp_path: Path) -> None:
+    test = {"kind": "tested", "by": "tests/unit/test_jobs.py"}
+    claims = [{"where": "Toy, table 1", "claim": "Toys help", "test": test}]
+    folder = write_papers(
+        tmp_path, TOY, {**OTHER, "claims": claims}, scale={**SCALE, "items": ["toy", "other"]}
+    )
+    (folder / "reported").mkdir()
+    (folder / "reported" / "other_claims.csv").write_text(
+        'paper,where,claim,metric,value,unit\nother,"Toy, table 1",Toys help,ordering,,\n'
+    )
+    found = jobs(folder)
+    assert found.paper_job("toy")["about"]["elsewhere"] == {"other": OTHER["title"]}
+    assert [paper["elsewhere"] for paper in found.listing()["papers"]] == [{"other": OTHER["title"]}, {}]
+
+
 def test_complete_records_need_no_data(folder: Path) -> None:
     """With an imported record, neither data nor partition are made; where they are, they stay inputs."""
     first, second = jobs(folder).plan.runs.values()

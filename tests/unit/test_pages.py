@@ -20,7 +20,7 @@ from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
-from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
+from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
 from fltrain.reporting.version import outdated_pages, reporting_version
 
 from ..toy import ABOUT, DOUBT, METHODS, PLUGINS, SEEDS, SUMMARY, Toy
@@ -156,6 +156,7 @@ COMPARED: dict[str, Any] = {
         ),
         ({"exploratory": True}, {"verdict": "inconclusive, exploratory"}),
         ({"reason": "one seed"}, {"verdict": "inconclusive (one seed)"}),
+        ({"gain_margin": 0.5, "gain_p": 0.0114}, {"one-sided p, not corrected": "0.0114"}),
     ],
 )
 def test_facts_about_a_cell(changes: dict[str, Any], expected: dict[str, str]) -> None:
@@ -358,6 +359,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     page = read(toy, "index.html")
     text = text_of(page)
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
+    assert "More claims on this paper: Another paper" in text and "other/index.html#claims" in page.links
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert (
         "+1.25 points <here>." in text
@@ -390,6 +392,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         f"table1.html{link}" for link in table.links if link.startswith("#cell-")
     ]
     assert "figure1.png" in page.loaded
+    assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "expected 1.5" in page.of("small")
     assert "FLFA <always> helps" in page.of("td") and "contradicted†" in page.of("span")
@@ -516,6 +519,10 @@ def test_verdicts_next_to_values_are_short(toy: Toy) -> None:
     assert GridEntry(kind="own", cell=cell).pill == "not reproduced†"
     intended = cell.replace(falsified=True, side="", dropped=False, exploratory=False)
     assert GridEntry(kind="own", cell=intended).pill == "not reproduced (as intended)"
+    open_gain = TableCell(gain_verdict="inconclusive", reason=CORRECTED, verdict="reproduced")
+    assert GridEntry(kind="gain", cell=open_gain).badge == f"inconclusive ({CORRECTED})"
+    assert GridEntry(kind="gain", cell=open_gain).pill == CORRECTED
+    assert GridEntry(kind="own", cell=open_gain).pill == "reproduced"
 
 
 A, B = ("A grows", "supported", False), ("B falls", "contradicted", False)
@@ -662,6 +669,17 @@ def test_cells_without_an_interval_are_counted_apart() -> None:
     ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, *without], []).values()
     assert verdicts == {"inconclusive": 2, "target missed": 1, "without an interval": 1}
     assert sum(expected.values()) == pytest.approx(2)
+
+
+def test_differences_with_the_same_runs_are_named(toy: Toy) -> None:
+    """Tuned settings can be the default ones: both cells count."""
+    cell = TableCell(item="a", label="accuracy, %", gain_margin=0.5, gain_verdict="inconclusive")
+    cells = [cell.replace(runs=(run,), column=name) for run in "ab" for name in ("default", "tuned")]
+    (heading,) = summary.verdict_counts("comparison", [*cells, cell], [])
+    assert heading == "differences among our own runs (2 with the same runs as another)"
+    (note, *_) = Notes.of(toy.sheet, cells).texts
+    assert "with the same runs as another one: 2." in note and CORRECTED in note.lower()
+    assert "same runs" not in "".join(Notes.of(toy.sheet, cells[:1]).texts)
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fltrain.core.errors import count
 from fltrain.reporting.pages import tone
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.verdict import MISSED
+from fltrain.reporting.verdict import MISSED, NO_INTERVAL, without_interval
 
 LIMIT, POINTS, MOST = 6.0, 15.0, 40
 """Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
@@ -60,7 +60,7 @@ def forest(
             **{"below": numbers[0] < -ends, "above": numbers[2] > ends},
         }
         rows.setdefault(heading, []).append(row)
-    without = sum(cell.reason not in ("", MISSED) for cell in cells) if compared else 0
+    without = sum(without_interval(cell.reason) == NO_INTERVAL for cell in cells) if compared else 0
     notes = [AXIS if compared else "gain, in percentage points"]
     notes += ["arrows: beyond the axis"] * (farthest > ends)
     notes += [f"{count(without, 'cell')} without an interval: not shown"] * bool(without)

@@ -37,13 +37,15 @@ def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
 
 
 def facts(cell: TableCell, reduced: bool) -> dict[str, str]:
-    """Return a cell's numbers and verdicts by name, with intervals, margin and seeds that would decide."""
+    """Return a cell's numbers and verdicts by name, with intervals, margin, p and seeds that would decide."""
     shown = {heading: entry.text for heading, entry in entries_of(cell, True, reduced).items() if entry.text}
     if cell.verdict and cell.margin is not None:
         shown["margin"] = f"±{cell.margin:.3g}"
     if cell.seeds_needed is not None:
         none = "none, the published value is too uncertain"
         shown["seeds that would decide"] = none if math.isinf(cell.seeds_needed) else f"{cell.seeds_needed:g}"
+    if cell.among_own and cell.gain_p is not None:
+        shown["one-sided p, not corrected"] = f"{cell.gain_p:.3g}"
     return shown
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fltrain.experiments.layout import ItemJob, Measured, Table, named
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of, ranked
-from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.tables.table_cell import CORRECTED, TableCell
 from fltrain.reporting.text import number_text
-from fltrain.reporting.verdict import EXPECTED, expected_counts, without_interval
+from fltrain.reporting.verdict import EXPECTED, expected_counts, repeated, without_interval
 from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import measure
 
@@ -131,13 +131,14 @@ class GridEntry:
     def badge(self) -> str:
         """The verdict with its side or reason and its marks."""
         cell = self.cell
-        text = cell.full_verdict + DROPPED * cell.dropped if self.kind == "own" else self.verdict
+        texts = {"own": cell.full_verdict + DROPPED * cell.dropped, "gain": cell.full_gain_verdict}
+        text = texts.get(self.kind, "")
         return f"{text}, exploratory" if self.verdict and cell.exploratory and text != "not run" else text
 
     @property
     def pill(self) -> str:
-        """The verdict (or the reason for the lack of an interval) without the notes that stand next to it."""
-        reason = self.cell.reason if self.kind == "own" else ""
+        """The verdict (or the reason why it is inconclusive) without the notes that stand next to it."""
+        reason = self.cell.reason if (self.cell.reason == CORRECTED) == (self.kind == "gain") else ""
         side = "" if self.cell.intended else self.cell.side
         return reason or self.badge.removesuffix(", exploratory").replace(f" ({side})", "")
 
@@ -297,9 +298,7 @@ class Notes:
         general = [note for note in noted[0] if all(note in notes for notes in noted)] if noted[1:] else []
         special = dict.fromkeys(note for cell in shown for note in _notes_on(cell) if note not in general)
         doubts_first = sorted(special, key=lambda note: not note.startswith(DOUBTFUL))
-        judged = [
-            cell for cell in shown if cell.judged and not (cell.gain_margin and cell.published_gain is None)
-        ]
+        judged = [cell for cell in shown if cell.judged and not cell.among_own]
         tested = [cell for cell in judged if cell.expected_reproduced is not None]
         intervals = {one.measure for one in layout.measures if one.interval}
         ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
@@ -318,11 +317,12 @@ class Notes:
             if ranked(layout, shown)
             else "",
             own_margins=own_margins(shown),
+            repeated=repeated(shown),
             judged=judged,
             margins=_ranges(judged, "margin"),
             detectable=_ranges(judged, "detectable"),
             counts=Counter(cell.verdict for cell in tested),
-            without=Counter(without_interval(cell.reason) for cell in judged if cell.reason),
+            without=Counter(filter(None, (without_interval(cell.reason) for cell in judged))),
             bases=bases_of(layout),
             pooled=len({*widths.values()}) < len(widths),
             expected={} if sheet.control else expected_counts(tested, EXPECTED),
@@ -348,12 +348,12 @@ class Notes:
 
 def own_margins(shown: Sequence[TableCell]) -> list[str]:
     """Return the note on verdicts on gains that no paper prints, for each margin."""
-    own = dict.fromkeys(
-        cell.gain_margin for cell in shown if cell.gain_margin and cell.published_gain is None
-    )
+    own = dict.fromkeys(cell.gain_margin for cell in shown if cell.among_own)
     return [
-        "Better, equivalent or worse: the mean difference, paired by seed, lies outside or inside the margin "
-        f"of {margin:g} points, at a false discovery rate of 5 % over this table; inconclusive: neither."
+        "Better, equivalent or worse: the difference, paired by seed, lies above, inside or below the margin of "
+        f"{margin:g} points. One-sided tests are corrected for all differences of this table (false discovery "
+        f"rate 5 %). Inconclusive: none of these. “{CORRECTED.capitalize()}”: the interval alone would decide "
+        "the cell."
         for margin in own
     ]
 

@@ -27,6 +27,9 @@ GainVerdict = Literal[
 AVERAGE = "average"
 """Label of the row of averages."""
 
+CORRECTED = "not significant after correction"
+"""Reason of a gain whose own test is significant, but not after the correction for all gains of the table."""
+
 OF_VALUE = ("n", "mean", "std", "low", "high", "difference", "difference_low", "difference_high")
 OF_GAIN = ("gain", "gain_std", "gain_low", "gain_high")
 """Columns with numbers that are no measurement if all runs diverged."""
@@ -121,7 +124,7 @@ class TableCell(BaseModel):
     difference_high: Number = _column("upper end of the interval of the difference")
     verdict: Verdict | None = _column("verdict on the value; empty at a reduced scale")
     side: Side = _column("side on which a value is not reproduced", "")
-    reason: str = _column("reason why there is no interval", "")
+    reason: str = _column("reason of an inconclusive verdict, if its interval does not show it", "")
     seeds_needed: Number = _column("seeds of ours that would decide an inconclusive cell; inf: none would")
     p: Number = _column("one-sided p value against a true difference within the margin")
     dropped: bool = _column("True: drops out of the list of cells that are not reproduced", False)
@@ -131,7 +134,10 @@ class TableCell(BaseModel):
     gain_margin: Number = _column("margin around the published gain, or around no gain")
     gain_difference_low: Number = _column("lower end of the interval of our gain minus the published one")
     gain_difference_high: Number = _column("upper end of that interval")
-    gain_p: Number = _column("one-sided p value against a true gain within the margin of the published one")
+    gain_p: Number = _column(
+        "one-sided p value against a true gain within the margin of the published one; among our own runs: "
+        "p value of the verdict's test, before the correction"
+    )
     gain_verdict: GainVerdict | None = _column("verdict on the gain; empty at a reduced scale")
     expected_size: Number = _column("probability of 'size reproduced' if the published gain were true")
     expected_direction: Number = _column("the same of 'direction reproduced'")
@@ -188,6 +194,11 @@ class TableCell(BaseModel):
         return self.verdict not in (None, "not run") or self.gain_verdict is not None
 
     @property
+    def among_own(self) -> bool:
+        """The gain is a difference among our own runs, with a declared margin."""
+        return bool(self.gain_margin) and self.published_gain is None
+
+    @property
     def intended(self) -> bool:
         """The rule rejects a value that a control has made false."""
         return self.falsified and self.verdict == "not reproduced"
@@ -195,8 +206,16 @@ class TableCell(BaseModel):
     @property
     def full_verdict(self) -> str:
         """The verdict with the side of the miss or the reason for the lack of an interval."""
-        detail = "as intended" if self.intended else self.side or self.reason
+        detail = (
+            "as intended" if self.intended else self.side or (self.reason if self.reason != CORRECTED else "")
+        )
         return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
+
+    @property
+    def full_gain_verdict(self) -> str:
+        """The verdict on the gain, and whether only the correction for several tests left it inconclusive."""
+        corrected = self.gain_verdict and self.reason == CORRECTED
+        return f"{self.gain_verdict} ({CORRECTED})" if corrected else self.gain_verdict or ""
 
     def replace(self, **columns: Any) -> Self:
         """Return the cell with other numbers in these columns."""
