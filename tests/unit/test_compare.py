@@ -286,8 +286,8 @@ def test_a_condition_shows_cells_of_the_page_unchanged(imported: Path) -> None:
     assert part.rows() == [row for row in page.rows() if row["method"] in ("FedAvg", "FedACG")]
     assert part.heading == f"{page.heading}, only method=fedacg,fedavg plugins=none"
     whole = f"8 of {len(page.cells)} cells; gains, intervals and verdicts come from the whole table"
-    rate = "points, at a false discovery rate of 5 % over this table; inconclusive: neither."
-    assert whole in part.notes and any(note.endswith(rate) for note in part.notes)
+    rate = "corrected for all differences of this table (false discovery rate 5 %)"
+    assert whole in part.notes and any(rate in note for note in part.notes)
     assert not any("whole table" in note for note in page.notes)
     without_base = compare(*asked, "method=feddyn")
     assert {cell.row for cell in without_base.cells} == {"FedDyn"}

@@ -350,10 +350,10 @@ def own_margins(shown: Sequence[TableCell]) -> list[str]:
     """Return the note on verdicts on gains that no paper prints, for each margin."""
     own = dict.fromkeys(cell.gain_margin for cell in shown if cell.among_own)
     return [
-        "Better, equivalent or worse: the difference, paired by seed, lies above, inside or below the margin of "
-        f"{margin:g} points. One-sided tests are corrected for all differences of this table (false discovery "
-        f"rate 5 %). Inconclusive: none of these. “{CORRECTED.capitalize()}”: the interval alone would decide "
-        "the cell."
+        "Better, equivalent or worse: the difference, paired by seed, lies above, inside or below the margin "
+        f"of {margin:g} points. One-sided tests are corrected for all differences of this table (false "
+        f"discovery rate 5 %). Inconclusive: none of these. “{CORRECTED.capitalize()}”: the interval alone "
+        "would decide the cell."
         for margin in own
     ]
 
