@@ -370,7 +370,8 @@ own protocol, as far as its text states it. {replicated} have
   * *Exploratory*: declared so, or decided after we had seen the runs.
   * *Undecided*: too little evidence to support or contradict the claim, or runs cover only a part.
   * *Tested*: a unit test checks the definition.
-  * † after a verdict: drops out of the list of contradicted claims (false discovery rate 5 %). FLFA† is a method.
+  * † after a verdict: drops out of the list of contradicted claims (false discovery rate 5 %). FLFA†
+    is a method.
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
   * *At each of 4 places*: every place must support the claim. One place alone, or the mean, can contradict
     it. We correct these five tests for their number.
