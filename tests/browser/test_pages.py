@@ -36,7 +36,11 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     changed = {Toy.run("MOON", "BP", 1): {"commit": "b" * 40, "dirty": True}}
-    return Toy(tmp_path_factory.mktemp("toy"), provenance=changed, missing=("<b>bold</b>",)).write()
+    made = Toy(tmp_path_factory.mktemp("toy"), provenance=changed, missing=("<b>bold</b>",)).write()
+    linked = made.folder / "other" / "index.html"  # pages link to the other paper's claims
+    linked.parent.mkdir()
+    linked.write_text('<h2 id="claims">Claims</h2>')
+    return made
 
 
 @pytest.fixture(scope="session")
