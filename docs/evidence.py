@@ -326,7 +326,8 @@ class Evidence:
             status = "Undecided: the interval is too wide, or the seeds are too few"
         elif "exploratory" in row.verdict:
             status = "Exploratory: a suggestion, no confirmation"
-        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
+        verdict = row.verdict.replace(DROPPED, " (not after correction)")  # FLFA† is a method in these tables
+        return Listed([row.claim, verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]

@@ -369,12 +369,12 @@ own protocol, as far as its text states it. {replicated} have
 * **Verdict**: follows the [protocol](protocol.md).
   * *Exploratory*: declared so, or decided after we had seen the runs.
   * *Undecided*: too little evidence to support or contradict the claim, or runs cover only a part.
-  * *Tested*: a unit test checks the definition.
-  * † after a verdict: drops out of the list of contradicted claims (false discovery rate 5 %). FLFA†
-    is a method.
+  * *Tested*: a unit test of the code checks the claim.
+  * *Not after correction*: drops out of the list of contradicted claims at a false discovery rate of 5 %
+    (on other pages: †).
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
-  * *At each of 4 places*: every place must support the claim. One place alone, or the mean, can contradict
-    it. We correct these five tests for their number.
+  * *At each of 4 places*: every place must support the claim. A single place can contradict it, and so can
+    the mean. We correct these five tests for their number.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
 * **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim covered.
@@ -397,8 +397,8 @@ Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md)
 These claims are about small networks, on CIFAR-10 also about small images (16 x 16 pixels). They test the
 direction of a paper's claim, not its numbers
 ([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). On MNIST, Fed2, FedMA
-and FedImpro have one reading of their texts each; [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and
-[FedImpro](papers/fedimpro.md#protocol-text-and-ours) name the others.
+and FedImpro follow one reading of their texts each; the pages of [Fed2](papers/fed2.md#assumptions) (A-60,
+A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list the others.
 
 {replications}
 
@@ -429,16 +429,13 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
-With empty caches, a fast line and two idle cores, `make env` took 89 seconds. It also compiles the bytecode
-of the packages that the first commands import: 23 of its 78 seconds of CPU time on Python 3.12. Otherwise
-each of the first processes would compile it again, in parallel.
+With empty caches, a fast line and two idle cores, `make env` took 89 seconds.
 
 For another Python, name it: `make env PYTHON=python3.13`. CI trains on one Python, and imports and verifies
 the published records and tables on 3.11, 3.12 and 3.13.
 
-PyPI has no CPU-only wheels of PyTorch for Linux, and the lock has PyPI's hashes only, so `make env` has no
-smaller variant. `uv` finds the CPU-only wheels elsewhere. This makes a smaller environment, without the lock
-and its hashes (CI does not test it):
+PyPI has no CPU-only wheels of PyTorch for Linux. `uv` finds them elsewhere and makes a smaller environment,
+without the lock and its hashes (CI does not test it):
 
 ```bash
 python3 -m venv .venv && .venv/bin/pip install uv
@@ -446,8 +443,8 @@ python3 -m venv .venv && .venv/bin/pip install uv
 .venv/bin/snakemake --cores all    # instead of `make reproduce`
 ```
 
-The repository is the unit. A wheel contains the Python package only, without `config/` and `workflow/`.
-Outside a checkout, `fltrain plan` stops with one message about the missing folder `config/scales`.
+Use a clone: a wheel lacks `config/` and `workflow/`. Outside a checkout, `fltrain plan` stops with one
+message about the missing folder `config/scales`.
 
 ## Check in five minutes
 
@@ -484,6 +481,7 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
   (`provenance.json` names both). Otherwise training amplifies differences in rounding. Expect the same
   verdict, but not the same digits. A verdict with a p value near 0.05 can change; [results](results.md)
   lists these values.
+* **†**: the verdict drops out of a corrected list ([rule 7](protocol.md#the-rule)).
 
 {papers}
 
