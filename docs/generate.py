@@ -79,7 +79,7 @@ The pages of the methods use these conventions:
 
 In the table:
 
-* **Work**: multiply-adds of local training relative to FedAvg, with MobileNet in miniature (FedMA: LeNet-5)
+* **Work**: multiply-adds of local training relative to FedAvg, with `mobilenet_tiny` (FedMA: LeNet-5)
   and ten clients that train in each of 100 rounds. `fltrain plan` counts the multiply-adds of your runs.
   Measured times: [benchmarks](../../benchmarks/README.md).
 * **Traffic** (down / up) and **state** (client / server) are in vectors of the model's size. Traffic excludes
