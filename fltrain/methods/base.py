@@ -34,6 +34,7 @@ from fltrain.core.rng import Purpose, stream
 from fltrain.methods.types import (
     Aggregate,
     Footprint,
+    Layout,
     Local,
     Network,
     Outputs,
@@ -49,24 +50,8 @@ from fltrain.methods.types import (
 from fltrain.methods.workload import Workload
 from fltrain.models.base import Private
 
-__all__ = [
-    "Aggregate",
-    "Footprint",
-    "Local",
-    "Method",
-    "Needs",
-    "Network",
-    "Outputs",
-    "Phase",
-    "Recording",
-    "Schedule",
-    "Server",
-    "State",
-    "Step",
-    "Task",
-    "Update",
-    "Workload",
-]
+__all__ = ["Aggregate", "Footprint", "Layout", "Local", "Method", "Needs", "Network", "Outputs", "Phase"]
+__all__ += ["Recording", "Schedule", "Server", "State", "Step", "Task", "Update", "Workload"]
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import Footprint, Local, Method, Needs, Schedule, State
 from fltrain.methods.ops.vectors import pull
-from fltrain.methods.types import Footprint, Local, Schedule, State
 
 
 class Ditto(Method):

@@ -14,9 +14,8 @@ from pydantic import Field, model_validator
 from fltrain.core.config import added
 from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import Aggregate, Local, Method, Needs, Recording, Server, State, Task, Update
 from fltrain.methods.ops.vectors import gram
-from fltrain.methods.types import Aggregate, Local, Recording, Server, State, Task, Update
 
 Vector = NDArray[np.float64]
 

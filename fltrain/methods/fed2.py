@@ -9,9 +9,8 @@ from pydantic import Field
 
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Aggregate, Local, Method, Network, Outputs, Server, State, Step, Task, Update
 from fltrain.methods.ops.vectors import data_shares, mean
-from fltrain.methods.types import Aggregate, Local, Network, Outputs, Server, State, Step, Task, Update
 
 
 class Fed2(Method):

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.methods.base import Aggregate, Footprint, Local, Method, Server, State, Task, Update
 from fltrain.methods.ops.vectors import data_shares, mean, pull
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 
 class FedACG(Method):

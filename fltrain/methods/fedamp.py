@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import Aggregate, Footprint, Local, Method, Needs, Server, State, Task, Update
 from fltrain.methods.ops.vectors import gram, mean, pull
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 
 class FedAmp(Method):

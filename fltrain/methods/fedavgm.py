@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.methods.base import Aggregate, Footprint, Method, Server, State, Task, Update
 from fltrain.methods.ops.vectors import data_weighted_mean
-from fltrain.methods.types import Aggregate, Footprint, Server, State, Task, Update
 
 
 class FedAvgM(Method):

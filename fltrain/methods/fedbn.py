@@ -6,8 +6,7 @@ from typing import ClassVar, Literal
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import nn
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Network
+from fltrain.methods.base import Footprint, Method, Needs, Network
 
 
 class FedBN(Method):

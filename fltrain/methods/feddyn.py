@@ -9,9 +9,8 @@ from pydantic import Field
 
 from fltrain.core.config import added
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.methods.base import Aggregate, Footprint, Local, Method, Server, State, Task, Update
 from fltrain.methods.ops.vectors import clip_norm, mean, pull
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
 
 
 class FedDyn(Method):

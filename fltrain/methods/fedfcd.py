@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.ops import classifier_head, prototypes
-from fltrain.methods.types import (
+from fltrain.methods.base import (
     Aggregate,
     Footprint,
     Local,
+    Method,
+    Needs,
     Network,
     Outputs,
     Phase,
@@ -24,8 +24,9 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
+    Workload,
 )
-from fltrain.methods.workload import Workload
+from fltrain.methods.ops import classifier_head, prototypes
 
 
 class FedFcd(Method):

@@ -8,10 +8,19 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import (
+    Aggregate,
+    Footprint,
+    Local,
+    Method,
+    Needs,
+    Server,
+    State,
+    Task,
+    Update,
+    Workload,
+)
 from fltrain.methods.ops import classifier_head, prototypes
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
-from fltrain.methods.workload import Workload
 
 
 class FedGh(Method):

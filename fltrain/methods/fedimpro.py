@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fltrain.core.lazy import Tensor, functional, torch
-from fltrain.methods.base import Method
-from fltrain.methods.ops.counter_normal import standard_normal
-from fltrain.methods.types import (
+from fltrain.methods.base import (
     Aggregate,
     Footprint,
     Local,
+    Method,
     Network,
     Outputs,
     Server,
@@ -23,8 +22,9 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
+    Workload,
 )
-from fltrain.methods.workload import Workload
+from fltrain.methods.ops.counter_normal import standard_normal
 from fltrain.runtime.devices import to_device
 
 ESTIMATES = ("mean", "spread", "seen", "spread_seen")

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from fltrain.core.lazy import Tensor, functional
-from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Outputs, State, Step, Task
+from fltrain.methods.base import Local, Method, Outputs, State, Step, Task
 
 LOG = logging.getLogger("fltrain")
 

@@ -9,10 +9,20 @@ from pydantic import Field
 
 from fltrain import models
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method, Needs
+from fltrain.methods.base import (
+    Aggregate,
+    Local,
+    Method,
+    Needs,
+    Network,
+    Schedule,
+    Server,
+    State,
+    Task,
+    Update,
+)
 from fltrain.methods.ops.neuron_matching import Pool, align, grow, row_weights
 from fltrain.methods.ops.vectors import data_shares, data_weighted_mean
-from fltrain.methods.types import Aggregate, Local, Network, Schedule, Server, State, Task, Update
 
 
 class FedMA(Method):

@@ -9,9 +9,8 @@ from pydantic import Field
 
 from fltrain.core.floats import total
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Aggregate, Local, Method, Server, State, Task, Update
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean, pull
-from fltrain.methods.types import Aggregate, Local, Server, State, Task, Update
 
 
 class FedNova(Method):

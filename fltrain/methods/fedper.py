@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint
+from fltrain.methods.base import Footprint, Method, Needs
 
 
 class FedPer(Method):

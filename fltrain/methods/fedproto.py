@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.ops import prototypes
-from fltrain.methods.types import (
+from fltrain.methods.base import (
     Aggregate,
     Footprint,
     Local,
+    Method,
+    Needs,
     Network,
     Outputs,
     Server,
@@ -21,8 +21,9 @@ from fltrain.methods.types import (
     Step,
     Task,
     Update,
+    Workload,
 )
-from fltrain.methods.workload import Workload
+from fltrain.methods.ops import prototypes
 
 
 class FedProto(Method):

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method
+from fltrain.methods.base import Local, Method, State
 from fltrain.methods.ops.vectors import pull
-from fltrain.methods.types import Local, State
 
 
 class FedProx(Method):

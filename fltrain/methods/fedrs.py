@@ -7,8 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, functional
-from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Outputs, State, Step
+from fltrain.methods.base import Local, Method, Outputs, State, Step
 
 
 class FedRS(Method):

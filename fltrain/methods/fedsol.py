@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor, functional, torch
-from fltrain.methods.base import Method
-from fltrain.methods.types import Local, Outputs, State, Step
-from fltrain.methods.workload import Workload
+from fltrain.methods.base import Local, Method, Outputs, State, Step, Workload
 from fltrain.models.base import Part
 
 NEGLIGIBLE = 1e-5

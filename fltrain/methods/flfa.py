@@ -15,8 +15,19 @@ from fltrain.core.config import ListOf, hint
 from fltrain.core.errors import FltrainError
 from fltrain.core.floats import average
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Aggregate, Local, Network, Outputs, Server, State, Step, Task, Update
+from fltrain.methods.base import (
+    Aggregate,
+    Local,
+    Method,
+    Needs,
+    Network,
+    Outputs,
+    Server,
+    State,
+    Step,
+    Task,
+    Update,
+)
 from fltrain.metrics.updates import layer_similarity, skewness
 
 

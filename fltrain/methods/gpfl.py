@@ -8,9 +8,18 @@ from pydantic import Field
 
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
-from fltrain.methods.workload import Workload
+from fltrain.methods.base import (
+    Footprint,
+    Local,
+    Method,
+    Needs,
+    Network,
+    Outputs,
+    State,
+    Step,
+    Update,
+    Workload,
+)
 
 VALVE, EMBEDDINGS = "valve.", "embeddings."
 """Prefixes of the additional parameters' names."""

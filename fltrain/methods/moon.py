@@ -8,9 +8,7 @@ from pydantic import Field
 
 from fltrain import models
 from fltrain.core.lazy import Tensor, functional, nn, torch
-from fltrain.methods.base import Method
-from fltrain.methods.types import Footprint, Local, Network, Outputs, State, Step, Update
-from fltrain.methods.workload import Workload
+from fltrain.methods.base import Footprint, Local, Method, Network, Outputs, State, Step, Update, Workload
 
 PROJECTED = 256
 """Width of the projection head's output."""

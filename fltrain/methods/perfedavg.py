@@ -8,9 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fltrain.core.lazy import Tensor
-from fltrain.methods.base import Method, Needs
-from fltrain.methods.types import Local, Schedule, State, Step
-from fltrain.methods.workload import Workload
+from fltrain.methods.base import Local, Method, Needs, Schedule, State, Step, Workload
 
 
 class PerFedAvg(Method):

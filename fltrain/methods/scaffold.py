@@ -8,10 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.base import Method
+from fltrain.methods.base import Aggregate, Footprint, Local, Method, Server, State, Task, Update, Workload
 from fltrain.methods.ops.vectors import accumulated_steps, data_shares, mean
-from fltrain.methods.types import Aggregate, Footprint, Local, Server, State, Task, Update
-from fltrain.methods.workload import Workload
 
 VARIANTS: dict[str, dict[str, str]] = {
     "paper": {},

@@ -1,12 +1,15 @@
 """Planning a workflow imports these modules often: they must not import heavy packages. Names of classes."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import fltrain
+from fltrain.methods import METHODS
 
 PACKAGE = Path(fltrain.__file__).parent
 HEAVY = ("torch", "scipy", "mlflow", "sklearn", "requests", "h5py")
@@ -61,6 +64,14 @@ def test_no_two_classes_share_a_name() -> None:
     ]
     assert len(classes) > 50
     assert [name for name, number in Counter(classes).items() if number > 1] == []
+
+
+def test_methods_import_the_contract_from_one_module() -> None:
+    """Authors copy our methods, and the documentation names ``fltrain.methods.base`` alone."""
+    texts = [Path(inspect.getfile(method)).read_text() for method in METHODS.values()]
+    texts += [path.read_text() for path in (PACKAGE / "methods/ops").glob("*.py")]
+    assert len(texts) > 30
+    assert [text for text in texts if re.search(r"fltrain\.methods\.(types|workload)", text)] == []
 
 
 def test_numpy_unpickles_nothing() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fltrain.core.lazy import Tensor, functional, nn, torch
-from fltrain.methods.base import Method
-from fltrain.methods.types import Layout, State, Task
+from fltrain.methods.base import Layout, Method, State, Task
 
 
 def parameters(layout: Layout, head: Tensor) -> State:

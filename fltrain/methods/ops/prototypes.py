@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.types import Local, State
+from fltrain.methods.base import Local, State
 
 Averaging = Literal["weighted", "plain", "fedproto"]
 """``weighted``: by number of images. ``plain``: every holder counts alike. ``fedproto``: weighted, and once

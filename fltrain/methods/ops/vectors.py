@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fltrain.core.lazy import Tensor, torch
-from fltrain.methods.types import Update
+from fltrain.methods.base import Update
 
 COLUMNS = 1 << 18
 """Entries of long vectors in one multiplication."""
