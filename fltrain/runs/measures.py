@@ -230,8 +230,8 @@ def _to_target(total: Callable[[Record], float]) -> Callable[[Record, float], fl
     """Return a measure of the cost up to a target: the rounds to it times the mean cost of a round."""
 
     def read(record: Record, target: float) -> float:
-        trained = len(record.costs["round_seconds"])
-        return _interpolated_rounds(record, target) / trained * total(record) if trained else math.inf
+        rounds, trained = _interpolated_rounds(record, target), len(record.costs["round_seconds"])
+        return rounds / trained * total(record) if trained and rounds < math.inf else math.inf
 
     return read
 
@@ -244,9 +244,8 @@ def _at_equal_traffic(record: Record) -> float | None:
     rounds = [len(row["clients"]) for row in record.rows("train")]
     if not rounds:  # it diverged at once
         return None
-    plain = 2 * 4 * record.summary["parameters"] * sum(rounds)
-    last = 1.01 * len(rounds) * plain / sum(record.summary["bytes"].values())
-    return _accuracy_by(record, last)
+    plain, sent = 2 * 4 * record.summary["parameters"] * sum(rounds), sum(record.summary["bytes"].values())
+    return _accuracy_by(record, 1.01 * len(rounds) * plain / sent if sent else math.inf)
 
 
 def _at_equal_time(record: Record, seconds: float) -> float | None:

@@ -57,17 +57,20 @@ def test_a_run_that_diverged_neither_settles_nor_falls(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("method", "at_equal_traffic"), [("fedavg", 0.8), ("scaffold", 0.6), ("fednova", 0.8)]
+    ("method", "at_equal_traffic"), [("fedavg", 0.8), ("scaffold", 0.6), ("fednova", 0.8), ("local", 0.8)]
 )
 def test_costs_to_a_target_and_accuracy_at_equal_traffic(
     tmp_path: Path, method: str, at_equal_traffic: float
 ) -> None:
-    record = trained(tiny(method=method, model="mlp", rounds=4), tmp_path)
+    spec = tiny(method=method, model="mlp", rounds=4, local_test={} if method == "local" else None)
+    record = trained(spec, tmp_path)
     spent = sum(record.summary["bytes"].values())
     # By hand: the same run with other times and accuracies. SCAFFOLD sends twice as much: half of the rounds.
+    # Local-only training sends nothing: all rounds.
     write_json(record.folder / "costs.json", sealed({**record.costs, "round_seconds": [3.0] * 4}))
     rows = [row for row in record.metrics if row["kind"] == "train"]
-    write_rows(record.folder, rows + accuracies(0.5, 0.6, 0.7, 0.8))
+    tests = [{**row, "split": spec.test_split} for row in accuracies(0.5, 0.6, 0.7, 0.8)]
+    write_rows(record.folder, rows + tests)
     again = Results(tmp_path).record(record.run_id)
     assert measure("accuracy_at_equal_traffic").of(again) == {"": pytest.approx(100 * at_equal_traffic)}
     assert measure("traffic_to_target").of(again, 0.65) == {"": pytest.approx(2.5 / 4 * spent / 1e6)}
