@@ -367,9 +367,9 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss or weight became non-finite, else None.
         facts: further deterministic entries (traffic, digests, size of the network).
     """
-    tests, validation = _tests(spec, rows, spec.test_split), {}
+    tests, validation = evaluations_on(spec.test_split, rows), {}
     if spec.evaluation.validation:
-        validated = _tests(spec, rows, "validation")
+        validated = evaluations_on("validation", rows)
         validation["validation"] = {
             **_accuracies(spec, validated, diverged),
             "loss": _last(validated, "loss"),
@@ -384,7 +384,8 @@ def summarise(
         "accuracy": {**_accuracies(spec, tests, diverged), **over_clients},
         "loss": {"last": _last(tests, "loss")},
         "extra": {
-            data.name: _final(spec, _tests(spec, rows, data.name), diverged) for data in spec.evaluation.extra
+            data.name: _final(spec, evaluations_on(data.name, rows), diverged)
+            for data in spec.evaluation.extra
         },
         "rounds_to_target": {
             str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
@@ -395,10 +396,9 @@ def summarise(
     }
 
 
-def _tests(spec: RunSpec, rows: Sequence[Row], split: str) -> list[Row]:
-    """Return the rows of the tests on a split that count."""
-    wanted = "evaluation", split, spec.view
-    return [row for row in rows if (row["kind"], row.get("split"), row.get("view")) == wanted]
+def evaluations_on(split: str, rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of the tests on a split."""
+    return [row for row in rows if row["kind"] == "evaluation" and row["split"] == split]
 
 
 def _rank(value: str) -> Callable[[Row], tuple[float, int]]:

@@ -312,11 +312,6 @@ class RunSpec(Settings):
         return keeps_parts or self.composition.personal
 
     @property
-    def view(self) -> Literal["global", "personal"]:
-        """The models whose tests count: the global one, or each client's own."""
-        return "personal" if self.personal else "global"
-
-    @property
     def _images(self) -> float:
         """Number of images to be divided over clients; infinite if the registry has none."""
         entry = self.dataset.entry

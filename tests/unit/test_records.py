@@ -317,7 +317,7 @@ def test_a_folder_and_a_lock_of_another_user_are_read(measured: Record, tmp_path
 
 
 def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any) -> dict[str, Any]:
-    """Summary of a run with these accuracies by round, and rows of other kinds, views and splits."""
+    """Summary of a run with these accuracies by round, and rows of other kinds and splits."""
     spec = tiny(**{"rounds": max(accuracies), **changes})
     rows: list[Row] = []
     for round, accuracy in accuracies.items():
@@ -325,7 +325,6 @@ def summary_of(accuracies: dict[int, float], split: str = "test", **changes: Any
         elsewhere = {"split": "mnist", "view": "global", "accuracy": accuracy / 2, "loss": 5.0}
         rows += [
             {"round": round, "kind": "train", "clients": [0], "loss": 9.0},
-            {**test, "view": "client", "accuracy": 1.0, "loss": 0.0},
             {**test, "view": "global", "accuracy": accuracy, "loss": 1 - accuracy},
             {**test, **elsewhere},
         ]
