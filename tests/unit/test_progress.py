@@ -51,11 +51,12 @@ def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_
 
     def line(event: LogEvent, number: int) -> str:
         record: Any = logging.makeLogRecord(
-            {"event": event, "rule_name": "train", "rule_msg": f"training {number}"}
+            {"event": event, "levelno": logging.INFO, "rule_name": "train", "rule_msg": f"training {number}"}
         )
         record.jobid = record.job_id = number
         return handler.line(record)
 
+    assert line(LogEvent.JOB_FINISHED, 2) == "", "with --quiet rules, Snakemake drops the start of jobs"
     now = 60.0
     for number in (0, 1):
         line(LogEvent.JOB_INFO, number)

@@ -68,7 +68,7 @@ class LogHandler(LogHandlerBase):
                     self.start = self.start if self.parallel else time.monotonic()
                     self.parallel += 1
                 return record.rule_msg if record.rule_name in ANNOUNCED or not self.total else ""
-            case LogEvent.JOB_FINISHED if (self.jobs[record.job_id] or "").startswith("training "):
+            case LogEvent.JOB_FINISHED if (self.jobs.get(record.job_id) or "").startswith("training "):
                 self.done += 1
                 return self.finished(self.jobs[record.job_id].removeprefix("training "))
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
