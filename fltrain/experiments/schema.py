@@ -265,6 +265,14 @@ class Item(Settings):
             raise ValueError("an item needs either a 'table' or a 'figure'")
         return self
 
+    @model_validator(mode="after")
+    def _one_source_of_trials(self) -> Self:
+        points = [point for axis in self.axes.values() for point in axis.values()]
+        selected = {point.selected for point in points if point.selected}
+        if len(selected) + any(point.trial is not None for point in points) > 1:
+            raise ValueError("an item has trials, or selects ('selected') from one item; make several items")
+        return self
+
     @property
     def layout(self) -> Table | Figure:
         """Layout of the table or figure."""

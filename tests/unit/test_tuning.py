@@ -14,7 +14,7 @@ from fltrain.core.strict_yaml import read_settings
 from fltrain.engine.train import Execution, train
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.schema import Point
+from fltrain.experiments.schema import Item, Point
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Range, Search, Selected, halton, select, write_selection
 from fltrain.methods import METHODS
@@ -228,6 +228,13 @@ def test_from_trials_to_final_runs(tmp_path: Path, own: Any) -> None:
         assert default.training.lr == 0.05
         assert tuned.training.lr == chosen.settings.get("training", {}).get("lr", 0.05)
         assert (tuned.run_id == default.run_id) == (cell.chosen == "0")
+
+
+@pytest.mark.parametrize("other", [{"selected": "more"}, {"trial": 1}])
+def test_an_item_selects_from_one_item_of_trials(other: dict[str, Any]) -> None:
+    axes = {"settings": {"tuned": {"selected": "trials"}, "other": other}}
+    with pytest.raises(FltrainError, match=r"selects .* from one item; make several items"):
+        Item.parse({**FINAL, "axes": axes}, "toy")
 
 
 def test_nothing_is_selected_on_test_images(tmp_path: Path, own: Callable[[int], None]) -> None:
