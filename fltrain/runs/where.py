@@ -35,7 +35,7 @@ def begins(key: str, names: Iterable[str]) -> bool:
 
 def alternatives(text: str) -> list[str]:
     """Return the values in a text, which have commas between them; a list in brackets is one value."""
-    if re.fullmatch("[-+]?[0-9]+,0[0-9]+", text):
+    if re.search("[0-9],0[0-9]+(,|$)", text):
         raise FltrainError(f"{text!r}: {NO_COMMA}; commas stand between alternatives")
     return _COMMA.split(text)
 
@@ -111,7 +111,7 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
     conditions = []
     for part in re.sub(r"\s*(!?=|,)\s*", r"\1", text).split():
         match = _CONDITION.fullmatch(part)
-        values = tuple(value for value in _COMMA.split(match[3]) if value) if match else ()
+        values = tuple(value for value in alternatives(match[3]) if value) if match else ()
         if not match or not values:
             raise FltrainError(
                 f"where: {part!r} is not a condition; write KEY=VALUE or KEY!=VALUE, such as training.lr=0.01"

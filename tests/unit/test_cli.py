@@ -312,6 +312,7 @@ def test_an_option_of_a_plug_in_is_changed_by_its_name(tmp_path: Path) -> None:
             "training.lr=0,05",
             ["'0,05': numbers have a decimal point, as in 0.05, and no comma; commas stand"],
         ),
+        ("training.weight_decay=0,05,0.1", ["'0,05,0.1': numbers have a decimal point"]),
         ("seed=3,4 --seeds 2", ["--seeds 2 and --set seed=... contradict each other; leave out one of them"]),
     ],
 )

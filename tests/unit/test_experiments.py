@@ -624,6 +624,7 @@ def test_items_of_the_scale_alone_are_suggested() -> None:
         ({"items": "x"}, "scale 'tiny' has no item 'x' (known: toy)"),
         ({"items": "toy/x"}, "scale 'tiny' has no item 'toy/x' (known: toy/figure, toy/table)"),
         ({"where": "dataset=mnist"}, "no run is left with dataset=mnist"),
+        ({"where": "training.lr=0,05"}, "'0,05': numbers have a decimal point"),
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
         (
             {"items": "toy/figure", "where": "method=scaffold"},
