@@ -8,6 +8,7 @@ only results travel, through a file in memory. To start and end a child takes ab
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,6 +54,7 @@ def divide(
 
     Raises:
         FltrainError: if a process was killed.
+        RuntimeError: for an exception of another process that cannot be pickled; it has type and message.
     """
 
     def worked(indices: Iterable[int]) -> Iterator[tuple[int, Result]]:
@@ -106,5 +108,11 @@ def _work(results: Iterator[tuple[int, Any]], file: IO[bytes], parent: int) -> N
     try:
         outcome: Any = dict(results)
     except BaseException as error:  # also of ``poll``, if a signal came before the fork
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301
+        except Exception:  # for example, a class whose __init__ needs two arguments
+            plain = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+            plain.__notes__ = getattr(error, "__notes__", [])
+            error = plain
         outcome = ExceptionWithTraceback(error, error.__traceback__)
     torch.save(outcome, file)

@@ -66,6 +66,24 @@ def test_an_exception_of_a_child_is_raised_with_its_notes_and_traceback() -> Non
     assert not multiprocessing.active_children()
 
 
+class NotPickled(Exception):
+    """Pickle keeps only the text, so that the exception cannot be made again."""
+
+    def __init__(self, problem: str, place: str) -> None:
+        super().__init__(f"{problem} in {place}")
+
+
+def test_an_exception_that_cannot_be_pickled_keeps_its_message() -> None:
+    def fail() -> None:
+        error = NotPickled("lost", "layer 3")
+        error.add_note("in the child")
+        raise error
+
+    with pytest.raises(RuntimeError, match=r"^NotPickled: lost in layer 3") as raised:
+        divide(2, in_the_child(fail), range(9))
+    assert raised.value.__notes__ == ["in the child"] and "in fail" in str(raised.value.__cause__)
+
+
 def test_a_stop_before_the_fork_ends_all_processes_silently(capfd: pytest.CaptureFixture[str]) -> None:
     def stop() -> None:
         raise Stopped("stopped by SIGTERM")
