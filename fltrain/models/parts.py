@@ -99,16 +99,3 @@ class InvertedResidual(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
         return input + output if self.residual else output
-
-
-class Projected(nn.Module):
-    """A block that changes only the width; its input is added through a 1x1 convolution."""
-
-    def __init__(self, block: nn.Module, inputs: int, outputs: int, norm: NormLayer) -> None:
-        super().__init__()
-        self.block = block
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs))
-
-    def forward(self, input: Tensor) -> Tensor:
-        output: Tensor = self.block(input) + self.shortcut(input)
-        return output

@@ -89,7 +89,6 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "flfa layers=all": {"strategy": "fixed"},
     "flfa skew_sign=-1": {"strategy": "skew", "n_fa": 2},
     "flfa strategy=skew": {"n_fa": 2},
-    "mobilenetv2 shortcut_projection=True": {"variant": "b"},
     "mobilenetv2 stem_stride=2": {"variant": "t"},
     "scaffold correction=after_step": {"normaliser": "plain"},
 }

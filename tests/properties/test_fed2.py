@@ -189,15 +189,10 @@ def test_the_grouped_classifier_equals_separate_ones(bias: bool) -> None:
     ("model", "settings", "message"),
     [
         (MODELS["resnet18"](), {}, "this network is not a chain of layers: 'stage1.0' is a BasicBlock"),
-        (
-            MODELS["mobilenetv2"](variant="b", shortcut_projection=True),
-            {},
-            "this network is not a chain of layers: 'stage1.0' is a Projected",
-        ),
         (MobileNetTiny(), {"decoupled": 3}, "in 10 groups, 'stage1' would add 16 to 20 channels"),
         (LeNet5(), {"width": "uneven"}, "'conv1.0' has 6 channels, too few for 10 groups"),
     ],
-    ids=["resnet18", "projected", "residual", "too narrow"],
+    ids=["resnet18", "residual", "too narrow"],
 )
 def test_networks_that_cannot_be_divided_into_groups_are_refused(
     model: Model, settings: dict[str, Any], message: str

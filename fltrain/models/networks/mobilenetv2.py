@@ -47,12 +47,11 @@ class MobileNetV2(NormedModel):
 
     Variant ``a`` (54 layers, 2,254,090 parameters for 3 channels and 10 classes) is the network of the FLFA
     paper's block names: 1x1 stem with padding 1, stage strides 1, 2, 2, 2, 1, 1, 1, biases. ``b`` (54 layers,
-    2,237,770 parameters): 3x3 stem, strides 1, 1, 2, 2, 1, 2, 1, no biases; with ``shortcut_projection`` 1x1
-    shortcuts in blocks that change only their width (4 layers and 59,152 parameters more). ``t`` (53 layers,
-    2,236,682 parameters) is torchvision's network, with a dropout of 0.2 before the classifier, and with its
-    own stem at ``stem_stride`` 2. ``initialisation`` is PyTorch's or, as in the code of FLFA's authors,
-    He's by the fan in with zero biases (``he_fan_in``); torchvision's original of ``t`` has another one.
-    ``norm_groups`` is 2 in the FedACG code.
+    2,237,770 parameters): 3x3 stem, strides 1, 1, 2, 2, 1, 2, 1, no biases. ``t`` (53 layers, 2,236,682
+    parameters) is torchvision's network, with a dropout of 0.2 before the classifier, and with its own stem
+    at ``stem_stride`` 2. ``initialisation`` is PyTorch's or, as in the code of FLFA's authors, He's by the
+    fan in with zero biases (``he_fan_in``); torchvision's original of ``t`` has another one. ``norm_groups``
+    is 2 in the FedACG code.
     """
 
     name: Literal["mobilenetv2"] = "mobilenetv2"
@@ -65,15 +64,13 @@ class MobileNetV2(NormedModel):
     norm: Literal["bn", "gn"] = "bn"
     norm_groups: int | None = Field(default=2, ge=1)
     stem_stride: Literal[1, 2] = 1
-    shortcut_projection: bool = False
+    shortcut_projection: Literal[False] = False  # only for run IDs
     initialisation: Literal["pytorch", "he_fan_in"] = added("pytorch")
 
     @model_validator(mode="after")
     def _options_fit_variant(self) -> Self:
         if self.stem_stride == 2 and self.variant != "t":
             raise ValueError("'stem_stride' 2 is an option of variant 't' only")
-        if self.shortcut_projection and self.variant != "b":
-            raise ValueError("'shortcut_projection' is an option of variant 'b' only")
         return self
 
     def blocks(self, channels: int, side: int, classes: int) -> dict[str, nn.Module]:
@@ -96,12 +93,9 @@ class MobileNetV2(NormedModel):
     def _block(self, inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
         form = VARIANTS[self.variant]
         expand = form.always_expand or expansion > 1
-        block = models.parts.InvertedResidual(
+        return models.parts.InvertedResidual(
             inputs, outputs, expansion, stride, self.norm_layer, form.bias, expand
         )
-        if self.shortcut_projection and stride == 1 and inputs != outputs:
-            return models.parts.Projected(block, inputs, outputs, self.norm_layer)
-        return block
 
     def _convolution(self, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> nn.Module:
         layer = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=VARIANTS[self.variant].bias)
