@@ -8,6 +8,7 @@ projections, the classifier, whose neurons are the logits) use the output of the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _LAYERS = (nn.Conv2d, nn.Linear, GroupedClassifier)
 _NORMS = (nn.BatchNorm2d, nn.GroupNorm, nn.Identity)
 _ACTIVATIONS = (nn.ReLU, nn.ReLU6)
+_BATCH = 64  # images whose maps are in memory at once
 
 
 def class_preference(
@@ -31,7 +33,6 @@ def class_preference(
     split: ImageSet,
     classes: int,
     chosen: Tensor | None = None,
-    batch: int = 64,
 ) -> dict[str, Tensor]:
     """Return the class preferences ``[neurons, classes]`` of every layer, by its name, in float64.
 
@@ -44,7 +45,6 @@ def class_preference(
         split: the images.
         classes: number of classes.
         chosen: indices of the images to use (default: all).
-        batch: number of images whose maps are in memory at once.
 
     Raises:
         FltrainError: if a class has no images.
@@ -59,7 +59,7 @@ def class_preference(
         )
     totals: dict[str, Tensor] = {}
     with in_mode(network, training=False):
-        for part in chosen.split(batch):
+        for part in chosen.split(_BATCH):
             images, labels = split.batch(part)
             with torch.enable_grad():
                 activations, logits = _post_activations(network, images.requires_grad_())
@@ -99,13 +99,10 @@ def _post_activations(network: Network, images: Tensor) -> tuple[dict[str, Tenso
     def watch(name: str) -> Any:
         return lambda module, inputs, output: record(name, module, inputs[0], output)
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in _parts("", network)]
-    try:
-        logits = network(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return activations, logits
+    with ExitStack() as hooks:
+        for name, module in _parts("", network):
+            hooks.enter_context(module.register_forward_hook(watch(name)))
+        return activations, network(images)
 
 
 def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

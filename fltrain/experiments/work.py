@@ -12,6 +12,7 @@ ends early (``evaluation.until``) counts all rounds. FLFA's direct feedback coun
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -173,17 +174,11 @@ def network_work(network: Network, images: Tensor, classes: int) -> Workload:
     def hook(block: str) -> Any:
         return lambda module, inputs, output: count(block, module, inputs[0], output)
 
-    handles = [
-        module.register_forward_hook(hook(name.partition(".")[0]))
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Conv2d) or hasattr(module, "in_features")
-    ]
-    try:
-        with torch.enable_grad(), in_mode(network, training=False):
-            network(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.enable_grad(), in_mode(network, training=False):
+        for name, module in network.named_modules():
+            if isinstance(module, nn.Conv2d) or hasattr(module, "in_features"):
+                hooks.enter_context(module.register_forward_hook(hook(name.partition(".")[0])))
+        network(images)
 
     def above(split: int | None) -> int:
         blocks = list(of_block)

@@ -145,9 +145,6 @@ def direct_feedback(network: Network, modules: Mapping[nn.Module, Tensor]) -> It
         shortcuts.clear()
         return logits
 
-    handle = network.classifier.register_forward_hook(joined)
-    try:
-        with _replaced({module: partial(forward, module, tensor) for module, tensor in modules.items()}):
-            yield
-    finally:
-        handle.remove()
+    forwards = {module: partial(forward, module, tensor) for module, tensor in modules.items()}
+    with network.classifier.register_forward_hook(joined), _replaced(forwards):
+        yield

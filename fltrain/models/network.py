@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -173,14 +173,11 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
         inputs[module] = args[0]
         outputs[output.grad_fn] = module
 
-    handles = [module.register_forward_hook(record) for module in modules]
-    try:
-        # Evaluation mode: BatchNorm buffers do not change, and one image is enough.
-        with torch.enable_grad(), in_mode(network, training=False):
-            network(example)
-    finally:
-        for handle in handles:
-            handle.remove()
+    # Evaluation mode: BatchNorm buffers do not change, and one image is enough.
+    with ExitStack() as hooks, torch.enable_grad(), in_mode(network, training=False):
+        for module in modules:
+            hooks.enter_context(module.register_forward_hook(record))
+        network(example)
 
     producers = [_nearest(inputs[module].grad_fn, outputs) for module in modules]
     return tuple(

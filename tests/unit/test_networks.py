@@ -1,6 +1,7 @@
 """The networks of the five papers: published or counted sizes, structure, cuts, views, options."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -9,6 +10,7 @@ import torchvision
 from torch import Tensor, nn
 
 from fltrain.core.errors import FltrainError
+from fltrain.experiments.work import network_work
 from fltrain.models.base import Model, build
 from fltrain.models.flat import FlatModel
 from fltrain.models.network import Network, layers
@@ -231,6 +233,16 @@ def test_inputs_of_shortcuts() -> None:
         producers = {one: {name for name in readers if one in readers[name]} for one in readers}
         assert producers[path] == producers[shortcut] != set()
         assert producers[following] == {shortcut, end}
+
+
+@pytest.mark.parametrize(
+    "look", [layers, lambda *seen: network_work(*seen, classes=10)], ids=["layers", "work"]
+)
+def test_no_hook_stays_after_a_failed_pass(look: Callable[..., Any]) -> None:
+    network = built("lenet5", {}, 3, 32, 10)
+    with pytest.raises(RuntimeError):
+        look(network, images(1, 32))
+    assert network.training and not any(module._forward_hooks for module in network.modules())
 
 
 def test_groups_of_groupnorm() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fltrain.analysis import class_preference as preference
 from fltrain.analysis.class_preference import (
     alignment,
     class_preference,
@@ -108,11 +109,14 @@ LARGE = ("vgg9 with dropout", "ecgr_cnn with BatchNorm", "fed2 uneven")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in NETWORKS]
 )
-def test_preferences_equal_a_direct_computation(name: str, split: ImageSet) -> None:
+def test_preferences_equal_a_direct_computation(
+    name: str, split: ImageSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preference, "_BATCH", 7)
     network = NETWORKS[name]().train()
     with torch.no_grad():
         network(split.batch(torch.arange(IMAGES))[0])  # running statistics that are not 0 and 1
-    measured = class_preference(network, split, CLASSES, batch=7)
+    measured = class_preference(network, split, CLASSES)
     expected = directly(network, split)
     assert list(measured) == list(expected)
     for layer, wanted in expected.items():
