@@ -30,15 +30,7 @@ from fltrain.engine.local import LocalTraining
 from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.engine.workers import prepare
-from fltrain.runs.record import (
-    Record,
-    Results,
-    checkpoint_files,
-    evaluations_on,
-    leased,
-    summarise,
-    write_record,
-)
+from fltrain.runs.record import Record, Results, checkpoint_files, leased, on_split, summarise, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import outside_files, source_digests
 from fltrain.runtime.determinism import Determinism, Profile, determined
@@ -209,12 +201,12 @@ class _Training:
     ) -> Row | None:
         """Train the remaining rounds, with checkpoints, and add their rows; return the divergence, if any."""
         spec, until, logged = self.spec, self.spec.evaluation.until, time.monotonic()
-        accuracies = [row["accuracy"] for row in evaluations_on(spec.test_split, rows)]
+        accuracies = [row["accuracy"] for row in on_split(spec.test_split, rows)]
         try:
             with self._described():
                 for finished in simulation.run():
                     rows += finished
-                    accuracies += [row["accuracy"] for row in evaluations_on(spec.test_split, finished)]
+                    accuracies += [row["accuracy"] for row in on_split(spec.test_split, finished)]
                     if time.monotonic() - logged >= LOG_EVERY_SECONDS or simulation.finished == spec.rounds:
                         logged = time.monotonic()
                         accuracy = f", accuracy {100 * accuracies[-1]:.2f} %" if accuracies else ""

@@ -17,7 +17,7 @@ from fltrain.core.config import check_known
 from fltrain.core.floats import average, total
 from fltrain.data.datasets import registry
 from fltrain.methods import METHODS
-from fltrain.runs.record import Record, Row, evaluations_on
+from fltrain.runs.record import Record, Row, on_split
 from fltrain.runs.spec import RunSpec, StatisticName
 
 if TYPE_CHECKING:  # planning needs no statistics, which take a second to import
@@ -167,7 +167,7 @@ def factor(name: str) -> int:
 def _tests(record: Record) -> list[Row]:
     """Return the rows of the run's own tests."""
     split = "local_test" if record.spec["local_test"] else "test"
-    return evaluations_on(split, record.metrics)
+    return on_split(split, record.metrics)
 
 
 def _last(name: str) -> Measure:

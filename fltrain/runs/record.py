@@ -367,9 +367,9 @@ def summarise(
         diverged: ``{"round": ..., "what": ...}`` if a loss or weight became non-finite, else None.
         facts: further deterministic entries (traffic, digests, size of the network).
     """
-    tests, validation = evaluations_on(spec.test_split, rows), {}
+    tests, validation = on_split(spec.test_split, rows), {}
     if spec.evaluation.validation:
-        validated = evaluations_on("validation", rows)
+        validated = on_split("validation", rows)
         validation["validation"] = {
             **_accuracies(spec, validated, diverged),
             "loss": _last(validated, "loss"),
@@ -384,8 +384,7 @@ def summarise(
         "accuracy": {**_accuracies(spec, tests, diverged), **over_clients},
         "loss": {"last": _last(tests, "loss")},
         "extra": {
-            data.name: _final(spec, evaluations_on(data.name, rows), diverged)
-            for data in spec.evaluation.extra
+            data.name: _final(spec, on_split(data.name, rows), diverged) for data in spec.evaluation.extra
         },
         "rounds_to_target": {
             str(target): next((row["round"] for row in tests if row["accuracy"] >= target), None)
@@ -396,7 +395,7 @@ def summarise(
     }
 
 
-def evaluations_on(split: str, rows: Iterable[Row]) -> list[Row]:
+def on_split(split: str, rows: Iterable[Row]) -> list[Row]:
     """Return the rows of the tests on a split."""
     return [row for row in rows if row["kind"] == "evaluation" and row["split"] == split]
 

@@ -17,7 +17,7 @@ from fltrain.engine.simulation import Simulation
 from fltrain.models.base import build
 from fltrain.models.network import Network
 from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
-from fltrain.runs.record import Record, Results, evaluations_on
+from fltrain.runs.record import Record, Results, on_split
 
 from .conftest import Register
 from .helpers import CPU, federation, labels, pixels, tiny, trained, write_npz
@@ -156,5 +156,5 @@ def test_further_test_sets_add_rows_and_change_nothing_else(tmp_path: Path) -> N
 def test_further_test_sets_test_the_global_model_of_a_run_that_tests_each_client(tmp_path: Path) -> None:
     one = {**OWN, "rounds": 1, "local_test": {}}
     record = trained(tiny(**one, evaluation={"point": "after_local", "extra": ["shifted"]}), tmp_path)
-    (row,) = evaluations_on("shifted", record.metrics)
+    (row,) = on_split("shifted", record.metrics)
     assert record.summary["extra"] == {"shifted": row["accuracy"]}
