@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_arrays
 from fltrain.data.prepared import load_prepared, partition
 from fltrain.engine.simulation import Simulation
 from fltrain.models.network import Network
-from fltrain.runs.record import MODELS_FILE, Record, Results
+from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
 
@@ -26,7 +25,7 @@ class TrainedRun:
         From then on PyTorch uses one thread, so that figures do not depend on the number of threads.
 
         Raises:
-            FltrainError: if the record has no models.
+            FltrainError: if the record has no models, or those of another training.
         """
         torch.set_num_threads(1)
         self.spec = RunSpec.recorded(record.spec, str(record.folder))
@@ -35,10 +34,8 @@ class TrainedRun:
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
         divided = partition(self.spec.division, data)
         simulation = Simulation(self.spec, data, divided, device)
-        remedy = "archives have none; run `fltrain train --again` on its spec.json"
-        arrays, _ = read_arrays(record.folder / MODELS_FILE, "file of models", remedy)
         self.arrays: dict[str, Tensor] = {
-            name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()
+            name: torch.from_numpy(np.array(array)).to(device) for name, array in record.models().items()
         }
         self.data, self.model = simulation.data, simulation.model
 

@@ -120,16 +120,21 @@ def read_json(path: Path) -> Any:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
     """Write named arrays and a description, which gets their ``digest``, to one safetensors file."""
+    with replacing(path) as temporary:
+        save_arrays(temporary, arrays, about)
+
+
+def save_arrays(temporary: Path, arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
+    """Write what ``write_arrays`` writes to a temporary path of ``replacing``."""
     text = json.dumps({**about, "digest": digest(arrays)}, allow_nan=False)
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps shape ()
-    with replacing(path) as temporary:
-        try:
-            save_file(contiguous, temporary, metadata={_METADATA: f"{sha256(text)} {text}"})
-        except SafetensorError as error:  # not an OSError, even if the system raised one
-            code = re.search(r"\(os error (\d+)\)", str(error))
-            if code is None:
-                raise
-            raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
+    try:
+        save_file(contiguous, temporary, metadata={_METADATA: f"{sha256(text)} {text}"})
+    except SafetensorError as error:  # not an OSError, even if the system raised one
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from None
 
 
 def digest(arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -146,19 +146,15 @@ class Verification:
             self._damaged.add(run)
             yield Problem(str(error))
             return
-        spec, digests, models = record.run_spec, record.summary["digests"], folder / MODELS_FILE
+        spec, digests = record.run_spec, record.summary["digests"]
         known = {*RECORD_FILES, "train.log"}
         if spec is None or spec.evaluation.keep != "nothing":
             known.add(MODELS_FILE)
         for path in sorted(folder.iterdir()):
             if path.name not in known and not path.match(".*.part"):
                 yield Problem(f"{run}: {path.name} is not a file of a record; delete it")
-        if MODELS_FILE in known and models.exists():
-            _, about = read_arrays(models, "file of models")
-            if about["run_id"] != run:
-                yield Problem(f"{run}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
-            elif digests.get("models", about["digest"]) != about["digest"]:
-                yield Problem(f"{run}: {MODELS_FILE} is of another training; retrain the run")
+        if MODELS_FILE in known and (folder / MODELS_FILE).exists():
+            record.models()
         if spec is None or record.stale:
             yield Problem(f"{run}: stale: {record.stale}", harmless=True)
             return

@@ -33,7 +33,7 @@ from pydantic_core import from_json
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest as digest_of
-from fltrain.core.files import flush, json_text, replacing, write_arrays
+from fltrain.core.files import flush, json_text, read_arrays, replacing, save_arrays
 from fltrain.core.floats import average
 from fltrain.core.hashing import canonical_json, sha256, short_hash
 from fltrain.data.datasets import Dataset
@@ -310,6 +310,16 @@ class Record:
         """Number of images behind an accuracy; None if no row of the record has it."""
         return next((row["images"] for row in self.rows("evaluation") if "images" in row), None)
 
+    def models(self) -> dict[str, NDArray[Any]]:
+        """Return the models that the record keeps, by name; refuse those of another training."""
+        remedy = "archives have none; run `fltrain train --again` on its spec.json"
+        arrays, about = read_arrays(self.folder / MODELS_FILE, "file of models", remedy)
+        if about["run_id"] != self.run_id:
+            raise FltrainError(f"{self.run_id}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")
+        if self.summary["digests"].get("models", about["digest"]) != about["digest"]:
+            raise FltrainError(f"{self.run_id}: {MODELS_FILE} is of another training; retrain the run")
+        return arrays
+
     def check(self) -> None:
         """Refuse a complete record that is damaged, or whose run ID or summary do not follow from its files.
 
@@ -449,7 +459,6 @@ def write_record(
     settings = json_text(spec.canonical)
     digests = {**summary.get("digests", {}), "metrics": sha256(metrics), "spec": sha256(settings)}
     if models is not None:
-        write_arrays(folder / MODELS_FILE, models, {"run_id": spec.run_id})
         digests["models"] = digest_of(models)
     contents = {
         "summary.json": json_text(sealed({"format": RECORD_FORMAT, **summary, "digests": digests})),
@@ -462,6 +471,10 @@ def write_record(
         for name, text in contents.items():
             temporary = files.enter_context(replacing(folder / name))
             temporary.write_text(text, encoding="utf-8")
+            flush(temporary)
+        if models is not None:
+            temporary = files.enter_context(replacing(folder / MODELS_FILE))
+            save_arrays(temporary, models, {"run_id": spec.run_id})
             flush(temporary)
         (folder / "summary.json").unlink(missing_ok=True)  # renames follow, the one of the summary last
 

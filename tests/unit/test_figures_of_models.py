@@ -1,5 +1,6 @@
 """Figures of trained models: class preferences of neurons by layer and client."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 
 from fltrain.analysis.trained_model import TrainedRun
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import write_arrays
 from fltrain.engine.evaluation import test as evaluate
 from fltrain.reporting.figures import draw as figures
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import MODELS_FILE, Record, Results
 
 from .helpers import CPU, Cells, tiny, trained
 
@@ -57,6 +59,14 @@ def test_saved_models_are_the_final_models_of_the_run(records: dict[str, Record]
     sizes = torch.tensor([len(run.data.clients[client]) for client in run.each_client()]).double()
     mean = (sizes / sizes.sum()) @ run.arrays["client_weights"].double()
     torch.testing.assert_close(run.arrays["weights"].double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_models_of_another_training_are_refused(records: dict[str, Record], tmp_path: Path) -> None:
+    record = Record(Path(shutil.copytree(records["plain"].folder, tmp_path / records["plain"].run_id)))
+    models = {name: array + 1 for name, array in record.models().items()}
+    write_arrays(record.folder / MODELS_FILE, models, {"run_id": record.run_id})
+    with pytest.raises(FltrainError, match=f"^{record.run_id}: {MODELS_FILE} is of another training"):
+        TrainedRun(record, results_of(records), CPU)
 
 
 def test_preferences_are_drawn_neuron_by_neuron(records: dict[str, Record], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 from hypothesis import given
@@ -20,6 +21,7 @@ from fltrain.engine.simulation import Diverged, Simulation
 from fltrain.engine.statistics import Row
 from fltrain.experiments.layers import merge
 from fltrain.runs.record import (
+    MODELS_FILE,
     RECORD_FILES,
     Record,
     Results,
@@ -137,24 +139,29 @@ def test_the_summary_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return replace(temporary, path)
 
     monkeypatch.setattr(Path, "replace", watched)
-    write_record(tmp_path, tiny(), [], {}, {}, {})
+    write_record(tmp_path, tiny(), [], {}, {}, {}, {"weights": np.ones(1)})
     assert written[-1] == "summary.json" and Record(tmp_path).complete
-    assert {path.name for path in tmp_path.iterdir()} == set(RECORD_FILES)
+    assert {path.name for path in tmp_path.iterdir()} == {*RECORD_FILES, MODELS_FILE}
 
 
 def test_an_older_record_stays_until_the_new_one_is_on_the_disk(tmp_path: Path) -> None:
     run = tiny().run_id
-    write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": "the first"})
+
+    def write(by: str) -> None:
+        models = {"weights": np.array([len(by)])}
+        write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": by}, models)
 
     def full(path: Path) -> None:
         if "spec.json" in path.name:
             raise OSError(28, "No space")
 
+    write("the first")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(FltrainError, match="No space"):
         patch.setattr("fltrain.runs.record.flush", full)
-        write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": "the second"})
-    assert Record(tmp_path / run).provenance["by"] == "the first" and Record(tmp_path / run).usable
-    write_record(tmp_path / run, tiny(), [], {"run_id": run}, {}, {"by": "the second"})
+        write("the second")
+    older = Record(tmp_path / run)
+    assert older.provenance["by"] == "the first" and older.models()["weights"] == [9] and older.usable
+    write("the second")
     assert Record(tmp_path / run).provenance["by"] == "the second"
 
 
