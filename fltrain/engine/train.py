@@ -257,7 +257,7 @@ class _Training:
         """Take the lock of the run; wait while another process holds it."""
         with self.stopping.interruptible():
             try:
-                lock.acquire(timeout=0)
+                lock.acquire(timeout=1)  # longer than `held` shares it
             except Timeout:
                 LOG.info("%s: another process is training it; waiting for that one to end", self.spec.run_id)
                 lock.acquire()

@@ -481,7 +481,10 @@ def write_record(
 
 # ---------------------------------------------------------------------------------------------------- locks
 def held(lock: Path) -> bool:
-    """Return True if a process holds a lock file, also one of another user."""
+    """Return True if a process holds a lock file, also one of another user.
+
+    To look, this process shares the lock for a moment.
+    """
     try:
         number = os.open(lock, os.O_RDONLY)
     except OSError:
@@ -500,13 +503,13 @@ def leased(lease: Path, take: Callable[[FileLock], object] | None = None) -> Ite
     """Hold the lock of a run, which ``take`` acquires; only its holder may change the record.
 
     Raises:
-        Timeout: without ``take``, if another process holds it.
+        Timeout: without ``take``, if another process holds it for a second, longer than ``held`` does.
         FltrainError: if the file system has no locks.
     """
     lease.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(lease, fallback_to_soft=False)
     try:
-        take(lock) if take else lock.acquire(timeout=0)
+        take(lock) if take else lock.acquire(timeout=1)
     except Timeout:
         raise
     except OSError as error:

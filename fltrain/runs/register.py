@@ -89,5 +89,7 @@ def _sources(thing: Any) -> list[str]:
 
 
 def _compiled(code: CodeType) -> str:
-    constants = [_compiled(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    # The order of a frozenset of texts (`x in {"a", "b"}`) differs between processes.
+    stable = (sorted(map(repr, one)) if isinstance(one, frozenset) else one for one in code.co_consts)
+    constants = [_compiled(one) if isinstance(one, CodeType) else repr(one) for one in stable]
     return " ".join([code.co_code.hex(), *code.co_names, *constants])

@@ -79,7 +79,7 @@ class Half(Method):
 """
 
 
-def define(factor: float) -> None:
+def define(factor: float | str) -> None:
     """Run a cell of a notebook, which defines a method."""
     names = {"__name__": "__main__", "fltrain": fltrain, "Method": Method, "Literal": Literal}
     exec(NOTEBOOK.replace("FACTOR", str(factor)), names)
@@ -93,6 +93,15 @@ def test_an_edited_class_is_another_run(tmp_path: Path) -> None:
     first, second, again = runs
     assert first.run_id == again.run_id != second.run_id
     assert not first.metrics.equals(second.metrics) and first.metrics.equals(again.metrics)
+
+
+def test_the_order_of_a_set_in_a_class_without_source_changes_no_run() -> None:
+    """Python orders sets of texts anew in each process; 0 and 8 stand in the order of their insertion."""
+    revisions = []
+    for members in ("{0, 8}", "{8, 0}", "{8, 1}"):
+        define(f"(local.client in {members})")
+        revisions.append(METHODS["half"].revision)
+    assert revisions[0] == revisions[1] != revisions[2]
 
 
 def test_registering_changes_no_other_run() -> None:

@@ -1,11 +1,14 @@
 """Files of a record, their digests, and the summary computed from the rows."""
 
+import fcntl
 import getpass
 import json
 import math
+import os
 import platform
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ from fltrain.runs.record import (
     RECORD_FILES,
     Record,
     Results,
+    held,
+    leased,
     sealed,
     summarise,
     write_record,
@@ -163,6 +168,17 @@ def test_an_older_record_stays_until_the_new_one_is_on_the_disk(tmp_path: Path) 
     assert older.provenance["by"] == "the first" and older.models()["weights"] == [9] and older.usable
     write("the second")
     assert Record(tmp_path / run).provenance["by"] == "the second"
+
+
+def test_a_look_at_a_lock_stops_no_import(tmp_path: Path) -> None:
+    """``held`` shares the lock for a moment, which this test prolongs."""
+    lease = tmp_path / "run.lock"
+    lease.touch()
+    look = os.open(lease, os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+    threading.Timer(0.1, os.close, [look]).start()
+    with leased(lease):
+        assert held(lease)
 
 
 def test_another_run_with_the_same_id_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
