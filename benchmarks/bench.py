@@ -139,6 +139,7 @@ def contender(key: str, value: str, options: dict[str, Any]) -> Simulation | Bar
     return Bare(run) if key == "bare" else run
 
 
+@compute_as_runs()
 def train(key: str, value: str, options: dict[str, Any]) -> None:
     """Train a round for each line of the input, and print its wall and CPU seconds.
 
@@ -149,7 +150,6 @@ def train(key: str, value: str, options: dict[str, Any]) -> None:
         used = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
         return sum(one.ru_utime + one.ru_stime for one in used)
 
-    compute_as_runs()
     with determined(options["determinism"], torch.device(options["device"]), options["precision"] == "tf32"):
         run = contender(key, value, options)
         for number, line in enumerate(sys.stdin):

@@ -43,6 +43,7 @@ CURVES: dict[str, tuple[tuple[int | str, ...], dict[str, Any]]] = {
 """Values of the entry of a setting that grows, and the other entries."""
 
 
+@compute_as_runs()
 def point(
     setting: dict[str, Any], method: str, device: torch.device, cuda_graph: bool, repeats: int
 ) -> list[dict[str, Any]]:
@@ -60,7 +61,6 @@ def point(
         "training": {"epochs": epochs, "batch_size": BATCH, "lr": 0.001},
         "participation": {"fraction": per_round / clients},
     }
-    compute_as_runs()
     forget_peaks(device)
     before = peak()
     with determined("exact", device):

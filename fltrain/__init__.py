@@ -59,7 +59,7 @@ def train(
         The run with ``metrics`` (a data frame), ``accuracy``, ``plot()`` and ``model()``.
 
     Raises:
-        FltrainError: if a setting is wrong, or data or device are missing.
+        FltrainError: if a setting is wrong, the record is damaged, or data or device are missing.
     """
     from pathlib import Path
 
@@ -73,10 +73,12 @@ def train(
     file = Path(spec) if isinstance(spec, str | Path) else None
     parsed = RunSpec.recorded(read_plain(file) if file else spec, str(file or "spec"))
     folder = Results(Path(results))
-    record = folder.record(parsed.run_id)
-    if not record.complete or again:
+    record = None if again else folder.trained(parsed)
+    if record is None:
         execution = training.Execution(pick_device(device), threads)
         record = training.train(parsed, folder, execution, again=again, quiet=quiet)
+    elif record.damage:
+        raise FltrainError(record.damage)
     return FinishedRun(record, parsed, folder)
 
 

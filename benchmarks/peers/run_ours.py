@@ -41,6 +41,6 @@ def run(task: Task, workers: int = 1) -> tuple[Simulation, Report]:
 
 if __name__ == "__main__":
     task, workers = arguments()
-    compute_as_runs()
-    simulation, report = run(task, workers)
-    report.finish([simulation.server.weights, simulation.server.buffers])
+    with compute_as_runs():
+        simulation, report = run(task, workers)
+        report.finish([simulation.server.weights, simulation.server.buffers])

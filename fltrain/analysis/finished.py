@@ -109,11 +109,7 @@ class FinishedRun:
     def _trained(self) -> TrainedRun:
         from fltrain.analysis.trained_model import TrainedRun
 
-        threads = torch.get_num_threads()
-        try:
-            return TrainedRun(self.record, self.results, torch.device("cpu"))
-        finally:
-            torch.set_num_threads(threads)
+        return TrainedRun(self.record, self.results, torch.device("cpu"))
 
     def __repr__(self) -> str:
         final = "" if self.accuracy is None else f", final accuracy {100 * self.accuracy:.2f} %"

@@ -22,12 +22,9 @@ class TrainedRun:
     def __init__(self, record: Record, results: Results, device: torch.device) -> None:
         """Build the network and load the models of the record.
 
-        From then on PyTorch uses one thread, so that figures do not depend on the number of threads.
-
         Raises:
-            FltrainError: if the record has no models, or those of another training.
+            FltrainError: if the record has no models, or models of another training.
         """
-        torch.set_num_threads(1)
         self.spec = RunSpec.recorded(record.spec, str(record.folder))
         if self.spec.evaluation.keep == "nothing":
             raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")

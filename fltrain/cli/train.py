@@ -156,10 +156,7 @@ def train(
     due = []
     stopping.heed()
     for spec in parsed.values():
-        record = where.record(spec.run_id)
-        # Training deletes the checkpoints that a complete run has left.
-        if record.complete and not again and not where.saved_rounds(spec.run_id):
-            record.check_settings(spec)
+        if not again and (record := where.trained(spec)):
             remark = record.damage or changed_code(record, spec)
             typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
         else:

@@ -89,11 +89,11 @@ def train(
         MethodError: if the code of a method fails.
         Stopped: after a signal; the state is saved.
     """
-    compute_as_runs(execution.threads)
     prepare(execution.workers, execution.device, execution.threads)
     results.create()
     tf32 = spec.precision == "tf32"
     with (
+        compute_as_runs(execution.threads),
         _logging_to(results.run(spec.run_id) / "train.log", quiet),
         determined(execution.determinism, execution.device, tf32) as determinism,
     ):

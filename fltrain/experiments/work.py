@@ -109,6 +109,7 @@ class Work:
             self._networks[key] = network_work(network, images, classes)
         return self._networks[key]
 
+    @compute_as_runs()
     def speed(self, spec: RunSpec, device: torch.device) -> float:
         """Return the multiply-adds per second of a device with a run's network, measured in local training.
 
@@ -120,7 +121,6 @@ class Work:
         settings = spec.model_dump(mode="json", include={"dataset", "model", "precision"})
         key = (str(settings), batch, str(device))
         if key not in self._speeds:
-            compute_as_runs()
             local = {"batch_size": batch, "epochs": 1, "lr": 1e-3, "lr_schedule": "constant"}
             settings |= {
                 "method": "fedavg",

@@ -130,6 +130,17 @@ class Results:
         """Record of a run, complete or not."""
         return Record(self.run(run_id))
 
+    def trained(self, spec: RunSpec) -> Record | None:
+        """Return the complete record of a run, damaged or not; None if the run is to be trained.
+
+        Training also deletes the checkpoints that a complete run has left.
+        """
+        record = self.record(spec.run_id)
+        if not record.complete or self.saved_rounds(spec.run_id):
+            return None
+        record.check_settings(spec)
+        return record
+
     def checkpoints(self, run_id: str) -> Path:
         """Folder of a run's checkpoints; training deletes it after writing the record."""
         return self.root / "checkpoints" / run_id
@@ -311,7 +322,7 @@ class Record:
         return next((row["images"] for row in self.rows("evaluation") if "images" in row), None)
 
     def models(self) -> dict[str, NDArray[Any]]:
-        """Return the models that the record keeps, by name; refuse those of another training."""
+        """Return the models that the record keeps, by name; refuse models of another training."""
         remedy = "archives have none; run `fltrain train --again` on its spec.json"
         arrays, about = read_arrays(self.folder / MODELS_FILE, "file of models", remedy)
         if about["run_id"] != self.run_id:

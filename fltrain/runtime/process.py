@@ -7,7 +7,8 @@ import os
 import re
 import resource
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -23,18 +24,24 @@ _OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_
 """PyTorch's texts in plain RuntimeErrors: of the CPU, and of NVIDIA's libraries."""
 
 
-def compute_as_runs(threads: int = 1) -> None:
-    """Set this process up to train: number of CPU threads, and freed memory.
+@contextmanager
+def compute_as_runs(threads: int = 1) -> Iterator[None]:
+    """Set this process up to train: number of CPU threads, for the enclosed code, and freed memory.
 
     glibc keeps freed memory for the next local step. Otherwise it returns the memory at the end of its heap
     to the system in every step, and the system clears each page again. That takes up to a tenth of the time
     of LeNet-5's steps. Other C libraries stay as they are.
     """
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(_M_MMAP_THRESHOLD, LARGEST)
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def out_of_memory(error: BaseException) -> bool:

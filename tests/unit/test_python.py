@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+import torch
 
 import fltrain
 from fltrain.core.errors import FltrainError
@@ -93,6 +94,24 @@ def test_an_edited_class_is_another_run(tmp_path: Path) -> None:
     first, second, again = runs
     assert first.run_id == again.run_id != second.run_id
     assert not first.metrics.equals(second.metrics) and first.metrics.equals(again.metrics)
+
+
+def test_training_leaves_the_threads_of_a_notebook(tmp_path: Path) -> None:
+    torch.set_num_threads(2)
+    fltrain.train({**TINY, "rounds": 1}, tmp_path)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert threads == 2
+
+
+def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    file = fltrain.train({**TINY, "rounds": 1}, tmp_path).record.folder / "metrics.jsonl"
+    rows = file.read_text()
+    file.write_text("")
+    with pytest.raises(FltrainError, match=r"metrics\.jsonl: changed after training"):
+        fltrain.train({**TINY, "rounds": 1}, tmp_path)
+    assert fltrain.train({**TINY, "rounds": 1}, tmp_path, again=True).record.usable
+    assert file.read_text() == rows
 
 
 def test_the_order_of_a_set_in_a_class_without_source_changes_no_run() -> None:

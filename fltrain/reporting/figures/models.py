@@ -26,13 +26,17 @@ from fltrain.reporting.figures.style import Drawn, Spec, panel, quantity, whole_
 from fltrain.reporting.frame import diverged, first_of_each
 from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
+from fltrain.runtime.process import compute_as_runs
 
 LENGTHS = ("vectors of length one", "raw, of its largest")
 """Names of the variances."""
 
 
+@compute_as_runs()
 def draw(sheet: ItemJob, figure: Preference | Variance | Inversion, results: Results) -> Drawn:
     """Return the panels and the numbers of a figure; nothing if all runs diverged.
+
+    PyTorch uses one thread, so that figures do not depend on the number of threads.
 
     Raises:
         FltrainError: if a record keeps no model, or the figure does not fit the run.
