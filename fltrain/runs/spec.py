@@ -114,7 +114,7 @@ StatisticName = Literal["drift", "similarity", "divergence", "dissimilarity", "s
 
 
 def _in_order(statistics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the statistics, each once, in the order of ``Statistic``: every order measures the same."""
+    """Return the statistics, each once, in the order of ``StatisticName``: every order measures the same."""
     return tuple(name for name in get_args(StatisticName) if name in statistics)
 
 
@@ -239,6 +239,8 @@ class RunSpec(Settings):
         data, entry, needs = self.dataset, self.dataset.entry, self.composition.needs
         if entry.train_images == 0:
             yield f"dataset: {data.name!r} is for testing only; name it in evaluation.extra"
+        if len({one.id for one in evaluation.extra}) > len({one.name for one in evaluation.extra}):
+            yield "evaluation.extra: names a dataset in two sizes, but one would be tested; leave one out"
         for one in evaluation.extra:
             if one.normalisation != "default":
                 yield (

@@ -69,7 +69,8 @@ def _digests(chosen: frozenset[type[Component]]) -> dict[str, str]:
     for file in _PACKAGE.rglob("*.py"):  # without importing them
         parts = file.relative_to(_PACKAGE).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")
-        if begins(name, PARTS) and not begins(name, OTHERS):
+        ours = all(part.isidentifier() for part in parts)  # not in .ipynb_checkpoints
+        if ours and begins(name, PARTS) and not begins(name, OTHERS):
             files[f"fltrain.{name}"] = str(file)
     return {
         name.removeprefix("fltrain."): _digest(Path(file))

@@ -104,6 +104,16 @@ def test_a_run_depends_on_its_own_components_only() -> None:
     assert {*average} - {*perceptron} == {"models.networks.mobilenet_tiny"}
 
 
+def test_copies_that_an_editor_keeps_are_no_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("methods/toy.py", "methods/.ipynb_checkpoints/toy-checkpoint.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("toy = 1\n")
+    monkeypatch.setattr(today, "_PACKAGE", tmp_path)
+    forget_sources()
+    assert {*source_digests(tiny())} == {"methods.toy"}
+    forget_sources()
+
+
 def test_digests_cover_all_code_that_determines_numbers() -> None:
     names = source_digests(tiny())
     assert {*names} >= {

@@ -188,6 +188,14 @@ def test_a_dataset_with_test_images_only_cannot_be_trained_on() -> None:
     assert refusal(dataset="cifar10.1-v4") == message
 
 
+def test_a_further_test_set_has_one_size() -> None:
+    """Rows of a record name the dataset, not its size."""
+    extra = ["digits", {"name": "digits", "image_size": 16}]
+    message = "evaluation.extra: names a dataset in two sizes, but one would be tested; leave one out"
+    assert refusal(evaluation={"extra": extra}) == message
+    assert tiny(evaluation={"extra": ["digits", "digits"]}).datasets
+
+
 def test_clients_with_local_tests_share_all_images() -> None:
     """1,438 images for training and 359 for testing."""
     assert "cannot share 1438 training images" in refusal(partition={"name": "iid", "clients": 1439})
