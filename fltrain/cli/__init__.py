@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Rerun published federated-learning experiments and compare the results with the published values.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

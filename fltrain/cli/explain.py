@@ -12,7 +12,7 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table
-from fltrain.core.config import hint
+from fltrain.core.config import VERY_CLOSE, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.located import place_of
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
@@ -47,7 +47,9 @@ def explain(
         labels = dict.fromkeys(label for entry in entries for label in entry.labels.values())
         entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
         if not entries:
-            near = hint(word, labels, "there are")
+            hidden = [label for axis in planned.item.axes.values() for label in axis if label not in labels]
+            elsewhere = suggest(word, hidden, text="other scales have {!r}")
+            near = suggest(word, labels, VERY_CLOSE) or hint(word, labels, "there are") + elsewhere
             raise FltrainError(f"no cell of {planned.id} is left with --cell {word!r}{near}")
     if len(entries) > 1:
         _show_common(planned, entries)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -9,6 +10,9 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+_WORD = 16
+"""Longer words, such as paths, may be folded."""
 
 
 def print_text(text: str) -> None:
@@ -31,20 +35,31 @@ def print_table(
 
     An empty row is a line across the table. Columns with a heading in ``right`` are aligned to the right. If
     the terminal is narrow, ``optional`` columns are left out, one after another, until the table fits with
-    columns of at most a third of the width. Columns with a heading in ``whole`` are never folded.
+    columns of at most a third of the width. Columns with a heading in ``whole`` are never folded. Words of
+    other columns are folded only if the table does not fit without spaces at the lines either.
     """
     console = _console()
     for number in range(len(optional) + 1):
         absent = optional[:number]
-        table = Table(caption=f"without {', '.join(absent)}" if absent else None, caption_justify="left")
         kept = [place for place, heading in enumerate(headings) if heading not in absent]
-        for heading in (headings[place] for place in kept):
-            justify: Literal["left", "right"] = "right" if heading in right else "left"
-            widest = console.width // 3 if optional else None
-            fixed = heading in whole
-            table.add_column(Text(heading), justify=justify, overflow="fold", max_width=widest, no_wrap=fixed)
-        for cells in rows:
-            table.add_row(*(Text(cells[place]) for place in kept)) if cells else table.add_section()
-        if console.measure(table, options=console.options.update(max_width=10_000)).maximum <= console.width:
+        columns = [[headings[place], *(cells[place] for cells in rows if cells)] for place in kept]
+        widest = console.width // 3 if optional else console.width
+        most = [min(max(map(len, texts)), widest) for texts in columns]
+        if sum(most) + 3 * len(most) < console.width:
             break
+    fixed = [width * (texts[0] in whole) for texts, width in zip(columns, most, strict=True)]
+    words = [min(_WORD, max(map(len, " ".join(texts).split()))) for texts in columns]
+    words = list(map(max, fixed, words))
+    trials = itertools.product(((1, words), (0, words), (0, fixed)), range(console.width, 0, -1))
+    for (padding, least), level in trials:  # the widest columns shrink first
+        widths = [max(small, min(large, level)) for small, large in zip(least, most, strict=True)]
+        if sum(widths) + (1 + 2 * padding) * len(widths) < console.width:
+            break
+    caption = f"without {', '.join(absent)}" if absent else None
+    table = Table(caption=caption, caption_justify="left", padding=(0, padding))
+    for (heading, *_), width in zip(columns, widths, strict=True):
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        table.add_column(Text(heading), justify=justify, overflow="fold", width=width)
+    for cells in rows:
+        table.add_row(*(Text(cells[place]) for place in kept)) if cells else table.add_section()
     console.print(table)

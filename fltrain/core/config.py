@@ -50,10 +50,10 @@ VERY_CLOSE = 0.75
 """Closeness from which a suggestion replaces the list of known words."""
 
 
-def suggest(word: str, known: Iterable[str], closeness: float = 0.6) -> str:
+def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {!r}?") -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; {text.format(close[0])}" if close else ""
 
 
 def similar(path: Path) -> str:

@@ -114,7 +114,8 @@ class Plan:
             def meets(condition: Condition, entry: Entry) -> bool:
                 return condition.meets(texts[entry.spec.run_id])
 
-            choose([texts[run] for run in self.runs], conditions, dict)  # refuses unknown keys and values
+            # Refuses unknown keys and values.
+            choose([texts[run] for run in self.runs], conditions, dict, f"scale {self.scale.scale!r}")
             for condition in conditions:
                 rest = rest._keeping(str(condition), partial(meets, condition))
         if not rest.items:

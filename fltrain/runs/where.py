@@ -121,9 +121,12 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
 
 
 def choose(
-    runs: Sequence[Run], conditions: Iterable[Condition], settings_of: Callable[[Run], Mapping[str, str]]
+    runs: Sequence[Run],
+    conditions: Iterable[Condition],
+    settings_of: Callable[[Run], Mapping[str, str]],
+    place: str = "",
 ) -> list[Run]:
-    """Return the runs that meet all conditions; refuse a key or a wanted value that no run has."""
+    """Return the runs that meet all conditions; refuse a key or a wanted value that no run of a place has."""
     conditions = list(conditions)
     every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
     left = every
@@ -141,21 +144,21 @@ def choose(
             raise FltrainError(f"where: {key!r} stands for several settings; name one of {names}")
         for wanted in () if condition.excluded else condition.values:
             if not any(Condition(key, (wanted,)).meets(settings) for _, settings in every):
-                raise _nothing_left(Condition(key, (wanted,)), present)
+                raise _nothing_left(Condition(key, (wanted,)), present, place)
         before, left = left, [(run, settings) for run, settings in left if condition.meets(settings)]
         if not left:
-            raise _nothing_left(condition, {value_of(settings, key) for _, settings in before})
+            raise _nothing_left(condition, {value_of(settings, key) for _, settings in before}, place)
     return [run for run, _ in left]
 
 
-def _nothing_left(condition: Condition, values: Iterable[str]) -> FltrainError:
+def _nothing_left(condition: Condition, values: Iterable[str], place: str) -> FltrainError:
     names = sorted({name for value in values for name in value.split() or [""]}, key=sortable)
-    problem, word = f"no run is left with {condition}", condition.values[0]
+    problem, word = f"{place and f'{place}: '}no run is left with {condition}", condition.values[0]
     there = f" (there are: {listed(names, 8)})"
-    if condition.excluded or math.isfinite(sortable(word)[0]):  # no misspelt name
-        return FltrainError(problem + there)
     field = RunSpec.model_fields.get(condition.key)
     known = [name for one in (field.metadata if field else ()) if isinstance(one, KnownNames) for name in one]
+    if condition.excluded or word in known or math.isfinite(sortable(word)[0]):  # no misspelt name
+        return FltrainError(problem + there)
     near = suggest(word, names, VERY_CLOSE)
     return FltrainError(problem + (near or suggest(word, [*names, *known]) + there))
 

@@ -242,7 +242,8 @@ def _meeting(
 ) -> list[TableCell]:
     """Return the cells whose runs all meet the conditions; refuse conditions that no cell meets."""
     specs = {entry.spec.run_id: entry.spec for entry in item.entries}
-    chosen = {spec.run_id for spec in choose(list(specs.values()), conditions, settings_text)}
+    place = f"{item.id} at scale {item.scale.scale}"
+    chosen = {spec.run_id for spec in choose(list(specs.values()), conditions, settings_text, place)}
     shown = [cell for cell in every if chosen.issuperset(cell.runs)]
     if not shown:
         raise FltrainError(

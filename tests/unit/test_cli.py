@@ -99,6 +99,7 @@ def cells_of(line: str) -> list[str]:
 
 
 def test_commands_and_their_options_are_documented() -> None:
+    assert cli("records", "import", "-h").stdout == cli("records", "import", "--help").stdout
     assert cli("--version").stdout == f"{__version__}\n"
     for path, command in commands(get_command(app)).items():
         assert command.help
@@ -482,6 +483,22 @@ def test_a_narrow_terminal_keeps_titles_on_two_lines(
     assert max(map(len, lines)) <= width
     assert len(lines) == (9 if width == 100 else 7)
     assert lines[-1].startswith("without cells" if width == 100 else "└")
+
+
+def test_a_narrow_terminal_splits_no_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    headings = ("run", "skew", "method", "final accuracy, %", "gain", "verdict on the gain")
+    verdict = "inconclusive (not significant after correction), exploratory"
+    row = ("digits-fedavg-b08614c92f", "Dirichlet 0.1", "FedAvg + FedImpro", "94.69 ± 0.60", "+5.40", verdict)
+    print_table(headings, [row], whole=["run"])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert {*map(len, lines)} <= {*range(81)}
+    body = [cells_of(line) for line in lines if line.startswith("│")]
+    shown = [" ".join(filter(None, texts)) for texts in zip(*body, strict=True)]
+    assert shown == list(row)
 
 
 def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> None:

@@ -298,6 +298,10 @@ def test_a_condition_shows_cells_of_the_page_unchanged(imported: Path) -> None:
         compare(*asked, "seed=1")
     with pytest.raises(FltrainError, match="no run is left with method=fedacgg; did you mean 'fedacg'"):
         compare(*asked, "method=fedacgg")
+    with pytest.raises(
+        FltrainError, match=r"^fair/accuracy at scale published: no run .*\(there are: lenet5"
+    ):
+        compare(*asked, "model=vgg9")
 
 
 def test_a_condition_on_records_chooses_runs_by_settings(imported: Path) -> None:
@@ -355,7 +359,9 @@ def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     for entry in entries:
         record(Results(tmp_path), entry.spec, 0.5)
     (Results(tmp_path).run(entries[0].spec.run_id) / "metrics.jsonl").write_text("{")
-    base, other = compare(tmp_path, CONFIG, ["flfa/figure2"]).rows()
+    compared = compare(tmp_path, CONFIG, ["flfa/figure2"])
+    assert compared.notes[0].startswith("Mean ± standard deviation over up to 3 seeds.")
+    base, other = compared.rows()
     assert (base["seeds"], other["seeds"]) == ("2 of 3", "2 of 3")
     assert "1 of 3 damaged" in base["final accuracy, %"] and "1 of 3 not run" in other["final accuracy, %"]
     assert other["gain"].endswith("(1 pair)")
@@ -440,6 +446,7 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
     ("where", "message"),
     [
         ("method=fedprx", r"no run is left with method=fedprx; did you mean 'fedprox'\?$"),
+        ("method=scaffold", r"no run is left with method=scaffold \(there are: fedavg"),
         ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("lr=0.1", "unknown key 'lr'; did you mean 'training.lr'?"),

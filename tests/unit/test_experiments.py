@@ -375,6 +375,10 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
     }.items():
         with pytest.raises(FltrainError, match=problem):
             explained(folder, "tiny", "toy/table2", *words)
+    scale = {**SCALE, "items": ["toy/table2"], "axes": {"method": ["fedavg"]}}
+    (folder / "scales" / "tiny.yaml").write_text(yaml.safe_dump(scale))
+    with pytest.raises(FltrainError, match=r"\(there are: fedavg, BP, FLFA\); other scales have 'FedProx'$"):
+        explained(folder, "tiny", "toy/table2", "FedPrx")
 
 
 def test_explain_shows_common_and_differing_settings_of_several_cells(folder: Path) -> None:
@@ -623,8 +627,8 @@ def test_items_of_the_scale_alone_are_suggested() -> None:
         ({"items": ["tyo"]}, "has no item 'tyo'; did you mean 'toy'?"),
         ({"items": "x"}, "scale 'tiny' has no item 'x' (known: toy)"),
         ({"items": "toy/x"}, "scale 'tiny' has no item 'toy/x' (known: toy/figure, toy/table)"),
-        ({"where": "dataset=mnist"}, "no run is left with dataset=mnist"),
         ({"where": "training.lr=0,05"}, "'0,05': numbers have a decimal point"),
+        ({"where": "dataset=mnist"}, "scale 'tiny': no run is left with dataset=mnist (there are: digits)"),
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
         (
             {"items": "toy/figure", "where": "method=scaffold"},

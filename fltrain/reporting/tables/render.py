@@ -309,6 +309,7 @@ class Notes:
             layout=layout,
             targets=targets,
             seeds=seeds - (seeds > 1 and layout.best_of is not None),
+            up_to="up to " * any(0 < cell.complete < seeds for cell in shown),
             summaries={one.label or measure(one.measure).label: _over_seeds(one) for one in layout.measures},
             cells=shown,
             diverged=next((GENERAL[one] for one in GENERAL if one in counted), ""),
