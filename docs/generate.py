@@ -323,8 +323,8 @@ def paper_page(name: str) -> str:
     count = f"With our numbers of seeds, `scale=paper` has {len(runs):,} runs."
     if total:
         count = (
-            f"Rows can share runs. If each run counts once, the text implies {total.published:,} runs, and "
-            f"our items have {total.declared:,}. {count} {total.explained}"
+            "Rows can share runs, so their sum can exceed the number of different runs: "
+            f"{total.published:,} in the text, {total.declared:,} in our items. {count} {total.explained}"
         ).rstrip()
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
