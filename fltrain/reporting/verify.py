@@ -21,15 +21,7 @@ from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
 from fltrain.reporting.version import outdated_pages
-from fltrain.runs.record import (
-    BROKEN,
-    MODELS_FILE,
-    RECORD_FILES,
-    Record,
-    Results,
-    held,
-    reason,
-)
+from fltrain.runs.record import BROKEN, MODELS_FILE, RECORD_FILES, Record, Results, held, reason
 
 _UNREADABLE = (*BROKEN, OSError)
 

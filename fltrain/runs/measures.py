@@ -166,8 +166,7 @@ def factor(name: str) -> int:
 
 def _tests(record: Record) -> list[Row]:
     """Return the rows of the run's own tests."""
-    split = "local_test" if record.spec["local_test"] else "test"
-    return on_split(split, record.metrics)
+    return on_split("local_test" if record.spec["local_test"] else "test", record.metrics)
 
 
 def _last(name: str) -> Measure:

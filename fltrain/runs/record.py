@@ -492,10 +492,7 @@ def write_record(
 
 # ---------------------------------------------------------------------------------------------------- locks
 def held(lock: Path) -> bool:
-    """Return True if a process holds a lock file, also one of another user.
-
-    To look, this process shares the lock for a moment.
-    """
+    """Return True if a process holds a lock, also of another user; this shares the lock for a moment."""
     try:
         number = os.open(lock, os.O_RDONLY)
     except OSError:

@@ -66,11 +66,10 @@ def _digests(chosen: frozenset[type[Component]]) -> dict[str, str]:
     unused = {kind.__module__ for kind in concrete} - used
     packages = {kind.__module__.partition(".")[0] for kind in chosen} - {"fltrain"}
     files = {name: _file(name) for name in sys.modules if name.partition(".")[0] in packages}
-    for file in _PACKAGE.rglob("*.py"):  # without importing them
+    for file in _PACKAGE.rglob("*.py"):  # without importing them; not copies in .ipynb_checkpoints
         parts = file.relative_to(_PACKAGE).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")
-        ours = all(part.isidentifier() for part in parts)  # not in .ipynb_checkpoints
-        if ours and begins(name, PARTS) and not begins(name, OTHERS):
+        if all(map(str.isidentifier, parts)) and begins(name, PARTS) and not begins(name, OTHERS):
             files[f"fltrain.{name}"] = str(file)
     return {
         name.removeprefix("fltrain."): _digest(Path(file))
