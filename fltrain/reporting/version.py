@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 from functools import cache
+from glob import glob
 from pathlib import Path
 
 RULE_VERSION = 2
@@ -31,9 +32,9 @@ _LAYERS = ("core", "runs", "experiments", "analysis", "reporting")
 def reporting_version() -> str:
     """Return the version of the rule with a digest of the code that decides pages, and of the templates."""
     digest = hashlib.sha256()
-    for path in sorted(path for layer in _LAYERS for path in _PACKAGE.glob(f"{layer}/**/*.*")):
-        if path.suffix != ".pyc":
-            digest.update(f"{path.relative_to(_PACKAGE)}\0".encode() + path.read_bytes())
+    for pattern in (*(f"{layer}/**/*.py" for layer in _LAYERS), "reporting/templates/*.*[a-z]"):
+        for name in sorted(glob(pattern, root_dir=_PACKAGE, recursive=True)):  # no hidden files, no backups
+            digest.update(f"{name}\0".encode() + (_PACKAGE / name).read_bytes())
     return f"{RULE_VERSION}-{digest.hexdigest()[:12]}"
 
 

@@ -282,6 +282,10 @@ def test_code_that_decides_pages_changes_their_version(
     monkeypatch.setattr(version, "_PACKAGE", copy)
     before = version.reporting_version.__wrapped__()
     (copy / "engine" / "simulation.py").write_text("# It trains.")
+    (copy / "reporting" / ".ipynb_checkpoints").mkdir()
+    for backup in ("reporting/.ipynb_checkpoints/frame-checkpoint.py", "core/errors.py~"):
+        (copy / backup).write_text("# An editor writes it.")
+    (copy / "reporting" / "templates" / ".page.html.swp").touch()
     assert version.reporting_version.__wrapped__() == before
     with (copy / file).open("a") as code:
         code.write("# changed\n")
