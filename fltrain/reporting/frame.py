@@ -39,8 +39,8 @@ def finished(sheet: ItemJob, runs: Runs) -> Iterator[tuple[Cell, Record]]:
 
 
 def first_of_each(sheet: ItemJob, axis: str, runs: Runs) -> Iterator[tuple[str, Record]]:
-    """Yield for each label of an axis, in order, the record with the lowest seed that exists."""
-    ended = sorted(finished(sheet, runs), key=lambda pair: pair[0].seed)
+    """Yield for each label of an axis, in order, the record with the first seed that has one."""
+    ended = list(finished(sheet, runs))
     for label in sheet.axes[axis]:
         records = [record for cell, record in ended if cell.labels[axis] == label]
         if records:
@@ -187,7 +187,7 @@ def at_best(
     kept: list[pd.DataFrame] = []
     others = [name for name in places(frame) if name != axis]
     for place in (part for _, part in frame.groupby(others, sort=False)) if others else [frame]:
-        tuning = place["seed"] == place["seed"].min()
+        tuning = place["seed"] == place["seed"].iloc[0]
         numbers = place[tuning].set_index(axis)["value"]
         ranked = numbers.dropna().sort_values(ascending=least, kind="stable").index
         rank = len(ranked) // 2 if place_of == "median" else 0

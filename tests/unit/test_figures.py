@@ -266,8 +266,8 @@ def selected(round: int, steps: dict[int, int], chosen: dict[int, list[int]]) ->
 
 
 def test_the_first_seed_is_shown_for_each_point_of_an_axis(runs: Runs) -> None:
-    for data, step in (("one", 0), ("one", 1), ("two", 1)):
-        runs.add({"data": data}, rows=[selected(1, {0: 2}, {0: [step]})])
+    for data, step, seed in (("one", 0, 42), ("one", 1, 7), ("two", 1, 42)):
+        runs.add({"data": data}, rows=[selected(1, {0: 2}, {0: [step]})], seed=seed)
     spec, numbers = figures.draw(runs.figure(kind="selection", columns="data"), runs.results)
     assert [*panels(spec)] == ["one", "two"]
     assert numbers.to_numpy().tolist() == [
@@ -301,6 +301,13 @@ MANY = [selected(1, dict.fromkeys(range(13), 1), {client: [0] for client in rang
         ({**ONE_LINE, "along": "methd"}, [], ["'methd'", "method"]),
         ({**ONE_LINE, "series": "method"}, [], ["'method'", "twice"]),
         ({**ONE_LINE, "measure": "rounds_to_target"}, [], ["'rounds_to_target'", "one number"]),
+        ({**ONE_LINE, "measure": "best_acc"}, [], ["unknown measure 'best_acc'", "'best_accuracy'"]),
+        (
+            {"kind": "ranking", **RANKING, "measure": "best_of_all_seeds"},
+            [],
+            ["'best_of_all_seeds'", "not one in points"],
+        ),
+        ({"kind": "ranking", **RANKING, "measure": "seconds"}, [], ["'seconds'", "not one in points"]),
         ({**SELECTION, "columns": "method"}, [], ["run-0", "ecgr"]),
         (
             {"kind": "curves", **FIGURES["curves"], "smoothing": 4},
@@ -462,11 +469,12 @@ IMAGES = {"few": ((12, 0, 0), (0, 7, 1)), "many": ((4, 5, 1), (8, 2, 0))}
 
 
 def test_areas_are_proportional_to_images_in_all_panels(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two partitions with two seeds each, of which the first is shown; the runs have no records."""
+    """Two partitions with two seeds each, of which the first in the list is shown; no run has a record."""
     counts: list[np.ndarray] = []
     for label, images in IMAGES.items():
-        for of_seed in (images, images[::-1]):
-            runs.place({"alpha": label}, "never-trained", spec=tiny(seed=len(counts)).canonical)
+        for seed, of_seed in ((42, images), (7, images[::-1])):
+            spec = tiny(seed=len(counts)).canonical
+            runs.place({"alpha": label}, "never-trained", spec=spec, seed=seed)
             counts.append(np.array(of_seed, np.int64))
     monkeypatch.setattr(figures, "load_prepared", lambda *_: None)
     monkeypatch.setattr(

@@ -398,10 +398,9 @@ def draw_ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> Drawn:
 # ---------------------------------------------------------------- images of each class at each client
 def draw_bubbles(sheet: ItemJob, figure: Bubbles, results: Results) -> Drawn:
     """Draw the number of images of each panel, client and class as an area, for the first seed."""
-    first = min(cell.seed for cell in sheet.cells)
     counts: dict[str, pd.DataFrame] = {}
     for cell in sheet.cells:
-        if cell.seed == first:
+        if cell.seed == sheet.cells[0].seed:
             spec = RunSpec.recorded(cell.spec, cell.run)
             data = load_prepared(spec.dataset, results.data(spec.dataset))
             arrays = partition(spec.division, data).arrays

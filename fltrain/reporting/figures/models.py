@@ -42,7 +42,7 @@ def draw(sheet: ItemJob, figure: Preference | Variance | Inversion, results: Res
         FltrainError: if a record keeps no model, or the figure does not fit the run.
     """
     if isinstance(figure, Inversion):
-        record = results.record(min(sheet.cells, key=lambda cell: cell.seed).run)
+        record = results.record(sheet.cells[0].run)
         if diverged(record):
             return style.NOTHING
         return draw_inversion(recover(TrainedRun(record, results, pick_device("auto")), figure))
