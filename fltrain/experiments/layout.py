@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
 from fltrain.core.config import ListOf, Settings, unknown
-from fltrain.runs.measures import MEASURES
+from fltrain.runs.measures import MEASURES, Measure
 
 Labels = dict[str, str]
 """Axis -> label of one of its points."""
@@ -26,6 +26,9 @@ COLUMNS = (
 
 NO_AXES = (*COLUMNS, "rows", "series")
 """Names of columns that an axis cannot have."""
+
+NO_HEADINGS = ("gain", "published", "published gain", "difference", "verdict", "verdict on the gain")
+"""Headings next to a measure's own, which its label cannot be."""
 
 
 def _unknown_labels(field: str, labels: Labels, axes: Axes) -> Iterator[str]:
@@ -109,6 +112,11 @@ class Measured(Settings):
     interval: bool = False
     place: Literal["best", "median"] = "best"
 
+    @property
+    def heading(self) -> str:
+        """Heading of its columns."""
+        return self.label or (MEASURES[self.measure].label if self.measure in MEASURES else self.measure)
+
     def faults(self, axes: Axes) -> Iterator[str]:
         """Yield settings that do not fit the axes or the measure, each after its field."""
         for reference in ("gain_over", "relative_to", "target_of"):
@@ -167,12 +175,12 @@ class Table(ItemLayout):
 
     def faults(self, axes: Axes) -> Iterator[str]:
         yield from unknown("spread_by: unknown axis", self.spread_by, axes, "axes")
-        headings = [(measured.measure, measured.label) for measured in self.measures]
-        names = dict.fromkeys(name for name, _ in headings)
+        headings = [*NO_HEADINGS, *(measured.heading for measured in self.measures)]
+        names = dict.fromkeys(measured.measure for measured in self.measures)
         yield from unknown("order_by: unknown measure", filter(None, [self.order_by]), names, "shown")
         for number, measured in enumerate(self.measures):
-            if headings[number] in headings[:number]:
-                yield f"measures.{number}: {measured.measure!r} is shown twice; tell them apart by 'label'"
+            if measured.heading in headings[: len(NO_HEADINGS) + number]:
+                yield f"measures.{number}: the heading {measured.heading!r} is taken; set another 'label'"
             yield from (f"measures.{number}.{fault}" for fault in measured.faults(axes))
         known = [MEASURES[name].dimension for name in names if name in MEASURES]
         for dimension in dict.fromkeys(known or [None]):
@@ -244,6 +252,14 @@ class Curves(ItemLayout):
                     yield f"{place}: names {', '.join(map(repr, base))}, but the lines show {self.series!r}"
 
 
+def _unlike(name: str, needed: str, fits: Callable[[Measure], bool] = bool) -> Iterator[str]:
+    """Yield a fault if a measure is unknown, not one number for each run, or does not fit."""
+    yield from unknown("measure: unknown measure", [name], MEASURES)
+    what = MEASURES.get(name)
+    if what and (what.targeted or what.dimension or what.over_seeds == "max" or not fits(what)):
+        yield f"measure: {name!r} is not {needed}; choose another"
+
+
 class Points(ItemLayout):
     """A measure along an axis, for each point of ``series``: a line with a mark at each point.
 
@@ -262,10 +278,7 @@ class Points(ItemLayout):
 
     def faults(self, axes: Axes) -> Iterator[str]:
         yield from super().faults(axes)
-        yield from unknown("measure: unknown measure", [self.measure], MEASURES)
-        what = MEASURES.get(self.measure)
-        if what and (what.targeted or what.dimension or what.over_seeds == "max"):
-            yield f"measure: {self.measure!r} is not one number for each run; choose another"
+        yield from _unlike(self.measure, "one number for each run")
 
 
 class Ranking(ItemLayout):
@@ -290,10 +303,7 @@ class Ranking(ItemLayout):
         yield from super().faults(axes)
         if self.rows in axes:
             yield from _unknown_labels("difference_from", {self.rows: self.difference_from}, axes)
-        yield from unknown("measure: unknown measure", [self.measure], MEASURES)
-        what = MEASURES.get(self.measure)
-        if what and (what.targeted or what.dimension or what.margin.relative or what.over_seeds != "mean"):
-            yield f"measure: {self.measure!r} is not one in points; choose another"
+        yield from _unlike(self.measure, "one in points", lambda what: not what.margin.relative)
 
 
 class Histogram(ItemLayout):

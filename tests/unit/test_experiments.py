@@ -17,6 +17,7 @@ from fltrain.experiments.layers import merge
 from fltrain.experiments.layout import Restriction
 from fltrain.experiments.plan import Plan, plan
 from fltrain.experiments.selection import Selection
+from fltrain.reporting.frame import ROUNDS
 from fltrain.runs.measures import ROW_FIELDS
 from fltrain.runs.spec import StatisticName
 
@@ -675,6 +676,10 @@ def when(settings: Yaml) -> list[Yaml]:
         (put(None, *TABLE, "table", "columns"), ["toy/table", "'plugin'"]),
         (put("final_acc", *MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
         (put("rounds_to_target", *MEASURE, "measure"), ["toy/table", "needs 'target_of'"]),
+        (
+            put([{"measure": name, "printed_target": 9.0} for name in ROUNDS], *MEASURE[:-1]),
+            ["measures.1: the heading 'rounds to target' is taken; set another 'label'"],
+        ),
         (
             put([{"measure": "accuracy_at_equal_time", "printed_target": 90.0}], *MEASURE[:-1]),
             ["needs seconds", "write 'target_of'"],

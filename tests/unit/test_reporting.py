@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from fltrain.core.errors import FltrainError
-from fltrain.experiments.layout import ItemJob
+from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import curve, targets_text
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
-from fltrain.reporting.tables.render import published_text, value_text
-from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.tables.render import entries_of, published_text, value_text
+from fltrain.reporting.tables.table_cell import TableCell, from_csv, to_csv
 from fltrain.reporting.text import TEXT_CHARACTERS, latex, number_text, p_text, shared_decimals
 from fltrain.runs.measures import CURVES, MEASURES
 from fltrain.runs.record import Record, write_record
@@ -108,12 +108,15 @@ def selections(*layers: str) -> list[Row]:
     ]
 
 
-def test_the_first_seed_chooses_the_rate_and_the_others_give_the_value(runs: Runs) -> None:
-    """The choosing seed is not part of the value; the best cost is the lowest."""
+@pytest.mark.parametrize("seeds", [(0, 1, 2), (42, 7, 8)])
+def test_the_first_seed_chooses_the_rate_and_the_others_give_the_value(
+    runs: Runs, seeds: tuple[int, ...]
+) -> None:
+    """The choosing seed, the first of the list, is not part of the value; the best cost is the lowest."""
     accuracies = {"0.1": (0.5, 0.6, 0.7), "0.2": (0.9, 0.4, 0.5), "0.4": (0.8, 0.9, 0.9)}
     for rate, values in accuracies.items():
-        for value in values:
-            runs.add({"method": "FedAvg", "rate": rate}, value, seconds=(1 - value,))
+        for seed, value in zip(seeds, values, strict=True):
+            runs.add({"method": "FedAvg", "rate": rate}, value, seconds=(1 - value,), seed=seed)
     runs.add({"method": "one seed", "rate": "0.1"}, 0.3)
     runs.add({"method": "one seed", "rate": "0.2"}, 0.2)
     for measure, decimals in (("final_accuracy", "45.00 ± 7.07"), ("round_seconds", "0.550 ± 0.071")):
@@ -121,7 +124,7 @@ def test_the_first_seed_chooses_the_rate_and_the_others_give_the_value(runs: Run
         shown = runs.shown(sheet)
         cell = shown["FedAvg",]
         assert (value_text(cell), cell.best_at_end) == (f"{decimals} at 0.2", False)
-    assert cell.value_seeds == (1, 2)
+    assert cell.value_seeds == seeds[1:]
     assert shown["one seed",].best_at_end
 
 
@@ -289,6 +292,25 @@ def test_a_diverged_run_comes_first_and_counts_as_chance(runs: Runs, measure: st
 
 # ---------------------------------------------------------------- measures with a dimension
 SHARE = {"measure": "selection_share"}
+
+
+def test_a_label_cannot_be_the_heading_of_another_column() -> None:
+    """One of the two columns would replace the other on pages, in Markdown and LaTeX."""
+    others = [heading for heading in entries_of(TableCell(label="ours"), False, False) if heading != "ours"]
+    labels = ["ours", *others, "ours"]
+    measures = [Measured(measure="final_accuracy", label=label) for label in labels]
+    faults = [*Table(rows="method", measures=measures).faults({"method": ["FedAvg"]})]
+    assert faults == [
+        f"measures.{number}: the heading {label!r} is taken; set another 'label'"
+        for number, label in enumerate(labels)
+        if number
+    ]
+
+
+def test_cells_survive_their_csv_file() -> None:
+    texts = {"row": 'a, "b"; c', "published_notes": ("one", "two"), "names": "setting=IID; C = 0.1; seed=1"}
+    cell = TableCell(**texts, anomalies=("the text says 61; the figure shows 58", "it is 6 = 7"))
+    assert from_csv(to_csv([cell])) == [cell]
 
 
 def test_shares_of_selections_are_shown_by_block(runs: Runs) -> None:

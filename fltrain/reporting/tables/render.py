@@ -223,12 +223,11 @@ class Grid:
         It leaves out empty columns, and kinds ``without``. Headings tell deviations from intervals.
         """
         layout = layout_of(sheet)
-        intervals = {(one.measure, one.label or measure(one.measure).label): one for one in layout.measures}
+        intervals = {one.heading: one.interval for one in layout.measures}
         columns: dict[tuple[str, str, str, str], dict[str, GridEntry]] = {}
         for cell in shown:
             place = (cell.label, named(layout.panels, cell.panel), named(layout.columns, cell.column))
-            as_interval = intervals[cell.measure, cell.label].interval
-            entries = entries_of(cell, as_interval, sheet.reduced, marks)
+            entries = entries_of(cell, intervals[cell.label], sheet.reduced, marks)
             for heading, entry in entries.items():
                 if entry.kind not in without:
                     columns.setdefault((*place, heading), {})[cell.row] = entry
@@ -310,7 +309,7 @@ class Notes:
             targets=targets,
             seeds=seeds - (seeds > 1 and layout.best_of is not None),
             up_to="up to " * any(0 < cell.complete < seeds for cell in shown),
-            summaries={one.label or measure(one.measure).label: _over_seeds(one) for one in layout.measures},
+            summaries={one.heading: _over_seeds(one) for one in layout.measures},
             cells=shown,
             diverged=next((GENERAL[one] for one in GENERAL if one in counted), ""),
             general=general,

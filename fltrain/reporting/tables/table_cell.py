@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -46,19 +46,12 @@ def _joined(separator: str) -> PlainSerializer:
     return PlainSerializer(join, return_type=str)
 
 
-def _names(text: object) -> object:
-    return dict(part.split("=", 1) for part in text.split("; ")) if isinstance(text, str) else text
-
-
-def _names_text(names: Mapping[str, str]) -> str:
-    return "; ".join(f"{key}={name}" for key, name in names.items())
-
-
 Floats = Annotated[tuple[float, ...], _split(" "), _joined(" ")]
 Integers = Annotated[tuple[int, ...], _split(" "), _joined(" ")]
 Words = Annotated[tuple[str, ...], _split(" "), _joined(" ")]
 Texts = Annotated[tuple[str, ...], _split("; "), _joined("; ")]
-NamesText = Annotated[dict[str, str], BeforeValidator(_names), PlainSerializer(_names_text, return_type=str)]
+Doubts = Annotated[tuple[str, ...], _split(" | "), _joined(" | ")]
+"""Texts between which files of published values have the same separators."""
 Number = float | None
 
 
@@ -83,7 +76,7 @@ class TableCell(BaseModel):
     measure: str = _column("name of the measure", "")
     label: str = _column("heading of the measure", "")
     decimals: int = _column("decimals that tables show", 2)
-    names: NamesText = _column("the cell in the published table: column=text; ...", {})
+    names: str = _column("the cell in the published table: column=text; ...", "")
     best: str = _column("label of the axis not shown (rates) with which the cell is best", "")
     best_at_end: bool = _column("this label is the first or last of its axis", False)
     over_seeds: OverSeeds = _column("summary of the seeds", "mean")
@@ -117,7 +110,7 @@ class TableCell(BaseModel):
     falsified: bool = _column("a control has made the published value false on purpose", False)
     published_gain: Number = _column("published gain over the base method")
     published_notes: Texts = _column("notes on the published value", ())
-    anomalies: Texts = _column("reasons to doubt the published value", ())
+    anomalies: Doubts = _column("reasons to doubt the published value", ())
     margin: Number = _column("margin around the published value")
     difference: Number = _column("our mean (median, maximum) minus the published value")
     difference_low: Number = _column("lower end of the interval of the difference")
