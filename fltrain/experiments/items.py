@@ -26,6 +26,10 @@ from fltrain.experiments.layout import (
 from fltrain.experiments.schema import Item, Paper, Patch, Reduction, Scale, Special, reported_folder
 from fltrain.runs.spec import RunSpec
 
+_DRAWN = ("pdf", "svg", "png", "csv")
+FORMS = {"table": ("html", "csv", "md", "tex"), "figure": _DRAWN, "model_figure": _DRAWN}
+"""Forms of a table or figure, which are the endings of its files, by the rule that makes it."""
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
-from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.plan import Plan, no_item, plan
 from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
 
 CHECKOUT = Path(__file__).parents[2]
-_DRAWN = {"csv": ".csv", "pdf": ".pdf", "svg": ".svg", "png": ".png"}
-FORMS = {
-    "table": {"csv": ".csv", "md": ".md", "tex": ".tex", "html": ".html"},
-    "figure": _DRAWN,
-    "model_figure": _DRAWN,
-}
-"""Ending of each file of a table or figure, by the rule that makes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,10 +183,10 @@ class Jobs:
     def outputs(self, *names: str) -> list[str]:
         """Return the files of tables and figures: of all, or of some papers or items by ID."""
         return [
-            f"{self.folder}/{item.id}{ending}"
+            f"{self.folder}/{item.id}.{form}"
             for item in self.plan.items
             if not names or item.names & set(names)
-            for ending in FORMS[item.rule].values()
+            for form in FORMS[item.rule]
         ]
 
     def item_inputs(self, name: str) -> dict[str, list[str]]:

@@ -8,15 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fltrain.experiments.items import FORMS
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.claims import DROPPED_CLAIMS, LEGEND
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
-
-FORMS = {"seeds and runs": ".html"}
-FORMS |= {ending: f".{ending}" for ending in ("pdf", "svg", "png", "csv", "md", "tex")}
-"""Endings of the files of an item, by their names on the page."""
 
 
 def page(
@@ -42,7 +39,7 @@ def page(
     main = {sheet.name for sheet in sheets if sheet.name in judged or about["covers"][sheet.name]}
     for sheet in sheets:
         name = sheet.name
-        forms = {form: name + ending for form, ending in FORMS.items()}
+        forms = {form: f"{name}.{form}" for form in FORMS["table" if sheet.table else "figure"]}
         files = {form: file for form, file in forms.items() if (folder / file).exists()}
         texts = {"scale_note": sheet.scale_note, "caption": sheet.caption}
         items[name] = {"sheet": sheet, "files": files, **texts, "further": bool(main) and name not in main}

@@ -16,7 +16,7 @@ from fltrain.core.files import read_arrays
 from fltrain.core.own import places
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
-from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
@@ -193,7 +193,7 @@ class Verification:
         if damaged := {*item.run_ids} & self._damaged:
             yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
             return
-        forms = {form: path.with_suffix(f".{form}") for form in ("csv", "md", "tex")}
+        forms = {form: path.with_suffix(f".{form}") for form in FORMS["table"] if form != "html"}
         files = {form: file for form, file in forms.items() if file.is_file()}
         again = tables.texts(item.sheet, self.results.record, item.published(self.config), files)
         made = from_csv(again["csv"])

@@ -24,13 +24,13 @@ from rich.progress import track
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.items import PlannedItem
+from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.claims import full_verdict
 from fltrain.reporting.tables.render import entries_of
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.runs.measures import COSTS, CURVES, factor, measure, metrics_of, recorded_curves
+from fltrain.runs.measures import COSTS, CURVES, factor, metrics_of, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
@@ -45,8 +45,6 @@ NOTES = {
     CELLS: "All cells of tables, decided verdicts first. *difference*: mean minus published value. "
     "*gain*: paired difference to *base*. Both over *n* seeds, with 90 % intervals.",
 }
-FORMS = (".html", ".md", ".csv", ".png", ".pdf")
-"""Files of a table or figure that become artifacts, in this order."""
 CELL_METRICS = (
     *("mean", "std", "published", "difference", "difference_low", "difference_high"),
     *("gain", "gain_low", "gain_high", "published_gain", "diverged", "base_diverged"),
@@ -253,7 +251,8 @@ class Export:
     def _put_item(self, store: Store, item: PlannedItem) -> Counter[str]:
         """Export a table or figure with its files, and its cells; delete those that have gone."""
         place = self.results.root / self.scale / item.id
-        files = [file for form in FORMS if (file := place.with_name(place.name + form)).is_file()]
+        forms = [form for form in FORMS[item.rule] if form not in ("tex", "svg")]
+        files = [file for form in forms if (file := place.with_name(f"{place.name}.{form}")).is_file()]
         counts = Counter[str]()
         if not files:
             return counts
@@ -334,8 +333,8 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
     shown = {key: named(axis, label) for key, axis in axes.items() if (label := getattr(cell, key))}
     fixed = {axis for axis, labels in item.axes.items() if len(labels) == 1}
     varying = [label for key, label in shown.items() if axes[key] not in fixed]
-    headings = {(one.measure, one.label or measure(one.measure).label): one for one in table.measures}
-    over = headings[cell.measure, cell.label].gain_over if cell.gain is not None else {}
+    gains_over = {one.heading: one.gain_over for one in table.measures}
+    over = gains_over[cell.label] if cell.gain is not None else {}
     labels = next((entry.labels for entry in item.entries if entry.spec.run_id in cell.runs), {})
     bases = (entry.spec.composition.name for entry in item.entries if entry.labels == {**labels, **over})
     base = ", ".join(

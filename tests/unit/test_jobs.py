@@ -173,7 +173,7 @@ def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> No
     assert every.item_inputs("other/figure1") == {"records": [record, data]}
     records = every.summaries(every.plan.runs)
     assert every.item_inputs("toy/table1") == {"records": records, "published": []}
-    assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("csv", "md")]
+    assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("html", "csv")]
     rules = {"table": ["toy/table1"], "figure": ["toy/figure1", "toy/figure2"]}
     for rule, expected in {**rules, "model_figure": ["other/figure1"]}.items():
         assert [name for name in every.items if re.fullmatch(every.pattern(rule), name)] == expected

@@ -48,6 +48,7 @@ LAYOUT = {
 TABLE = SimpleNamespace(
     id="ecgr/table1",
     name="table1",
+    rule="table",
     paper=ECGR,
     axes={"method": ["FedAvg", "FedProx"], "feedback": ["BP"], "dataset": ["Digits"]},
     item=SimpleNamespace(title="Accuracy", caption="The caption.", table=Table.model_validate(LAYOUT)),
@@ -56,7 +57,7 @@ TABLE = SimpleNamespace(
         for spec, method in ((PLAIN, "FedAvg"), (MEASURED, "FedProx"))
     ],
 )
-NOT_MADE = SimpleNamespace(id="ecgr/table2", paper=ECGR, item=TABLE.item)
+NOT_MADE = SimpleNamespace(id="ecgr/table2", rule="table", paper=ECGR, item=TABLE.item)
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def literal(text):
 
 def item_files(rule, shown):
     """The files of an item by form; the report has one of them."""
-    files = {form: f"{OUT}/{{item}}{end}" for form, end in jobs.FORMS[rule].items()}
+    files = {form: f"{OUT}/{{item}}.{form}" for form in jobs.FORMS[rule]}
     files[shown] = report(
         files[shown],
         caption="../report/item.rst",
