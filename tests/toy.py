@@ -185,6 +185,7 @@ ABOUT: dict[str, Any] = {
 SUMMARY: dict[str, Any] = {
     "paper": "paper",
     "title": "A paper on <toys>",
+    "note": "Small <toys>.",
     "kind": "paper",
     "findings": [("supported", "Accuracy changes by +1.25 points <here>.")],
     "picture": "figure1",

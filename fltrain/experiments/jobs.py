@@ -229,6 +229,7 @@ class Jobs:
         return {
             "paper": name,
             "title": declared.title,
+            "note": declared.note,
             "kind": declared.kind,
             "scale": scale.scale,
             "reduced": scale.reduces(declared),

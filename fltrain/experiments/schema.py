@@ -294,6 +294,7 @@ class Paper(Settings):
         paper: its short name, which is also the name of the file.
         title: its title.
         citation: authors, venue and year.
+        note: sentences that stand next to its verdicts, for example on the scale of its runs.
         kind: ``paper``; ``comparison`` for runs that no single paper describes; ``control`` if the published
             values are our own. Totals leave out controls.
         assumptions: entries of ``config/register.yaml`` that concern all items.
@@ -308,6 +309,7 @@ class Paper(Settings):
     paper: FileName
     title: str
     citation: str
+    note: str = ""
     kind: Literal["paper", "comparison", "control"] = "paper"
     assumptions: ListOf[str] = ()
     settings: Patch = {}

@@ -81,7 +81,8 @@ def verdict_lines(folder: Path) -> list[str]:
 def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return what a card shows: findings, picture, counts by verdict and address of the paper's page."""
     path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
-    summary: dict[str, Any] = {"kind": "", "findings": [], "forest": {}, "picture": "", "counts": {}}
+    texts = dict.fromkeys(("kind", "note", "picture"), "")
+    summary: dict[str, Any] = {**texts, "findings": [], "forest": {}, "counts": {}}
     summary |= read_json(path) if path.exists() else {}
     files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")]
     return {

@@ -370,6 +370,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
         and "claims 1 supported 1 contradicted supported Accuracy changes" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
+    assert "A paper on <toys> Small <toys>. published values" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
     assert text.index("supported") < text.index("30 of 30 runs")
@@ -411,6 +412,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         and "sec. 10: Toys last" in page.of("li")
     )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
+    assert text.count("Small <toys>.") == 1 and text.index("Small <toys>.") < text.index("Result")
 
 
 def test_a_figure_leads_to_its_runs_if_it_has_any(toy: Toy) -> None:
