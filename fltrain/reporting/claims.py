@@ -70,7 +70,7 @@ class Finding:
         verdict: supported, contradicted, undecided ...
         numbers: estimate, interval and lost runs, in sentences.
         decision: the test that decided, in sentences.
-        estimate: our mean with its 90 % ``interval``.
+        estimate: our mean with its 90 % ``interval``; at a place if this place alone decides.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
         number: main number (of each part) with its unit, its interval, and the subtraction behind it or the
@@ -219,7 +219,8 @@ class Judge:
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
         for part in test.part or () if len(test.part or ()) > 1 else ():
-            alone = self._of_item(sheet, test.model_copy(update={"part": (part,)}), statement)
+            changes = {"part": (part,), "judge": "average"}  # no place that decides about this part alone
+            alone = self._of_item(sheet, test.model_copy(update=changes), statement)
             if alone.estimate is not None:
                 yield f"{part} {_number(sheet, test, alone.estimate, alone.interval)}"
 
@@ -414,7 +415,11 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         return replace(shown, decision=UNTESTABLE)
     note = f" (corrected for {tries} places, Bonferroni)" if tries > 1 else ""
     if least < LEVEL:
-        at = f" at {min(outside, key=outside.__getitem__)}" if len(judged) > 1 else ""
+        decisive = min(outside, key=outside.__getitem__)
+        at = f" at {decisive}" if len(judged) > 1 else ""
+        if at and decisive != THE_AVERAGE:
+            alone = _shown(sheet, test, numbers, decisive, contrasts[decisive], stated)
+            shown = replace(shown, estimate=alone.estimate, interval=alone.interval, number=alone.number)
         note = f" (corrected for {len(outside)} tests, Holm)" if len(outside) > 1 else note
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
@@ -443,7 +448,8 @@ def _shown(
     about = _subtraction(sheet, test)
     if place != THE_AVERAGE:
         about = f"{about} at {place}" if about else place
-        about += f", the {test.judge} of {len(means)} places" * several
+        which = "one" if test.judge == "every" else f"the {test.judge}"
+        about += f", {which} of {len(means)} places" * several
     about = f" for {about}" if about else ""
     lead = f"mean of {len(means)} places: " if several and place == THE_AVERAGE else ""
     number = lead + _number(sheet, test, mean, interval)

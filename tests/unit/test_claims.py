@@ -211,6 +211,20 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     assert "not above 0 at the average" in found.evidence
 
 
+@pytest.mark.parametrize("test", [{}, {"kind": "similar", "by": 1.0}])
+def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, test: Yaml) -> None:
+    """The evidence has the mean."""
+    runs.pairs({"a": OPPOSITE, "b": NOISE, "c": (2.9, 2.1, 2.2)})
+    found = runs.judged({**POSITIVE, **test, "judge": "every"})
+    alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
+    assert found.verdict == "contradicted" and "at a, one-sided" in found.evidence
+    assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
+    ours, _, rest = found.number.partition(" for ")
+    assert ours == alone.number.partition(" for ")[0]
+    assert rest.startswith("x minus none at a, one of 3 places")
+    assert found.evidence.startswith("Mean of 3 places: +0.")
+
+
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
     """A diverged run counts as chance: 10 % among ten classes, 41 points below the base of its seed."""
     runs.pairs({"a": (2.0, DIVERGED, 2.1, 2.2), "b": (2.0, 2.0, MISSING, 2.2)})
