@@ -45,7 +45,7 @@ def paper_summary(
     """Return a summary of a paper's items and claims, as plain data for ``summary.json``.
 
     Args:
-        paper: heading of the file: paper, title, kind, scale, reduced.
+        paper: heading of the file: paper, title, note, kind, scale, reduced.
         sheets: the paper's items at the scale.
         judged: its claims, see ``fltrain.reporting.claims``.
         cells: cells of each table by ID of its sheet.
@@ -103,21 +103,26 @@ def _turned(cell: TableCell) -> TableCell:
 
 
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
-    """Return the counts that are not empty. Of controls, the heading counts the cells with true values."""
+    """Return the counts that are not empty. Of controls, the heading counts the cells with true values.
+
+    Exploratory verdicts are counted apart. The expected numbers are of the other cells.
+    """
     values = Counter(
-        without_interval(cell.reason) or (cell.full_verdict if cell.intended else cell.verdict)
+        without_interval(cell.reason) or _marked(cell.full_verdict if cell.intended else cell.verdict, cell)
         for cell in cells
         if cell.verdict
     )
     gains: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for cell in cells:
-        gains[cell.published_gain is not None].update([cell.gain_verdict] if cell.gain_verdict else [])
+        marked = [_marked(cell.gain_verdict, cell)] if cell.gain_verdict else []
+        gains[cell.published_gain is not None].update(marked)
+    firm = [cell for cell in cells if not cell.exploratory]
     of_values = true_values(cells) if kind == "control" else "published values"
     same = repeated(cells)
     among_own = "differences among our own runs" + f" ({same} with the same runs as another)" * bool(same)
     found: Counts = {
-        of_values: (values, expected_counts(cells, EXPECTED)),
-        "published gains": (gains[True], expected_counts(cells, EXPECTED_GAINS)),
+        of_values: (values, expected_counts(firm, EXPECTED)),
+        "published gains": (gains[True], expected_counts(firm, EXPECTED_GAINS)),
         among_own: (gains[False], {}),
         "claims": (Counter(map(full_verdict, claims)), {}),
     }
@@ -126,6 +131,11 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
         for heading, (verdicts, expected) in found.items()
         if verdicts
     }
+
+
+def _marked(verdict: str, cell: TableCell) -> str:
+    """Return a verdict of a cell with the mark of exploratory ones."""
+    return verdict + ", exploratory" * (cell.exploratory and verdict != "not run")
 
 
 def true_values(cells: Iterable[TableCell]) -> str:

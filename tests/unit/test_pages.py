@@ -677,6 +677,18 @@ def test_cells_without_an_interval_are_counted_apart() -> None:
     assert sum(expected.values()) == pytest.approx(2)
 
 
+@pytest.mark.parametrize("gain", ["", "published", "own"])
+def test_exploratory_verdicts_of_cells_are_counted_apart(gain: str) -> None:
+    """The expected numbers are of the others alone."""
+    known = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
+    if gain:
+        known = TableCell(gain_verdict="inconclusive", published_gain=1.0 if gain == "published" else None)
+    seen = known.replace(exploratory=True)
+    ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, seen], []).values()
+    assert verdicts == {"inconclusive": 2, "inconclusive, exploratory": 1}
+    assert sum(expected.values()) == pytest.approx(0 if gain else 2)
+
+
 def test_differences_with_the_same_runs_are_named(toy: Toy) -> None:
     """Tuned settings can be the default ones: both cells count."""
     cell = TableCell(item="a", label="accuracy, %", gain_margin=0.5, gain_verdict="inconclusive")
