@@ -196,7 +196,8 @@ class Export:
         if not groups and {*scales} - {NONE}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
-        fields, links = run.fields, ", ".join(self._item_link(store, item) for item in groups)
+        fields, data = run.fields, run.spec.dataset.id
+        links = ", ".join(self._item_link(store, item) for item in groups)
         note = "**Diverged**: its loss became infinite or not a number.\n\n" * (
             fields["status"] == "diverged"
         )
@@ -239,6 +240,7 @@ class Export:
                 "plugins": fields["plugins"],
                 "local_test": run.settings.get("local_test.fraction", NONE),
             },
+            dataset=(data, record.summary["digests"]["data"], f"data/{data}.safetensors"),
             metrics=metrics,
             files=[record.folder / name for name in RECORD_FILES],
             folder="record",
@@ -277,7 +279,7 @@ class Export:
         note = f"{', '.join(links)}\n\n**{item.item.title}**\n\n{item.item.caption}"
         csv = next((file for file in files if file.suffix == ".csv"), None)
         cells = read_csv(csv) if csv and item.item.table else []
-        verdicts = Counter(one for cell in cells for one in (cell.verdict, cell.gain_verdict) if one)
+        verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
         key = f"{item.id} ({self.scale})"
         order = f"{self.scale == 'demo':d} {key}"  # the demonstration last
         of_cells = in_words(dict(verdicts.most_common())) if verdicts else ""

@@ -7,6 +7,7 @@ MLflow is imported inside functions because that takes seconds.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -52,6 +53,7 @@ class TrackedRun:
         made: its date, in seconds since 1970.
         seconds: its duration until then, if MLflow is to show one.
         params: its parameters.
+        dataset: name, digest and file of its data, in the results folder.
         metrics: name, step and value of each.
         files: its files.
         folder: their folder.
@@ -64,6 +66,7 @@ class TrackedRun:
     made: float
     seconds: float | None = None
     params: Mapping[str, str] = field(default_factory=dict)
+    dataset: tuple[str, str, str] | None = None
     metrics: Sequence[tuple[str, int, float]] = ()
     files: Sequence[Path] = ()
     folder: str = ""
@@ -74,7 +77,7 @@ class TrackedRun:
         """Digest of everything but the date."""
         files = [(file.name, sha256(file.read_bytes())) for file in self.files]
         content = (self.key, sorted(self.tags.items()), sorted(self.params.items()), self.metrics)
-        return short_hash([content, files, self.folder, self.status, self.seconds])
+        return short_hash([content, files, self.folder, self.status, self.seconds, self.dataset])
 
 
 Present = Sequence["Run"]
@@ -241,14 +244,19 @@ class Store:
         return UNCHANGED if fitting else "replaced" if present else "created"
 
     def _log(self, run: Run, entry: TrackedRun) -> None:
-        """Write parameters, and metrics with their steps, within MLflow's limits of one request."""
-        from mlflow.entities import Metric, Param
+        """Write parameters, dataset, and metrics with steps, within MLflow's limits of one request."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param
 
         params = [Param(key, value) for key, value in sorted(entry.params.items())]
         points = [Metric(key, value, run.info.start_time, step) for key, step, value in entry.metrics]
         while points or params:
             self.client.log_batch(run.info.run_id, points[:900], params[:100])
             points, params = points[900:], params[100:]
+        if entry.dataset:
+            name, digest, file = entry.dataset
+            data = Dataset(name, digest[:36], "local", json.dumps({"uri": file}))
+            context = InputTag("mlflow.data.context", "training")
+            self.client.log_inputs(run.info.run_id, [DatasetInput(data, [context])])
 
     def _save(self, run: Run, entry: TrackedRun) -> None:
         """Copy files to the place where an MLflow server looks for them, or upload them to a server."""

@@ -313,6 +313,14 @@ def test_a_lost_gain_is_no_metric(runs: tuple[int, int], numbers: dict[str, floa
     assert _numbers(cell) == expected
 
 
+def test_a_run_names_its_dataset(exported: Exports) -> None:
+    client = exported.reader()
+    (data,) = client.get_run(exported.ids()[exported.plain.run_id]).inputs.dataset_inputs
+    assert data.dataset.name == "digits"
+    assert exported.plain.summary["digests"]["data"].startswith(data.dataset.digest)
+    assert json.loads(data.dataset.source) == {"uri": "data/digits.safetensors"}
+
+
 def test_a_diverged_run_has_finite_metrics_only(exported: Exports) -> None:
     (run,) = exported.search("tags.status = 'diverged'")
     assert "final_accuracy" not in run["data"]["metrics"]
@@ -472,6 +480,14 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     links = "[Page](pages/demo/ecgr/index.html), [tables and figures](#/experiments/"
     assert description.startswith(f"ECGR: runs by cell of a table. {links}")
     assert description.endswith("\n\nAuthors, 2025")
+
+
+def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> None:
+    _, cell = table_cells(store)
+    write_table(store, cell.replace(verdict="not reproduced", falsified=True, gain_verdict=None))
+    store.export(items=[TABLE])
+    table, own = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
+    assert table["verdicts"] == f"1 {own['verdict']}" == "1 not reproduced (as intended)"
 
 
 def test_a_table_has_the_verdicts_of_the_claims_that_rest_on_it(store: Exports) -> None:
