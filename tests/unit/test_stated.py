@@ -261,6 +261,34 @@ def test_the_readme_states_the_limits_of_the_replications() -> None:
     assert f"{levels[0]} (FedFCD: {levels[1]}, on the clients' own images)" in text
 
 
+def test_ranges_of_fedavg_are_published() -> None:
+    rounds, cnn, explained = (
+        read(f"fedavg/{name}.csv") for name in ("table1_2nn", "table1_cnn_iid", "explanation")
+    )
+    pages = [" ".join(written(name).split()) for name in ("docs/papers/fedavg.md", "published/README.md")]
+    decided = [row for row in rounds if row["verdict"] == "not reproduced"]
+    ratios = sorted(100 * float(row["mean"]) / float(row["published"]) for row in decided)
+    assert all(f"{ratios[0]:.0f} to {ratios[-1]:.0f} % of the published rounds" in page for page in pages)
+    ratios = sorted(float(row["mean"]) / float(row["published"]) for row in cnn)
+    assert f"need {ratios[0]:.2f} to {ratios[-1]:.2f} times the published rounds" in pages[0]
+    iid, others = (
+        sorted(float(row["mean"]) for row in explained if row["panel"] == panel)
+        for panel in ("IID", "non-IID")
+    )
+    assert f"need {iid[0]:.0f} to {iid[-1]:.0f} rounds with IID clients (published: 87) and " in pages[1]
+    assert f"and {others[0]:.0f} to {others[-1]:.0f} with others (664)" in pages[1]
+
+
+def test_ranges_of_the_further_seeds_are_published() -> None:
+    base, ours = read("fair/further_seeds.csv")
+    ends = [sorted(map(float, one.split())) for one in (ours["gains"], base["values"], ours["values"])]
+    places = (2, 1, 1)
+    gains, low, high = (f"{one[0]:.{n}f} {{}} {one[-1]:.{n}f}" for one, n in zip(ends, places, strict=True))
+    text = " ".join(written("docs/fair-table.md").split())
+    assert f"with each of the eight seeds by {gains.format('to')} points" in text
+    assert f"FedAvg ends between {low.format('and')} %, FedDyn between {high.format('and')} %" in text
+
+
 def counted(name: str, start: str = "") -> Counter[str]:
     return Counter(row["verdict"] for row in read(name) if row.get("where", "").startswith(start))
 
