@@ -54,7 +54,7 @@ define CHECK_PYTHON
 	@command -v "$(PYTHON)" >/dev/null || \
 	  { echo "error: '$(PYTHON)' not found; set PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c '' 2>/dev/null || \
-	  { found=$$(pyenv whence "$(PYTHON)" 2>/dev/null | tail -n 1); \
+	  { found=$$(pyenv whence "$(PYTHON)" 2>/dev/null | awk -F. '$$1 == 3 && $$2 * 100 + $$3 >= 1104' | tail -n 1); \
 	    echo "error: '$(PYTHON)' does not start ($$("$(PYTHON)" -V 2>&1 | head -n 1)); set" \
 	    "$${found:+PYENV_VERSION=$$found, or }PYTHON=/path/to/python3" >&2; exit 1; }
 endef

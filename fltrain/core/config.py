@@ -85,10 +85,15 @@ def unknown(problem: str, words: Iterable[str], known: Iterable[str], listed: st
             yield f"{problem} {word!r}{hint(word, known, listed)}"
 
 
-def check_known(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> None:
-    """Refuse a word that is not among the known ones; ``unknown`` describes the arguments."""
+def check_known(
+    problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known", remedy: str = ""
+) -> None:
+    """Refuse a word that is not among the known ones; ``unknown`` describes the arguments.
+
+    If no known word is very close, ``remedy`` ends the message.
+    """
     for message in unknown(problem, words, known, listed):
-        raise FltrainError(message)
+        raise FltrainError(message + remedy * message.endswith(")"))
 
 
 def file_name(name: str, what: str = "name") -> str:

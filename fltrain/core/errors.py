@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,9 @@ from typing import ClassVar
 
 OWN_PACKAGE = "own"
 """Name under which the modules of the user's own folder are imported."""
+
+_UNTYPED = re.compile("PydanticUserError: A non-annotated attribute was detected: (`.*?`)[.].*", re.DOTALL)
+"""Message of pydantic on a setting without a type."""
 
 _LONGEST = 1000
 """Maximum length of a message; longer ones lose their middle."""
@@ -159,7 +163,8 @@ def refusing(problem: str) -> Iterator[None]:
     except (FltrainError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise FltrainError(f"{problem} ({type(error).__name__}: {error}){own_place(error)}") from error
+        reason = _UNTYPED.sub(r"\1 needs a type, as in `mu: float = 0.1`", f"{type(error).__name__}: {error}")
+        raise FltrainError(f"{problem} ({reason}){own_place(error)}") from error
 
 
 @contextmanager

@@ -32,6 +32,11 @@ def own_folder() -> Path | None:
     return folder
 
 
+def own_remedy() -> str:
+    """Return the remedy for a name that no file has; empty if the user's folder is set."""
+    return "" if os.environ.get(VARIABLE) else f"; if it is your own, set {VARIABLE} to your folder"
+
+
 def places(config: Path) -> list[Path]:
     """Return the folders of configuration: ``config``, then the user's own."""
     own = own_folder()

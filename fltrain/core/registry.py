@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from fltrain.core.config import KnownNames, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
-from fltrain.core.own import import_own
+from fltrain.core.own import import_own, own_remedy
 
 
 class Component(Settings):
@@ -91,7 +91,7 @@ def choice(
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
             if hint := (elsewhere or {}).get(str(name)):
                 raise ValueError(f"{name!r} {hint}")
-            check_known(f"unknown {kind}", [name], known)
+            check_known(f"unknown {kind}", [name], known, remedy=own_remedy())
         return value
 
     members = tuple(known.values())

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, Problems
-from fltrain.core.own import own_folder
+from fltrain.core.own import own_folder, own_remedy
 from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
 from fltrain.data.medmnist import medmnist_entry
@@ -239,7 +239,7 @@ class Dataset(Settings):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        check_known("unknown dataset", [name], registry())
+        check_known("unknown dataset", [name], registry(), remedy=own_remedy())
         return name
 
     @property

@@ -27,7 +27,7 @@ from fltrain.core.config import Conflicts, FileName, ListOf, Settings, check_kno
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import natural
 from fltrain.core.located import LocatedMapping, located, place_of
-from fltrain.core.own import place_of_file, places
+from fltrain.core.own import own_remedy, place_of_file, places
 from fltrain.core.strict_yaml import AnySettings, read_linked, read_plain, read_settings
 from fltrain.experiments.claims import Claim, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
@@ -498,7 +498,8 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
         raise FltrainError(f"{found[1]}: the {what} is also in {found[0]}; delete or rename one of them")
     if not found:
         known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
-        check_known(f"unknown {what}", [name], known, f"known in {' and '.join(map(str, folders))}")
+        where = f"known in {' and '.join(map(str, folders))}"
+        check_known(f"unknown {what}", [name], known, where, own_remedy())
     file = found[0]
     if what == "scale":
         return file, read_plain(file)

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from fltrain.core.files import digest as digest_of
 from fltrain.core.files import flush, json_text, read_arrays, replacing, save_arrays
 from fltrain.core.floats import average
 from fltrain.core.hashing import canonical_json, sha256, short_hash
+from fltrain.core.own import VARIABLE, own_remedy
 from fltrain.data.datasets import Dataset
 from fltrain.runs.spec import RunSpec
 
@@ -248,7 +250,9 @@ class Record:
         try:
             return RunSpec.recorded(recorded)
         except FltrainError as error:
-            return str(error)
+            text = str(error)
+            named = VARIABLE in text or not re.search("unknown (?!key)", text)
+            return text if named else text + own_remedy()
 
     @property
     def run_spec(self) -> RunSpec | None:

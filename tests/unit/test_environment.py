@@ -103,15 +103,17 @@ def test_the_version_is_the_same_everywhere() -> None:
             "'python3.12' does not start (pyenv: python3.12: command not found); "
             "set PYENV_VERSION=3.12.1, or",
         ),
+        ("python3.9", "'python3.9' does not start (pyenv: python3.9: command not found);"),  # too old
         ("python2", "fltrain needs Python 3.11.4 or newer, not Python 2.7.18;"),
         ("python4", "'python4' not found;"),
     ],
 )
 def test_make_env_tells_why_a_python_cannot_be_used(command: str, line: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
+    shims = ("python3.9", "python3.12")
     for name, script in {
-        "pyenv": "[ $1 = whence ] && [ $2 = python3.12 ] && echo 3.12.1",
-        "python3.12": "echo 'pyenv: python3.12: command not found' >&2; echo more >&2; exit 127",
+        "pyenv": "case $* in 'whence python3.12') echo 3.12.1 ;; 'whence python3.9') echo 3.9.18 ;; esac",
+        **{one: f"echo 'pyenv: {one}: command not found' >&2; echo more >&2; exit 127" for one in shims},
         "python2": 'case "$*" in -V) echo Python 2.7.18 ;; *exit*) exit 1 ;; esac',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")

@@ -140,12 +140,24 @@ def test_wrong_entries_of_datasets_are_named_once(tmp_path: Path, monkeypatch: p
         plan(tmp_path, "one")
 
 
-def test_a_module_that_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+UNTYPED = "from fltrain.methods.base import Method\n\nclass Broken(Method):\n    mu = 0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "line"),
+    [
+        ("import nothing_like_this\n", "ModuleNotFoundError: .*", 1),
+        (UNTYPED, "`mu = 0.1` needs a type, as in `mu: float = 0.1`", 3),
+    ],
+)
+def test_a_module_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str, line: int
+) -> None:
     (tmp_path / "methods").mkdir()
-    (tmp_path / "methods" / "broken.py").write_text("import nothing_like_this\n")
+    (tmp_path / "methods" / "broken.py").write_text(text)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.delitem(sys.modules, OWN_PACKAGE, raising=False)
-    reason = r"methods/broken\.py: cannot be loaded \(ModuleNotFoundError: .*\); see methods/broken\.py:1$"
+    reason = rf"methods/broken\.py: cannot be loaded \({why}\); see methods/broken\.py:{line}$"
     with pytest.raises(FltrainError, match=reason):
         import_own("methods")
 

@@ -111,6 +111,7 @@ def test_only_a_close_suggestion_replaces_the_list_of_known_names() -> None:
     for word, near in {"fedsgd": "; did you mean 'fedrs'?", "xyz": ""}.items():
         message = refusal(method=word)
         assert message.startswith(f"method: unknown method {word!r}{near} (known: ") and "scaffold" in message
+        assert message.endswith("; if it is your own, set FLTRAIN_PATH to your folder")
 
 
 def test_a_missing_component_is_refused_with_the_known_ones() -> None:

@@ -187,6 +187,15 @@ def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyP
     assert not damaged.harmless and "changed after training" in damaged.text
 
 
+def test_records_of_an_own_method_need_its_folder(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = {**place.records[1].spec, "method": "fedprocs"}  # as if it were a name of the user's
+    monkeypatch.setattr(Record, "spec", property(lambda self: unknown))
+    remedy = "; if it is your own, set FLTRAIN_PATH to your folder"
+    assert place.records[1].stale.endswith(f"did you mean 'fedprox'?{remedy}")
+    monkeypatch.setenv(VARIABLE, str(place.root))
+    assert Record(place.records[1].folder).stale.endswith("did you mean 'fedprox'?")
+
+
 def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """All records are stale, too."""
     entry = registry()["digits"]
