@@ -238,6 +238,7 @@ def test_the_machines_of_the_records_are_stated() -> None:
     on_gpu = [sum(provenance[run]["gpu"] is not None for run in runs) for runs in of_figures]
     page = " ".join(written("published/README.md").split())
     assert {len(runs) for runs in of_figures} == {40}
+    assert f"the records of {len(provenance):,} runs" in page
     assert f"{on_gpu[0]} of the 40 runs of figure 8a and {on_gpu[1]} of the 40 of figure 8b" in page
     runs = {run for item in shipped("published").items if item.paper.paper == "ecgr" for run in item.run_ids}
     assert len({records()[run]["summary.json"]["digests"]["data"] for run in runs}) == 1
