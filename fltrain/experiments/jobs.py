@@ -83,10 +83,14 @@ class Jobs:
         complete = {run: spec for run, spec in self.plan.runs.items() if run in self.complete}
         if changed := changed_runs(complete, self.results):
             modules = sorted({module for found in changed.values() for module in found})
+            records = count(len(changed), "record")
             notes.append(
-                f"older than today's code ({listed(modules, 2)}): {count(len(changed), 'record')}, valid "
+                f"older than today's code ({listed(modules, 2)}): {records}, valid "
                 "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
+                if self.request.train
+                else f"trained with earlier code of equal revisions, so valid: {records} "
+                "(docs/records.md#changed-code)"
             )
         return notes
 

@@ -135,13 +135,20 @@ def test_a_damaged_record_stops_the_workflow_before_it_starts(folder: Path) -> N
         jobs(folder).refuse_damaged()
 
 
-def test_trained_runs_are_counted_before_the_workflow_starts(folder: Path) -> None:
+def test_trained_runs_are_counted_before_the_workflow_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = jobs(folder).plan.runs.values()
     assert jobs(folder).notes() == []
     trained(first, folder / "results")
     assert jobs(folder).notes() == ["one: 1 of 2 runs are trained"]
     trained(second, folder / "results")
     assert jobs(folder).notes() == []
+    monkeypatch.setattr("fltrain.experiments.jobs.changed_runs", lambda *_: {first.run_id: ["methods.mine"]})
+    (warning,) = jobs(folder).notes()
+    assert warning.startswith("older than today's code (methods.mine): 1 record, valid unless you changed")
+    calm = "trained with earlier code of equal revisions, so valid: 1 record (docs/records.md#changed-code)"
+    assert jobs(folder, train="false").notes() == [calm], "such as published records"
 
 
 def test_the_nearest_target_is_named(folder: Path) -> None:

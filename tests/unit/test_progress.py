@@ -33,11 +33,13 @@ def test_of_long_parameters_only_the_difference_is_printed() -> None:
     assert difference(short) == short
 
 
-def test_advice_to_skip_changed_jobs_is_left_out() -> None:
-    handler = LogHandler(OutputSettings(dryrun=True), None)
-    advice = "use the command line option '--rerun-triggers mtime'"
-    kept = [bool(handler.filter(logging.makeLogRecord({"msg": text}))) for text in (advice, "other")]
-    assert kept == [False, True]
+def test_banner_and_advice_to_skip_changed_jobs_are_left_out() -> None:
+    advice = {"msg": "use the command line option '--rerun-triggers mtime'"}
+    banner = {"event": LogEvent.WORKFLOW_STARTED}
+    records = [logging.makeLogRecord(record) for record in (advice, banner, {"msg": "other"})]
+    for verbose in (False, True):
+        handler = LogHandler(OutputSettings(dryrun=True, verbose=verbose), None)
+        assert [bool(handler.filter(record)) for record in records] == [False, verbose, True]
 
 
 def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_then(

@@ -1,7 +1,8 @@
 """Snakemake's terminal output for this workflow: a line for each finished run, and the log of a failed job.
 
 The profiles select it (``logger: fltrain``). A dry run, and ``--verbose``, print what Snakemake prints,
-without its advice to skip changed jobs, which would leave tables out of date.
+without its advice to skip changed jobs, which would leave tables out of date. Only ``--verbose`` prints its
+banner.
 """
 
 import logging
@@ -46,6 +47,8 @@ class LogHandler(LogHandlerBase):
         counted = {LogEvent.RUN_INFO} if settings.dryrun else set()
         self.addFilter(lambda record: getattr(record, "event", None) in counted or shown.filter(record))
         self.addFilter(lambda record: "--rerun-triggers mtime" not in record.getMessage())
+        banner = set() if settings.verbose else {LogEvent.WORKFLOW_STARTED}
+        self.addFilter(lambda record: getattr(record, "event", None) not in banner)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, in short if it is about progress."""
