@@ -42,7 +42,7 @@ def train(
     device: str = "auto",
     threads: int = 1,
     again: bool = False,
-    quiet: bool = True,
+    quiet: bool = False,
 ) -> FinishedRun:
     """Train one run; a run that has a record is not trained again.
 
@@ -53,7 +53,7 @@ def train(
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads.
         again: train the run even if it has a record.
-        quiet: write progress to the record's log only.
+        quiet: write progress to the record's log only, not to standard error.
 
     Returns:
         The run with ``metrics`` (a data frame), ``accuracy``, ``plot()`` and ``model()``.

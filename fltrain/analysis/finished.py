@@ -114,3 +114,7 @@ class FinishedRun:
     def __repr__(self) -> str:
         final = "" if self.accuracy is None else f", final accuracy {100 * self.accuracy:.2f} %"
         return f"<{self.run_id}: {self.status}{final}>"
+
+    def _repr_html_(self) -> str:
+        """Show the run and its last rounds in a notebook."""
+        return f"<p>{repr(self)[1:-1]}</p>{self.metrics.tail().to_html()}"

@@ -159,6 +159,18 @@ def test_a_registered_network_is_trained_and_loaded(tmp_path: Path) -> None:
     assert [*ticks] == [*map(round, ticks)], "rounds are whole numbers"
 
 
+def test_a_run_shows_its_progress_and_its_last_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = fltrain.train({**TINY, "rounds": 6}, tmp_path)
+    assert f"{run.run_id}: round 6 of 6, accuracy" in capsys.readouterr().err
+    fltrain.train({**TINY, "rounds": 6}, tmp_path, again=True, quiet=True)
+    assert capsys.readouterr().err == ""
+    shown = run._repr_html_()
+    assert shown.startswith(f"<p>{run.run_id}: completed, final accuracy ")
+    assert re.findall(r"<th>(\d+)</th>", shown) == list("23456")
+
+
 def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(json.dumps({**TINY, "rounds": 1}))
