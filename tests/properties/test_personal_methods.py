@@ -597,7 +597,7 @@ def test_personal_models_need_test_images(settings: dict[str, Any], key: str, va
     message = refusal(**settings)
     assert message.startswith(f"{key}: {value!r} ")
     assert "; set local_test" in message
-    assert RunSpec.parse({**RUN, **settings, "local_test": {}}, "run").view == "personal"
+    assert RunSpec.parse({**RUN, **settings, "local_test": {}}, "run").personal
 
 
 @pytest.mark.parametrize(
