@@ -1,7 +1,10 @@
 """Use from Python: the page of the documentation, registered classes, errors."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -71,19 +74,33 @@ def test_the_page_shows_what_its_code_prints(
 
 
 NOTEBOOK = """
+import fltrain, torch
+from typing import ClassVar, Literal
+from pydantic import Field
+from fltrain.methods.base import Method
+
+BEFORE
+
 @fltrain.register
 class Half(Method):
     name: Literal["half"] = "half"
+    BODY
 
     def correct(self, gradient, weights, local, step_state):
         return FACTOR * gradient
 """
 
 
-def define(factor: float | str) -> None:
-    """Run a cell of a notebook, which defines a method."""
-    names = {"__name__": "__main__", "fltrain": fltrain, "Method": Method, "Literal": Literal}
-    exec(NOTEBOOK.replace("FACTOR", str(factor)), names)
+def cell(factor: float | str, before: str = "", body: str = "") -> str:
+    """A cell of a notebook, which defines a method."""
+    return NOTEBOOK.replace("FACTOR", str(factor)).replace("BEFORE", before).replace("BODY", body)
+
+
+def define(factor: float | str, before: str = "", body: str = "") -> dict[str, Any]:
+    """Run a cell, and return its names."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(cell(factor, before, body), names)
+    return names
 
 
 def test_an_edited_class_is_another_run(tmp_path: Path) -> None:
@@ -94,6 +111,72 @@ def test_an_edited_class_is_another_run(tmp_path: Path) -> None:
     first, second, again = runs
     assert first.run_id == again.run_id != second.run_id
     assert not first.metrics.equals(second.metrics) and first.metrics.equals(again.metrics)
+
+
+USES = {
+    "attribute": ("", "strength: ClassVar[float] = VALUE", "self.strength"),
+    "private attribute": ("", "_strength: float = VALUE", "self._strength"),
+    "default": ("", "strength: float = VALUE", "self.strength"),
+    "annotation": ("", "strength: float = Field(default=1.0, gt=VALUE)", "self.strength"),
+    "method": ("", "@staticmethod\n    def _helper(): return VALUE", "self._helper()"),
+    "constant": ("K = VALUE", "", "K"),
+    "nested code": ("K = VALUE", "", "sum(K * one for one in [1])"),
+    "helper": ("K = VALUE\ndef helper(): return K\ndef outer(): return helper()", "", "outer()"),
+    "base": ("class Base(Method):\n    strength: ClassVar = [{'a': (VALUE,)}]\nMethod = Base", "", "0"),
+    "object": ("class One: pass\none = One()\none.value = one.one = VALUE, one", "", "one.value[0]"),
+    "array": ("K = torch.tensor([VALUE])", "", "K"),
+    "expression": ("import re\nK = re.compile('VALUE')", "", "float(K.pattern)"),
+    "partial": ("from functools import partial\nK = partial(pow, VALUE)", "", "K(1)"),
+    "module": ("import types, sys\nM = sys.modules['M'] = types.ModuleType('M')\nM.K = VALUE", "", "M.K"),
+    "itself": ("def helper(): return Half.strength", "strength: ClassVar = VALUE", "helper()"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_whatever_an_edited_class_uses_makes_another_run(use: str) -> None:
+    before, body, factor = USES[use]
+    revisions = []
+    for value in ("0.5", "0.25", "0.5"):
+        names = define(factor, before.replace("VALUE", value), body.replace("VALUE", value))
+        revisions.append(METHODS["half"].revision)
+    assert revisions[0] == revisions[2] != revisions[1]
+    fltrain.register(names["Half"])
+    assert METHODS["half"].revision == revisions[2]
+
+
+def test_the_variable_of_a_loop_makes_another_run() -> None:
+    revisions = []
+    for factor in (0.5, 0.25, 0.5):
+
+        @fltrain.register
+        class Looped(Method):
+            name: Literal["looped"] = "looped"
+
+            def correct(self, gradient: Any, weights: Any, local: Any, step_state: Any) -> Any:
+                return factor * gradient  # noqa: B023
+
+        revisions.append(Looped.revision)
+    assert revisions[0] == revisions[2] != revisions[1]
+
+
+def test_a_class_has_one_revision_in_all_processes(tmp_path: Path) -> None:
+    """As a script and as a cell of a notebook, whose source Python knows, and whatever the order of sets."""
+    befores, bodies, factors = zip(*USES.values(), strict=True)
+    lines = [*befores, "from fltrain.core.lazy import nn", f"S = [{set('abcdef')}, lambda: (S, K), object()]"]
+    code = cell(f"[{', '.join(factors)}, S, nn]", "\n".join(lines), "\n    ".join(bodies)).replace(
+        "VALUE", "1"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(f"{code}\nprint(Half.revision)")
+    as_cell = f"import linecache\ncode = open({str(script)!r}).read()\n"
+    as_cell += "linecache.cache['<cell>'] = len(code), None, code.splitlines(True), '<cell>'\n"
+    as_cell += "exec(compile(code, '<cell>', 'exec'))"
+    revisions = []
+    for seed, arguments in enumerate(([script], [script], ["-c", as_cell])):
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        command = [sys.executable, *map(str, arguments)]
+        revisions.append(subprocess.check_output(command, env=environment, text=True))
+    assert len({*revisions}) == 1 and revisions[0].strip().isdecimal()
 
 
 def test_training_leaves_the_threads_of_a_notebook(tmp_path: Path) -> None:
