@@ -171,7 +171,7 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     table, figure = plan(tmp_path, "skew").items
-    assert (len(table.run_ids), len(figure.run_ids)) == (16, 4)
+    assert (len(table.run_ids), len(figure.run_ids)) == (24, 6)
     assert set(figure.run_ids) < set(table.run_ids)
     prox = [entry for entry in table.entries if entry.labels["method"] == "fedprox"]
     weights = {entry.labels["skew"]: entry.spec.method.mu for entry in prox}
@@ -179,7 +179,7 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     assert len(plan(tmp_path, "skew_quick").runs) == 4
     assert table.assumptions[0].startswith("O-1: ")
     for row in csv.DictReader(values.splitlines()):
-        assert [entry.seed for entry in table.entries if entry.reported.items() <= row.items()] == [0, 1]
+        assert [entry.seed for entry in table.entries if entry.reported.items() <= row.items()] == [0, 1, 2]
     (claim,) = table.paper.claims
     assert [(claim.where, claim.claim)] == [
         (row["where"], row["claim"]) for row in csv.DictReader(claims.splitlines())
