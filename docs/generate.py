@@ -323,8 +323,8 @@ def paper_page(name: str) -> str:
     count = f"With our numbers of seeds, `scale=paper` has {len(runs):,} runs."
     if total:
         count = (
-            "Rows can share runs, so their sum can exceed the number of different runs: "
-            f"{total.published:,} in the text, {total.declared:,} in our items. {count} {total.explained}"
+            f"Rows can share runs. If each run counts once, the text has {total.published:,} runs and our "
+            f"items have {total.declared:,}. {count} {total.explained}"
         ).rstrip()
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
@@ -357,6 +357,9 @@ def paper_page(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------ results
+SMALL = ["no", "one", "two", "three", "four", "five", "six"]
+"""Numbers of papers in words."""
+
 RESULTS = """\
 # Results
 
@@ -566,8 +569,8 @@ def results() -> str:
     controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
     return RESULTS.format(
         papers=papers,
-        ran=ran,
-        replicated=count(sum(bool(known.replicated(paper)) for paper in MAIN), "paper"),
+        ran=SMALL[ran],
+        replicated=f"{SMALL[sum(bool(known.replicated(paper)) for paper in MAIN)].capitalize()} papers",
         datasets=datasets,
         replications=replications(lambda paper: listed(known.replications(paper))),
         fair=table(["label skew", "runs", *VERDICTS], fair),

@@ -233,7 +233,7 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
         parts = ["Different versions of the code trained these runs."]
-        parts += ["Their revisions are equal: by declaration, the changes altered no number."]
+        parts += ["The developers declared, by equal revisions, that the changes alter no number."]
         parts += ["So results count as comparable (docs/records.md#changed-code)."]
         parts += [f"Modules that differ: {listed(modules, 2)}."] if modules else []
         parts += ["Some records lack the versions of their modules."] if partly else []

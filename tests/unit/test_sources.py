@@ -262,9 +262,9 @@ def test_mixed_code_names_the_modules_and_what_is_declared(
     one, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
     records = made(tmp_path, {"sources": one}, {"sources": other if modules else None, "commit": "c"})
     assert notes_on(records) == [
-        "Different versions of the code trained these runs. Their revisions are equal: by declaration, the "
-        "changes altered no number. So results count as comparable (docs/records.md#changed-code). "
-        f"{words}"
+        "Different versions of the code trained these runs. The developers declared, by equal "
+        "revisions, that the changes alter no number. So results count as comparable "
+        f"(docs/records.md#changed-code). {words}"
     ]
 
 
