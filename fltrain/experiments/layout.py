@@ -96,7 +96,7 @@ class Measured(Settings):
         printed_target: the target in per cent that the paper's text states; used at full scale, and at every
             scale without ``target_of``.
         average: adds a row of averages.
-        interval: shows the 90 % intervals of means and gains instead of their deviations.
+        interval: shows the 90 % intervals of means instead of their deviations.
         place: with ``best_of``, the label whose number is shown, the best one or the median one.
     """
 

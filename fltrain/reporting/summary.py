@@ -156,7 +156,7 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
         return [("", f"The rule rejects {false} false values, and {true} cells with true ones.")]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
-        (verdict, f"{found.place} ({titles[found.item]}): {gain_text(found, True)} points.")
+        (verdict, f"{found.place} ({titles[found.item]}): {gain_text(found)} points.")
         for verdict in AMONG_OWN
         if (found := first.get(verdict))
     ]

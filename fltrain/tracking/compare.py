@@ -36,14 +36,7 @@ from fltrain.experiments.published import Published
 from fltrain.experiments.selection import Request, Selection
 from fltrain.reporting.frame import diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
-from fltrain.reporting.tables.render import (
-    DROPPED_CELLS,
-    EXPLORATORY,
-    Notes,
-    entries_of,
-    gain_text,
-    own_margins,
-)
+from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, own_margins
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell
 from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
@@ -87,8 +80,8 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Notes below the table; the page's notes come first."""
-        ends = [cell.interval(number) for cell in self.cells for number in ("gain_", "difference_")]
-        marked = ["Brackets: 90 % intervals."] if any(ends) else []
+        marked = ["Difference: minus published, with its 90 % interval."]
+        marked *= any(cell.interval("difference_") for cell in self.cells)
         marked += own_margins(self.cells)
         marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
         marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
@@ -126,8 +119,9 @@ class Comparison:
             texts = {heading: entry.marked for heading, entry in entries.items()}
             if several:
                 line |= {"measure": cell.label, "value": texts.pop(cell.label)}
-            few = f" ({count(len(cell.gains), 'pair')})" if 0 < len(cell.gains) < cell.n else ""
-            lines.append(line | texts | {"gain": gain_text(cell, as_interval=True) + few})
+            if 0 < len(cell.gains) < cell.n:
+                texts["gain"] += f" ({count(len(cell.gains), 'pair')})"
+            lines.append(line | texts)
         same = {name for name in lines[0] if len({line[name] for line in lines}) == 1}
         empty = {name for name in same if name in (table.panels, table.columns) or not lines[0][name]}
         return [{name: text for name, text in line.items() if name not in empty} for line in lines]

@@ -80,14 +80,15 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert lines["fedprox training.lr=0.1"]["gain"] == pytest.approx(8 / 3)
     assert compared.frame["training.lr"].tolist() == ["0.1", "0.1", "0.5", "0.5"]
     assert compared.rows()[3]["training.lr"] == "0.5" and "condition" not in compared.rows()[0]
-    page, brackets, note = compared.notes
-    assert page == "Mean ± standard deviation over up to 3 seeds. Gain: minus fedavg, paired by seed."
+    page, note = compared.notes
+    gain = "Gain: minus fedavg, paired by seed, with its 90 % interval."
+    assert page == f"Mean ± standard deviation over up to 3 seeds. {gain}"
     assert note == (
         "gains compare runs with equal training.lr; to compare values of training.lr, add "
         "--over method,plugins,training.lr"
     )
     same_rate = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,fedprox"))
-    assert same_rate.notes == [page.replace("up to ", ""), brackets]
+    assert same_rate.notes == [page.replace("up to ", "")]
 
 
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
     assert row["final accuracy, %"].startswith("1 of 2 diverged; 25.00")
-    assert row["gain"] == "-30.00 ± 28.28"
+    assert row["gain"] == "-30.00", "two pairs have no interval"
     assert "A diverged run counts as chance accuracy" in compared.notes[0]
     seconds = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
@@ -323,7 +324,7 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
     (note,) = [note for note in shown(imported, table, "final_accuracy").notes if "evaluation.until" in note]
     assert note.startswith("48 of 48 runs end at their target accuracy")
     gains = shown(imported, "fair/accuracy", "seconds")
-    assert "Gain: minus FedAvg, tuned, paired by seed." in gains.notes[0]
+    assert "Gain: minus FedAvg, tuned, paired by seed, with its 90 % interval." in gains.notes[0]
     refusals = {
         (
             "drift",

@@ -496,13 +496,15 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
     (measured,) = toy.sheet.table.measures
     as_intervals = toy.sheet.table.model_copy(update={"measures": (replace_interval(measured),)})
     sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "table": as_intervals})]
-    equal = [
-        cell.replace(runs=(str(place),), low=1.0, high=2.0 + place // 2) for place, cell in enumerate(cells)
-    ]
-    for shown, words in ((equal, [False, True]), (equal[:1], [False, False])):
-        found = [Notes.of(sheet, shown).seeds for sheet in sheets]
-        assert ["Intervals of equal width share a pooled spread" in text for text in found] == words
-    assert "Gain: minus BP, paired by seed." in Notes.of(toy.sheet, cells).seeds
+    bare = [cell.replace(runs=(cell.place,), gain_low=None, gain_high=None) for cell in cells]
+    for number, expected in (("", [False, True]), ("gain_", [True, True])):
+        ends = [{f"{number}low": 1.0, f"{number}high": 2.0 + place // 2} for place in range(len(bare))]
+        equal = [cell.replace(**both) for cell, both in zip(bare, ends, strict=True)]
+        for shown, words in ((equal, expected), (equal[:1], [False, False])):
+            found = [Notes.of(sheet, shown).seeds for sheet in sheets]
+            assert ["Intervals of equal width share a pooled spread" in text for text in found] == words
+    assert "Gain: minus BP, paired by seed, with its 90 % interval." in Notes.of(toy.sheet, cells).seeds
+    assert "Gain: minus BP, paired by seed." in Notes.of(toy.sheet, bare).seeds
 
 
 def replace_interval(measured: Measured) -> Measured:
@@ -514,7 +516,8 @@ def test_headings_tell_deviations_from_intervals_if_a_table_has_both(toy: Toy) -
     cells = [cell for cell in read_csv(toy.folder / "paper" / "table1.csv") if cell.row == "FedAvg"]
     headings = [column[-1] for column in Grid.of(toy.sheet, cells, {}).columns]
     assert {"final accuracy, % ± SD", "difference [90 % interval]", "published"} <= {*headings}
-    alike = [cell.replace(difference=None) for cell in cells]
+    assert "gain [90 % interval]" in headings
+    alike = [cell.replace(difference=None, gain=None) for cell in cells]
     assert not any("SD" in column[-1] for column in Grid.of(toy.sheet, alike, {}).columns)
 
 

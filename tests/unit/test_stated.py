@@ -25,12 +25,12 @@ WORDS = {
 }
 NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
-INTERVAL = rf"{NUMBER}(?: ± [\d.]+)?(?: points)?(?: \|)?\s\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]"
+INTERVAL = rf"{NUMBER}(?: points)?\s\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]"
 CLAIMED = r"([+-][\d.]+)[^\[\d]*\[([+-][\d.]+), ([+-][\d.]+)\]"
 """A number of a claim with its interval; the evidence adds the numbers of parts, without a verdict."""
 
 FORMS = (
-    *(("mean", "std"), ("gain", "gain_std")),
+    ("mean", "std"),
     *(("estimate", "low", "high"), ("mean", "low", "high"), ("gain", "gain_low", "gain_high")),
 )
 """Columns of numbers that stand together."""

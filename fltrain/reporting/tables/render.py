@@ -72,16 +72,15 @@ def value_text(cell: TableCell, as_interval: bool = False) -> str:
     return (f"{lost}; " if lost else "") + text + (f" ({', '.join(notes)})" if notes else "")
 
 
-def gain_text(cell: TableCell, as_interval: bool = False) -> str:
-    """Return our gain with its spread or interval; diverged runs of the base are counted first.
+def gain_text(cell: TableCell) -> str:
+    """Return our gain with its interval; diverged runs of the base are counted first.
 
     If all runs of a side diverged, they stand in its place.
     """
     if cell.lost_gain:
         return cell.lost_gain if cell.gains else ""
     lost = f"{cell.base_diverged} of {len(cell.gains)} of the base diverged; " if cell.base_diverged else ""
-    interval = cell.interval("gain_") if as_interval else None
-    return lost + number_text(cell.gain, cell.decimals, "+", cell.gain_std, interval)
+    return lost + number_text(cell.gain, cell.decimals, "+", interval=cell.interval("gain_"))
 
 
 def published_text(cell: TableCell) -> str:
@@ -187,7 +186,7 @@ def entries_of(
     difference = signed(cell.difference, cell.interval("difference_"))
     difference = "diverged" if difference and cell.lost else difference
     own = GridEntry(value_text(cell, as_interval), "own", cell, numbers["mean"])
-    gain = GridEntry(gain_text(cell, as_interval), "gain", cell, numbers["gain"])
+    gain = GridEntry(gain_text(cell), "gain", cell, numbers["gain"])
     return {
         cell.label: own,
         "gain": gain,
@@ -301,6 +300,7 @@ class Notes:
         tested = [cell for cell in judged if cell.expected_reproduced is not None]
         intervals = {one.measure for one in layout.measures if one.interval}
         ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
+        ends |= {("gain", *cell.runs): cell.interval("gain_") for cell in shown if not cell.lost_gain}
         widths = {runs: round(both[1] - both[0], 9) for runs, both in ends.items() if both}
         counted = {measure(cell.measure).diverged or "no_value" for cell in shown if cell.diverged and cell.n}
         rendered = TEMPLATES.get_template("notes.txt").render(
