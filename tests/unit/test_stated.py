@@ -325,7 +325,7 @@ def test_the_readme_counts_the_verdicts_on_published_values() -> None:
     assert f"{verdicts['not reproduced']} are *not reproduced*, {open_cells} *inconclusive*" in text
     cnn = read("fedavg/table1_cnn_iid.csv")
     ratios = sorted(float(row["mean"]) / float(row["published"]) for row in cnn)
-    assert f"CNN, 99 %: {ratios[0]:.2f} to {ratios[-1]:.2f} times as many" in text
+    assert f"CNN (IID clients), 99 %: {ratios[0]:.2f} to {ratios[-1]:.2f} times as many" in text
     assert f"CNN: {WORDS[len(cnn)]} *inconclusive*" in text and {row["verdict"] for row in cnn} == {
         "inconclusive"
     }
