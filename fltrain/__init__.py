@@ -61,6 +61,7 @@ def train(
     Raises:
         FltrainError: if a setting is wrong, the record is damaged, or data or device are missing.
     """
+    import sys
     from pathlib import Path
 
     from fltrain.analysis.finished import FinishedRun
@@ -68,6 +69,7 @@ def train(
     from fltrain.engine import train as training
     from fltrain.runs.record import Results
     from fltrain.runs.spec import RunSpec
+    from fltrain.runs.today import already_trained
     from fltrain.runtime.devices import pick_device
 
     file = Path(spec) if isinstance(spec, str | Path) else None
@@ -79,6 +81,8 @@ def train(
         record = training.train(parsed, folder, execution, again=again, quiet=quiet)
     elif record.damage:
         raise FltrainError(record.damage)
+    elif not quiet:
+        print(already_trained(record, parsed, "again=True"), file=sys.stderr)
     return FinishedRun(record, parsed, folder)
 
 

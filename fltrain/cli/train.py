@@ -15,7 +15,7 @@ from fltrain.core.errors import FltrainError, Problems
 from fltrain.core.strict_yaml import read_plain, read_text
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import changed_code
+from fltrain.runs.today import already_trained
 from fltrain.runs.where import alternatives
 from fltrain.runtime.determinism import Profile
 from fltrain.runtime.devices import pick_device
@@ -157,8 +157,7 @@ def train(
     stopping.heed()
     for spec in parsed.values():
         if not again and (record := where.trained(spec)):
-            remark = record.damage or changed_code(record, spec)
-            typer.echo(f"{spec.run_id}: already trained (--again retrains it){remark and f'; {remark}'}")
+            typer.echo(already_trained(record, spec, "--again"))
         else:
             due.append(spec)
     if due:

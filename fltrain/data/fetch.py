@@ -182,7 +182,8 @@ def _receive(file: RemoteFile, url: str, path: Path) -> None:
         cause: BaseException = error
         while cause.__context__ is not None:
             cause = cause.__context__
-        raise _Failed(str(cause) or type(cause).__name__) from None
+        text = str(cause).partition(" for url: ")[0]  # our message begins with the address
+        raise _Failed(text or type(cause).__name__) from None
     if (found := _checksum(file, path)) != file.checksum:
         raise _Failed(f"sends another file: expected {file.checksum}, found {found}")
 

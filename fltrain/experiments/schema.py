@@ -488,8 +488,8 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
     files, single = config / f"{what}s", f"{file_name(name, what)}.yaml"
     if not files.is_dir():
         raise FltrainError(
-            f"{files}: there is no such folder; work in the project's folder, or set config to the path "
-            "of its folder config"
+            f"{files}: there is no such folder; work in the project's folder, or set config "
+            "(--config) to the path of its folder config"
         )
     folders = [place / f"{what}s" for place in places(config)]
     possible = [path for one in folders for path in (one / single, one / name / "paper.yaml")]

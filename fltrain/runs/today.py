@@ -131,6 +131,12 @@ def changed_code(record: Record, spec: RunSpec) -> str:
     return f"the code of {listed(modules, 2)} changed since this run" if modules else ""
 
 
+def already_trained(record: Record, spec: RunSpec, again: str) -> str:
+    """Return the line on a run that is not trained again; ``again`` is the option that would retrain it."""
+    remark = record.damage or changed_code(record, spec)
+    return f"{spec.run_id}: already trained ({again} retrains it){remark and f'; {remark}'}"
+
+
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:
     """Return the modules whose code changed since each of these runs (by ID) was trained."""
     changed = {

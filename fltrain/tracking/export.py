@@ -298,7 +298,7 @@ class Export:
             undecided = (None, "inconclusive", "not run")
             decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
             rank = (*decided, "verdict" in tags, "base" in tags, True).index(True)
-            order = f"{rank} {tags.get('verdict')} {key} {number:04}"
+            order = f"{rank} {tags.get('verdict', '-')} {key} {number:04}"
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, self._home(run), f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""

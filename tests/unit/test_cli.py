@@ -541,7 +541,10 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("plan --config nowhere", ["nowhere/scales: there is no such folder; work in", "set config to"]),
+        (
+            "plan --config nowhere",
+            ["nowhere/scales: there is no such folder; work in", "set config (--config) to"],
+        ),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),

@@ -247,7 +247,10 @@ def test_a_run_shows_its_progress_and_its_last_rounds(
 ) -> None:
     run = fltrain.train({**TINY, "rounds": 6}, tmp_path)
     assert f"{run.run_id}: round 6 of 6, accuracy" in capsys.readouterr().err
-    fltrain.train({**TINY, "rounds": 6}, tmp_path, again=True, quiet=True)
+    fltrain.train({**TINY, "rounds": 6}, tmp_path)
+    assert capsys.readouterr().err == f"{run.run_id}: already trained (again=True retrains it)\n"
+    for again in (True, False):
+        fltrain.train({**TINY, "rounds": 6}, tmp_path, again=again, quiet=True)
     assert capsys.readouterr().err == ""
     shown = run._repr_html_()
     assert shown.startswith(f"<p>{run.run_id}: completed, final accuracy ")

@@ -616,6 +616,7 @@ def test_cells_are_in_the_order_of_value_verdicts_gain_verdicts_inconclusive_one
     write_table(store, base, *judged)
     store.export(items=[TABLE])
     tags = [run["data"]["tags"] for run in store.search("tags.kind = 'cell'")]
+    assert not any("None" in one["order"] for one in tags)
     rows = [one["row"] for one in sorted(tags, key=lambda one: one["order"])]
     assert rows == ["not reproduced", "size reproduced", "undecided", "not run", "gain", "FedAvg"]
 
