@@ -192,6 +192,12 @@ class All(Settings):
 Test = Annotated[InRegion | Printed | Fails | All | Tested | NotJudged, Field(discriminator="kind")]
 
 
+def cited_paper(where: str) -> str:
+    """Return the paper that ``where`` of a comparison's claim names before a comma, for example ``FLFA``."""
+    paper, comma, _ = where.partition(",")
+    return paper if comma else ""
+
+
 def quantities(test: Test) -> Iterator[Quantity]:
     """Yield all numbers of runs that a test needs."""
     for part in test.tests if isinstance(test, All) else (test,):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError, count, listed, problems
 from fltrain.data.datasets import Dataset
+from fltrain.experiments.claims import cited_paper
 from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.plan import Plan, no_item, plan
 from fltrain.experiments.schema import Paper, reported_folder
@@ -252,8 +253,7 @@ class Jobs:
         return {
             other.paper: other.title
             for other in self.papers.values()
-            if other.paper != name
-            and any(claim.where.partition(",")[0].lower() == name for claim in other.claims)
+            if other.paper != name and any(cited_paper(claim.where).lower() == name for claim in other.claims)
         }
 
     def track_options(self) -> list[str]:

@@ -6,7 +6,7 @@ The plan comes as plain data; results are read from the results folder.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,12 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         "diverged": sum(record.summary["status"] == "diverged" for record in done),
         "seconds": sum(record.costs["seconds"]["total"] for record in done),
     }
+    cards = [card for paper in listing["papers"] for card in _cards(paper, folder)]
+    subjects = [card["subject"] for card in cards]
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
     front = TEMPLATES.get_template("index.html").render(
         **common,
-        cards=[_card(paper, folder) for paper in listing["papers"]],
+        cards=sorted(cards, key=lambda card: subjects.index(card["subject"])),
         runs=runs.name,
         verdict_file=VERDICT_FILE,
     )
@@ -78,18 +80,25 @@ def verdict_lines(folder: Path) -> list[str]:
     ]
 
 
-def _card(paper: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what a card shows: findings, picture, counts by verdict and address of the paper's page."""
+def _cards(paper: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield what a card shows: findings, picture, counts by verdict and address of the paper's page.
+
+    A comparison has a card for each of several papers that its claims are on. All cards on a paper (its
+    ``subject``) stand together.
+    """
     path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
     texts = dict.fromkeys(("kind", "note", "picture"), "")
     summary: dict[str, Any] = {**texts, "findings": [], "forest": {}, "counts": {}}
     summary |= read_json(path) if path.exists() else {}
-    files = [f"{paper['name']}/{summary['picture']}.{form}" for form in ("svg", "png")]
-    return {
-        **summary,
-        "name": paper["name"],
-        "title": paper["title"],
-        "elsewhere": paper["elsewhere"],
-        "page": page if (folder / page).exists() else "",
-        "picture": next((file for file in files if (folder / file).exists()), ""),
-    }
+    for cited, part in (summary.get("parts") or {"": summary}).items():
+        files = [f"{paper['name']}/{part['picture']}.{form}" for form in ("svg", "png")]
+        place = f"{page}#{part['items'][0]}" if cited else page
+        yield {
+            **part,
+            "subject": cited.lower() or paper["name"],
+            "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
+            "title": f"{cited}: {paper['title']}" if cited else paper["title"],
+            "elsewhere": paper["elsewhere"],
+            "page": place if (folder / page).exists() else "",
+            "picture": next((file for file in files if (folder / file).exists()), ""),
+        }

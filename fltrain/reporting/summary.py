@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fltrain.core.errors import count
-from fltrain.experiments.claims import Claim, quantities
+from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
 from fltrain.reporting.figures.forest import forest
@@ -44,6 +44,9 @@ def paper_summary(
 ) -> dict[str, Any]:
     """Return a summary of a paper's items and claims, as plain data for ``summary.json``.
 
+    A comparison with claims on several papers has ``parts``: by the name of each of them, a summary of its
+    claims and their items.
+
     Args:
         paper: heading of the file: paper, title, note, kind, scale, reduced.
         sheets: the paper's items at the scale.
@@ -58,6 +61,12 @@ def paper_summary(
             confirmed.setdefault(name, set()).add(str(claim.verdict))
     titles = {sheet.name: sheet.title for sheet in sheets}
     claims = list(claims)
+    parts = {}
+    by_paper = judged.groupby(judged["where"].map(cited_paper), sort=False)
+    for cited, own in by_paper if paper["kind"] == "comparison" and len(by_paper) > 1 else ():
+        items = {name for names in own["item"] for name in names.split(", ")}
+        if chosen := [sheet for sheet in sheets if sheet.name in items]:
+            parts[cited] = paper_summary(paper, chosen, own, cells, claims)
     numbers = [number for claim in claims for number in quantities(claim.test)]
     reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
     headings, every, gains, quotable = dict(titles), [], [], []
@@ -85,7 +94,8 @@ def paper_summary(
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     return {
         **paper,
-        "findings": findings(rows, claims, paper["kind"] == "comparison")
+        "findings": [finding for part in parts.values() for finding in part["findings"]]
+        or findings(rows, claims)
         or cell_findings(paper["kind"], quotable, titles),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
@@ -93,6 +103,8 @@ def paper_summary(
         "forest": forest(every, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], every, rows),
         "claims": rows,
+        "items": list(titles),
+        "parts": parts,
     }
 
 
@@ -162,14 +174,11 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
     ]
 
 
-def findings(
-    rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = (), several: bool = False
-) -> list[Finding]:
+def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[Finding]:
     """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
-    Claims on ``several`` papers have them for each, whose name ``where`` begins with. Claims that differ from
-    the first in a label only, such as the method, add their numbers. Exploratory verdicts appear only if a
-    paper has no others. Claims without a number do not count.
+    Claims that differ from the first in a label only, such as the method, add their numbers. Exploratory
+    verdicts appear only if there are no others. Claims without a number do not count.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
 
@@ -179,23 +188,19 @@ def findings(
             text = text.replace(label, "...")
         return row["where"], text
 
-    papers: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["number"]:
-            papers.setdefault(row["where"].rpartition(", ")[0] if several else "", []).append(row)
+    measured = [row for row in rows if row["number"]]
+    firm = [row for row in measured if not row["exploratory"]] or measured
     found: list[Finding] = []
-    for measured in papers.values():
-        firm = [row for row in measured if not row["exploratory"]] or measured
-        for verdict in (*JUDGED, "reduced scale"):
-            if same := [row for row in firm if row["verdict"] == verdict]:
-                first, *others = same
-                also = "; ".join(
-                    f"{', '.join(labels[row['where'], row['claim']])}: {re.split(MORE, row['number'])[0]}"
-                    for row in others
-                    if pattern(row) == pattern(first)
-                )
-                text = f"“{first['claim']}” ({first['where']}): {first['number']}."
-                found.append((full_verdict(first), text + f" Also {also}." * bool(also)))
+    for verdict in (*JUDGED, "reduced scale"):
+        if same := [row for row in firm if row["verdict"] == verdict]:
+            first, *others = same
+            also = "; ".join(
+                f"{', '.join(labels[row['where'], row['claim']])}: {re.split(MORE, row['number'])[0]}"
+                for row in others
+                if pattern(row) == pattern(first)
+            )
+            text = f"{first['claim']} ({first['where']}): {first['number']}."
+            found.append((full_verdict(first), text + f" Also {also}." * bool(also)))
     return found
 
 

@@ -199,7 +199,7 @@ def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
     plot = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
     assert plot["ticks"] == {"-2": 0, "0": 50, "2": 100} and plot["notes"] == ["gain, in percentage points"]
-    assert [row["middle"] for row in plot["rows"][""]] == [75]
+    assert [row["middle"] for row in plot["rows"]["A"]] == [75]
 
 
 @pytest.mark.parametrize("of", ["gain", "difference"])
@@ -569,11 +569,11 @@ def test_findings_are_the_first_claim_of_each_verdict(
     ]
     without = {**measured[0], "number": ""} if measured else {"number": ""}
     assert summary.findings([without, *measured]) == [
-        (verdict, f"“{text}” (sec. 2): {number}.") for verdict, text in expected
+        (verdict, f"{text} (sec. 2): {number}.") for verdict, text in expected
     ]
 
 
-def test_findings_name_every_paper_and_claims_that_differ_in_a_label() -> None:
+def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
         number = f"{len(text)} points for x minus y"
         return {
@@ -588,13 +588,44 @@ def test_findings_name_every_paper_and_claims_that_differ_in_a_label() -> None:
         for text in (f"{name} gains", f"{name} gains twice")
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
-    rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("B, fig. 2", "B is best", "contradicted")]
-    assert [verdict for verdict, _ in summary.findings(rows, claims)] == [*summary.JUDGED]
-    assert summary.findings(rows, claims, several=True) == [
-        ("supported", "“MOON gains” (A, sec. 1): 10 points for x minus y. Also FedProx: 13 points."),
-        ("undecided", "“FedDyn gains” (A, sec. 1): 12 points for x minus y."),
-        ("contradicted", "“B is best” (B, fig. 2): 9 points for x minus y."),
+    rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
+    assert summary.findings(rows, claims) == [
+        ("supported", "MOON gains (A, sec. 1): 10 points for x minus y. Also FedProx: 13 points."),
+        ("contradicted", "B is best (A, fig. 2): 9 points for x minus y."),
+        ("undecided", "FedDyn gains (A, sec. 1): 12 points for x minus y."),
     ]
+
+
+def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy) -> None:
+    """Cards on a paper follow its own; a paper none of whose items has been made has no card."""
+    numbers: dict[str, Any] = {"label": "accuracy, %", "gain": 1.0, "gain_low": 0.5, "gain_high": 1.5}
+    sheets = [toy.sheet.model_copy(update={"id": f"both/{name}"}) for name in ("a", "b", "pilot")]
+    cells = {one.id: [TableCell(item=one.name, row=one.name, **numbers)] for one in sheets}
+    fields = {"verdict": "supported", "dropped": False, "exploratory": False, "evidence": "", "number": "1"}
+    places = {"B, fig. 2": "b", "Paper, sec. 1, table 1": "a", "C, sec. 3": "missing"}
+    judged = pd.DataFrame([{**fields, "where": one, "claim": "x", "item": places[one]} for one in places])
+    heading = {"paper": "both", "title": "Both", "kind": "comparison", "scale": "one", "reduced": False}
+    found = summary.paper_summary({**heading, "note": "Small."}, sheets, judged, cells)
+    assert found["findings"] == [("supported", f"x ({one}): 1.") for one in list(places)[:2]]
+    for one, item in (("B", "b"), ("Paper", "a")):
+        part = found["parts"][one]
+        assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
+        assert part["counts"]["claims"] == ({"supported": 1}, {}) and len(part["findings"]) == 1
+        assert list(part["forest"]["rows"]) == ["Accuracy & gain\nminus BP"], "a base, also with one item"
+    folder = toy.folder / "both"
+    folder.mkdir()
+    try:
+        (folder / "summary.json").write_text(json.dumps(found))
+        (folder / "index.html").touch()
+        both = {"name": "both", "title": "Both", "contents": [], "elsewhere": {}}
+        page = front(toy, papers=[*toy.listing["papers"], both])
+    finally:
+        shutil.rmtree(folder)
+        front(toy)
+    order = re.findall(r'<article aria-labelledby="([^"]*)"', page.text)
+    assert order == ["paper", "both-Paper", "other", "both-B"]
+    assert page.of("a").count("B: Both") == page.links.count("both/index.html#b") == 1
+    assert text_of(page).count("Both Small. claims 1 supported supported x (") == 2
 
 
 def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> None:

@@ -24,7 +24,7 @@ def forest(
     Args:
         cells: cells of a paper; those without an interval are counted in the notes. If all runs of a side
             diverged or some miss the target, these words stand in the place of the number.
-        titles: title of each item, the heading of its cells if there are several items.
+        titles: title of each item, the heading of its cells if they are gains or there are several items.
         of: differences to published values, in margins, or gains in points.
 
     Returns:
@@ -51,7 +51,7 @@ def forest(
     rows: dict[str, list[dict[str, Any]]] = {}
     for cell, lost, numbers in known:
         what = [cell.label.removesuffix(", %")] * (len(labels) > len(items))
-        heading = ", ".join([titles[cell.item]] * (len(items) > 1) + what)
+        heading = ", ".join([titles[cell.item]] * (len(items) > 1 or not compared) + what)
         low, middle, high = (round(50 + 50 * max(-1, min(1, number / ends)), 2) for number in numbers)
         verdict = cell.full_verdict if compared else cell.gain_verdict
         row = {
