@@ -5,6 +5,7 @@ It changes nothing. It does not check figures, claims and overview pages.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +58,7 @@ class Verification:
         self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
         self._digests: dict[str, str] = {}
         self._damaged: set[str] = set()
+        self._lacking = defaultdict[str, list[str]](list)
 
     def findings(self) -> Iterator[Problem]:
         """Yield a finding for each fault. Files are checked after the files that they depend on."""
@@ -65,6 +67,7 @@ class Verification:
             self._each("dataset", sorted(root.glob("data/*.safetensors")), self._check_data),
             self._each("partition", sorted(root.glob("partitions/*.safetensors")), self._check_partition),
             self._each("record", self._finished(), self._check_record),
+            self._unknown(),
             self._tables(),
             self._leftovers(),
         )
@@ -147,12 +150,20 @@ class Verification:
                 yield Problem(f"{run}: {path.name} is not a file of a record; delete it")
         if MODELS_FILE in known and (folder / MODELS_FILE).exists():
             record.models()
-        if spec is None or record.stale:
+        if spec is None:
+            self._lacking[record.lacking].append(run)
+            return
+        if record.stale:
             yield Problem(f"{run}: stale: {record.stale}", harmless=True)
             return
         for what, name in {"data": spec.dataset.id, "partition": spec.partition_id}.items():
             if self._digests.get(name, digests[what]) != digests[what]:
                 yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
+
+    def _unknown(self) -> Iterator[Problem]:
+        """Yield a line for each setting that the code lacks."""
+        for cause, runs in self._lacking.items():
+            yield Problem(f"{count(len(runs), 'stale record')}: {cause} ({listed(runs, 1)})", harmless=True)
 
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Problem]:

@@ -263,6 +263,12 @@ class Record:
         return None if isinstance(self._today, str) else self._today
 
     @property
+    def lacking(self) -> str:
+        """Setting that the code lacks: ``method: unknown method 'mine'``, without known names; else empty."""
+        text = self._today if not self.damage and isinstance(self._today, str) else ""
+        return re.sub(r" \(known: [^)]*\)", "", " ".join(text.split())).removeprefix("spec.json: ")
+
+    @property
     def stale(self) -> str:
         """Why its settings have another run ID today: ``methods 1 -> 2``; empty if they have not.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -66,8 +66,7 @@ class RecordedRun:
         """
         summary, spec = record.summary, record.run_spec
         if spec is None:
-            reason = re.sub(r" \(known: [^)]*\)", "", " ".join(record.stale.split()))
-            raise FltrainError(f"{record.run_id}: today's code lacks one of its settings ({reason})")
+            raise FltrainError(f"{record.run_id}: today's code lacks one of its settings ({record.lacking})")
         run = record.run_id
         items = {scale: runs[run] for scale, runs in sorted(memberships.items()) if run in runs}
         every = dict.fromkeys(itertools.chain.from_iterable(items.values()))
@@ -129,7 +128,7 @@ class RecordedRun:
 def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
     """Return the chosen runs of a results folder, without stale ones.
 
-    Damaged records, and records with settings of another version, are left out with one warning.
+    Damaged records, and records with settings that the code lacks, are left out with a warning per cause.
 
     Raises:
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
@@ -141,15 +140,14 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     plans = {scale: plan(Path(config), scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
-    left = 0
+    left = Counter[str]()
     for record in folder.records():
         try:
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError:
-            left += 1
-    if left:
-        text = "left out: %s, damaged or of another version (fltrain verify lists them)"
-        logging.getLogger(__name__).warning(text, count(left, "record"))
+            left[record.lacking or "damaged (fltrain verify lists them)"] += 1
+    for cause, number in left.items():
+        logging.getLogger(__name__).warning("left out: %s, %s", count(number, "record"), cause)
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(

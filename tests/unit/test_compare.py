@@ -403,19 +403,22 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     assert found.frame["n"].tolist() == [0] and found.frame["mean"].isna().all()
 
 
-def test_records_with_unknown_settings_are_left_out_in_one_line(
+def test_records_with_unknown_settings_are_left_out_in_a_line_per_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     results = Results(tmp_path)
-    for seed in (0, 1, 2):
+    for seed in (0, 1, 2, 3):
         name = record(results, tiny(seed=seed), 0.5)
         if seed:
             path = results.run(name) / "spec.json"
-            path.write_text(path.read_text().replace('"name": "fedavg"', '"name": "clip"'))
-            seal(path.parent)
+            path.write_text(path.read_text().replace('"name": "fedavg"', '"name": "mine"'))
+            if seed < 3:
+                seal(path.parent)
     assert len(chosen(tmp_path)) == 1
+    cause = "method: unknown method 'mine'; if it is your own, set FLTRAIN_PATH to your folder"
     assert caplog.messages == [
-        "left out: 2 records, damaged or of another version (fltrain verify lists them)"
+        f"left out: 2 records, {cause}",
+        "left out: 1 record, damaged (fltrain verify lists them)",
     ]
 
 

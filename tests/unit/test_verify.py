@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import read_arrays, write_arrays
+from fltrain.core.files import read_arrays, write_arrays, write_json
+from fltrain.core.hashing import short_hash
 from fltrain.core.own import VARIABLE
 from fltrain.data.datasets import Dataset, registry
 from fltrain.experiments.plan import Plan, plan
@@ -26,7 +27,7 @@ from fltrain.runs.record import (
     checkpoint_file,
 )
 
-from .helpers import PAPER, SCALE, TINY, TWO_METHODS, as_another_user, cli, flip, trained, write_papers
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, as_another_user, cli, flip, seal, trained, write_papers
 
 KEPT = {
     **TWO_METHODS,
@@ -194,6 +195,17 @@ def test_records_of_an_own_method_need_its_folder(place: Place, monkeypatch: pyt
     assert place.records[1].stale.endswith(f"did you mean 'fedprox'?{remedy}")
     monkeypatch.setenv(VARIABLE, str(place.root))
     assert Record(place.records[1].folder).stale.endswith("did you mean 'fedprox'?")
+
+
+def test_records_of_an_unknown_method_have_one_line(place: Place) -> None:
+    shutil.rmtree(place.results.root / "one")
+    for seed, record in enumerate(place.records[:2]):
+        spec = {**record.spec, "method": {"name": "mine"}, "seed": seed}
+        folder = record.folder.with_name(f"digits-mine-{short_hash(spec)}")
+        record.folder.rename(folder)
+        write_json(folder / "spec.json", spec)
+        seal(folder)
+    place.only("2 stale records: method: unknown method 'mine'; if it is your own, set", harmless=True)
 
 
 def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
