@@ -150,12 +150,12 @@ def _parts(thing: Any) -> Iterable[Any]:
 
 def _members(kind: type) -> Iterator[Any]:
     """Yield the bases, attributes and fields of a class, without what Python and pydantic add."""
-    yield kind.__bases__
-    for name, value in [*vars(kind).items()]:
-        if inspect.isfunction(getattr(value, "__wrapped__", value)) or not (
-            name.startswith("__") or name in _ADDED
-        ):
-            yield name, value
+    for base in kind.__mro__:
+        yield _name(base)
+        for name, value in [*vars(base).items()] if base is kind or _own(base.__module__) else []:
+            written = inspect.isfunction(getattr(value, "__wrapped__", value)) or not name.startswith("__")
+            if written and name not in _ADDED:
+                yield name, value
     if issubclass(kind, BaseModel):
         yield kind.__private_attributes__
         for name, field in kind.model_fields.items():
