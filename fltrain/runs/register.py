@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copyreg
 import dis
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from operator import methodcaller
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
+import joblib  # noqa: TID251 - only to hash
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -30,7 +29,6 @@ from fltrain.runs import spec
 
 Kind = TypeVar("Kind", bound=type[Component])
 
-_PLAIN = (str, bytes, int, float, complex, type(None), type(...))
 _MODULES = (ModuleType, type(lazy.torch))
 _ADDED = ("_abc_impl", "revision")
 _registered: list[type[Component]] = []
@@ -41,7 +39,8 @@ def register(component: Kind) -> Kind:
 
     Its revision becomes a hash of its functions, attributes and fields, and of the values, functions and
     classes of your own that they use at this moment, so that an edited class is another run with another ID.
-    It is equal in a script and a notebook. A class of the same name that was registered before is replaced.
+    Functions in lists and dictionaries count by name only. The hash is equal in a script and a notebook. A
+    class of the same name that was registered before is replaced.
 
     Raises:
         FltrainError: if it is no method or network, has no name, or the name of one of fltrain.
@@ -80,37 +79,29 @@ def refresh() -> None:
 
 
 def _digest(component: type[Component]) -> int:
-    """Return a number that changes with what a class and its bases outside fltrain consist of and use."""
-    seen = {_name(component): component}
-    return int(sha256("\0".join(_text(part, seen) for part in _members(component)))[:8], 16)
+    """Return a number that changes with the user's code and data that make up a class, or that it uses."""
+    found: list[type | FunctionType] = [component]
+    texts = []
+    for thing in found:  # it grows
+        for name, part in _members(thing) if isinstance(thing, type) else _used(thing):
+            value = inspect.unwrap(getattr(part, "fget", part))
+            if not isinstance(value, type | FunctionType):
+                texts.append(f"{name}={_value(value)}")
+            elif value.__qualname__ != component.__qualname__:  # else, it may be about to be replaced
+                texts.append(f"{name}={value.__qualname__}")
+                if _own(value.__module__) and value not in found:
+                    found.append(value)
+    return int(sha256("\0".join(texts))[:8], 16)
 
 
-def _text(thing: Any, seen: dict[Any, Any]) -> str:
-    """Describe data or code by a text that is equal in all processes, so without addresses.
-
-    ``seen`` holds the functions and classes so far, and what this thing is a part of. An older class of the
-    component's name, or an object of it, is left out like a name without a value: it is about to be replaced.
-    """
-    if isinstance(thing, _PLAIN):
-        return repr(thing)
-    name = _name(thing)
-    if name in seen:
-        return ""
-    if isinstance(thing, _MODULES) or id(thing) in seen:
-        return getattr(thing, "__name__", name)
-    seen[id(thing)] = thing
-    if isinstance(thing, set | frozenset):  # their order differs between processes
-        texts = sorted(_text(part, {**seen}) for part in thing)
-    else:
-        texts = [text for part in _parts(thing) if (text := _text(part, seen))]
-    if not isinstance(thing, type | FunctionType):
-        del seen[id(thing)]
-    return f"{name}({', '.join(texts)})"
-
-
-def _name(thing: Any) -> str:
-    kind = thing if isinstance(thing, type | FunctionType) else type(thing)
-    return kind.__qualname__ if _own(kind.__module__) else f"{kind.__module__}.{kind.__qualname__}"
+def _value(value: Any) -> str:
+    """Return a hash of data that is equal in all processes; the type of what cannot be stored."""
+    if isinstance(value, frozenset):  # of these, joblib keeps the order, which differs
+        value = {*value}
+    try:
+        return str(joblib.hash(value.tolist() if hasattr(type(value), "tolist") else value))
+    except Exception:
+        return type(value).__qualname__
 
 
 def _own(module: str | None) -> bool:
@@ -120,67 +111,42 @@ def _own(module: str | None) -> bool:
     return top not in {"fltrain", *sys.stdlib_module_names} and "site-packages" not in file.parts
 
 
-def _parts(thing: Any) -> Iterable[Any]:
-    """Return what a thing consists of; nothing for code of others and for what pickle cannot store."""
-    if isinstance(thing, FunctionType):
-        return _used(thing) if _own(thing.__globals__.get("__name__")) else ()
-    if isinstance(thing, type):
-        return _members(thing) if _own(thing.__module__) else ()
-    if isinstance(thing, CodeType):
-        return thing.co_code, thing.co_names, thing.co_consts
-    if isinstance(thing, list | tuple):
-        return thing
-    if isinstance(thing, Mapping):
-        return thing.items()
-    if isinstance(thing, property):
-        return [thing.fget]
-    if "__wrapped__" in dir(thing):  # static methods, caches
-        return [thing.__wrapped__]
-    if origin := get_origin(thing):
-        return origin, *get_args(thing)
-    try:
-        if hasattr(type(thing), "tolist"):  # arrays and tensors
-            return str(thing.dtype), thing.tolist()
-        stored = copyreg.dispatch_table.get(type(thing), methodcaller("__reduce_ex__", 4))(thing)
-    except Exception:
-        return ()
-    parts = stored if isinstance(stored, tuple) else [stored]
-    return [[*part] if isinstance(part, Iterator) else part for part in parts]
-
-
-def _members(kind: type) -> Iterator[Any]:
-    """Yield the bases, attributes and fields of a class, without what Python and pydantic add."""
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield the bases, attributes and fields of a class by name, without what Python and pydantic add."""
     for base in kind.__mro__:
-        yield _name(base)
+        yield "base", base.__qualname__
         for name, value in [*vars(base).items()] if base is kind or _own(base.__module__) else []:
-            written = inspect.isfunction(getattr(value, "__wrapped__", value)) or not name.startswith("__")
-            if written and name not in _ADDED:
+            if name not in _ADDED and (inspect.isfunction(value) or not name.startswith("__")):
                 yield name, value
     if issubclass(kind, BaseModel):
-        yield kind.__private_attributes__
+        for name, private in kind.__private_attributes__.items():
+            yield name, private.default
         for name, field in kind.model_fields.items():
-            yield name, field.annotation, field.default, field.default_factory, field.metadata
+            yield from {name: field.default, "by": field.default_factory}.items()
+            yield "as", f"{field.annotation} {field.metadata}"
 
 
-def _used(function: FunctionType) -> Iterator[Any]:
+def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield a function's source (consoles keep none), and the values that it finds outside its arguments."""
-    try:
-        yield textwrap.dedent(inspect.getsource(function.__code__))
-    except OSError:
-        yield function.__code__
-    yield function.__defaults__, function.__kwdefaults__
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # a variable without a value
-            yield cell.cell_contents
     codes = [*_codes(function.__code__)]
-    steps = (step for code in codes for step in dis.get_instructions(code))
+    try:
+        yield "source", textwrap.dedent(inspect.getsource(function.__code__))
+    except OSError:
+        for code in codes:
+            yield "code", [code.co_code, code.co_names]
+            yield from (("data", one) for one in code.co_consts if not isinstance(one, CodeType))
+    yield "defaults", [function.__defaults__, function.__kwdefaults__]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # a variable without a value
+            yield name, cell.cell_contents
+    steps = [step for code in codes for step in dis.get_instructions(code)]
     for name in dict.fromkeys(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")):
-        if name in function.__globals__:
-            value = function.__globals__[name]
-            yield value
-            if isinstance(value, ModuleType) and _own(value.__name__):
-                names = dict.fromkeys(name for code in codes for name in code.co_names)
-                yield from (vars(value)[name] for name in names if name in vars(value))
+        value = function.__globals__.get(name, _MODULES)
+        if isinstance(value, ModuleType) and _own(value.__name__):
+            names = dict.fromkeys(name for code in codes for name in code.co_names)
+            yield from ((one, vars(value)[one]) for one in names if one in vars(value))
+        elif value is not _MODULES and not isinstance(value, _MODULES):
+            yield name, value
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

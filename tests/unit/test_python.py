@@ -124,7 +124,7 @@ USES = {
     "helper": ("K = VALUE\ndef helper(): return K\ndef outer(): return helper()", "", "outer()"),
     "base": ("class Base(Method):\n    strength: ClassVar = [{'a': (VALUE,)}]\nMethod = Base", "", "0"),
     "base of its name": ("class Half(Method):\n    strength: ClassVar = VALUE\nMethod = Half", "", "0"),
-    "object": ("class One: pass\none = One()\none.value = one.one = VALUE, one", "", "one.value[0]"),
+    "object": ("import types\none = types.SimpleNamespace(value=VALUE)\none.one = one", "", "one.value"),
     "array": ("K = torch.tensor([VALUE])", "", "K"),
     "expression": ("import re\nK = re.compile('VALUE')", "", "float(K.pattern)"),
     "partial": ("from functools import partial\nK = partial(pow, VALUE)", "", "K(1)"),
