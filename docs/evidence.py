@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -259,7 +258,7 @@ class Evidence:
                 verdict, evidence = "not judged", claim.test.why
             elif one := judged.get((claim.where, claim.claim)):
                 verdict, evidence, stated = full_verdict(one), one["evidence"], one["stated"]
-                numbers = by_place(claim.test, one["number"])
+                numbers = one["number"]
             rows[claim.claim] = Row(
                 f"{claim.claim} ({claim.where})",
                 items,
@@ -345,16 +344,6 @@ class Evidence:
 def was_judged(verdict: str) -> bool:
     """Return if runs led to the verdict, which marks may follow."""
     return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
-
-
-def by_place(test: Test, numbers: str) -> str:
-    """Return the numbers of a claim about several places with the way in which they are judged."""
-    parts = [
-        part for part in (test.tests if isinstance(test, All) else (test,)) if isinstance(part, InRegion)
-    ]
-    if all(part.judge == "every" for part in parts):
-        return re.sub(r"mean of (\d+ places)", r"at each of \1, mean", numbers)
-    return re.sub(r"mean of (\d+ places)", r"on average over \1", numbers)
 
 
 def counted(verdicts: pd.Series[str]) -> str:

@@ -451,16 +451,18 @@ def _shown(
         which = "one" if test.judge == "every" else f"the {test.judge}"
         about += f", {which} of {len(means)} places" * several
     about = f" for {about}" if about else ""
-    lead = f"mean of {len(means)} places: " if several and place == THE_AVERAGE else ""
-    number = lead + _number(sheet, test, mean, interval)
-    sentences = [f"{number[:1].upper()}{number[1:]} over {count(len(ours.values), 'seed')}{about}"]
-    number += about
+    averaged = several and place == THE_AVERAGE
+    number = _number(sheet, test, mean, interval)
+    lead = f"Mean of {len(means)} places: " * averaged
+    sentences = [f"{lead}{number} over {count(len(ours.values), 'seed')}{about}"]
+    judged = "at each of {} places, mean: " if test.judge == "every" else "on average over {} places: "
+    number = judged.format(len(means)) * averaged + number + about
     if found and found.tries > 1:
         sentences.append(f"The interval is corrected for {found.tries} places")
     if stated is not None:
         number += f"; the paper states {stated:g}"
         sentences.append(f"The paper states {stated:g}")
-    if lead:
+    if averaged:
         decimals = shared_decimals(mean, interval)
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
         low, high = (f"{number_text(means[end], decimals, _sign(test))} ({end})" for end in ends)
