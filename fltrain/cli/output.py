@@ -48,7 +48,7 @@ def print_table(
         if sum(most) + 3 * len(most) < console.width:
             break
     fixed = [width * (texts[0] in whole) for texts, width in zip(columns, most, strict=True)]
-    words = [min(_WORD, max(map(len, " ".join(texts).split()))) for texts in columns]
+    words = [min(_WORD, max(map(len, " ".join(texts).split()), default=0)) for texts in columns]
     words = list(map(max, fixed, words))
     trials = itertools.product(((1, words), (0, words), (0, fixed)), range(console.width, 0, -1))
     for (padding, least), level in trials:  # the widest columns shrink first

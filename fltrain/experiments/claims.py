@@ -209,7 +209,8 @@ class Claim(Settings):
     """A row of the file of claims, and its test.
 
     Attributes:
-        where: column ``where`` of the row: the place in the paper.
+        where: column ``where`` of the row: the place in the paper. In a comparison, the name of a paper
+            before a comma (``FLFA, table 1``) puts the claim on a card of that paper.
         claim: column ``claim`` of the row: the text.
         test: how our runs judge it.
         decided: day on which the test was last changed, if that was after the rule for verdicts. If the runs

@@ -501,6 +501,11 @@ def test_a_narrow_terminal_splits_no_words(
     assert shown == list(row)
 
 
+def test_a_table_can_have_an_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["", "run"], [["", "one"]])
+    assert "│ one │" in capsys.readouterr().out
+
+
 def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> None:
     specs = [RunSpec.parse({**MINUTE, "model": "mlp", "seed": seed}, "test") for seed in (0, 1)]
     for spec in specs:
