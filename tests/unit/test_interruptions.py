@@ -154,6 +154,7 @@ def test_two_processes_do_not_train_the_same_run(tmp_path: Path, long: Long) -> 
     while not list(Results(root).checkpoints(spec.run_id).glob("*.safetensors")):
         time.sleep(0.01)
         assert first.exitcode is None, "the run is long enough"
+    os.kill(first.pid, signal.SIGSTOP)  # it keeps the lock, however long the others take to start
     waiting = [started(spec, root) for _ in range(2)]
     log = Results(root).run(spec.run_id) / "train.log"
     while log.read_text().count("waiting") < 2:
