@@ -125,6 +125,10 @@ class Row:
     stated: str = ""
     place: str = ""
 
+    def cites(self, paper: str) -> bool:
+        """Return if the claim of a replication is one of this paper."""
+        return self.place.partition(",")[0].lower() == paper
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -174,9 +178,9 @@ class Evidence:
             raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
         return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
 
-    def replications(self, paper: str) -> list[Listed]:
-        """Claims of conceptual replications: claim, verdict, numbers, runs."""
-        return [self._line(row) for row in self._claims(paper).values()]
+    def replications(self, paper: str, cited: str = "") -> list[Listed]:
+        """Claims of conceptual replications, all or of a cited paper: claim, verdict, numbers, runs."""
+        return [self._line(row) for row in self._claims(paper).values() if not cited or row.cites(cited)]
 
     def left_out(self, paper: str) -> Counter[str]:
         """Verdicts on the claims of a paper that runs judged and that are no main claims."""
@@ -190,10 +194,7 @@ class Evidence:
         return [
             dataset
             for replication, dataset in REPLICATIONS.items()
-            if any(
-                row.verdict and row.place.partition(",")[0].lower() == paper
-                for row in self._claims(replication).values()
-            )
+            if any(row.verdict and row.cites(paper) for row in self._claims(replication).values())
         ]
 
     def fair(self) -> list[list[str]]:

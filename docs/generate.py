@@ -120,28 +120,13 @@ Work, traffic and state are in the [table of methods](README.md). Code: `{code}`
 """
 
 MARK = "<!-- docs/generate.py writes the rest of this page from config/. -->"
-"""The pages of papers are written by hand above this line."""
+"""The pages of papers are written by hand above this line, except for a table of verdicts."""
+
+VERDICT_MARK = "<!-- Table by docs/generate.py, from published/. -->"
+"""Line above this table, on pages that have it."""
 
 PAPER = """\
 {written}{mark}
-
-[Results](../results.md) shows what our runs say about the main claims. To train the runs, use
-`snakemake --config scale=paper items={name}`. [Reproduce a paper](../reproduce.md) explains restrictions
-and hours.
-
-## Tables and figures
-
-*Runs* follow from the text, with the paper's number of seeds (one if it states none). *Ours* are the runs of
-our items, with the same number of seeds. {count}
-
-{coverage}
-
-## Items
-
-*Runs* counts the runs at `scale=paper`. Items share runs with equal settings. We added the items that the
-table above does not name.
-
-{items}
 
 ## Assumptions
 
@@ -155,6 +140,25 @@ figures print their assumptions.
 Tables mark these published values (column `doubt` in `config/reported`).
 
 {doubtful}
+
+## Tables and figures
+
+*Runs* are those that the text implies, *ours* the runs of our items. Both columns have the paper's number of
+seeds (one if it states none).
+
+{coverage}
+
+Rows can share runs. Number of different runs:
+
+{count}
+
+## Items
+
+We added the items that the table above does not name. *Runs* counts the runs at `scale=paper`; items share
+runs with equal settings. To train them, use `snakemake --config scale=paper items={name}`.
+[Reproduce a paper](../reproduce.md) explains restrictions and hours.
+
+{items}
 """
 
 
@@ -314,18 +318,39 @@ def paper_items() -> list[PlannedItem]:
     return plan(CONFIG, "paper").items
 
 
+def verdicts_on(name: str) -> str:
+    """The verdicts on the main claims of a paper, from its own protocol and from replications."""
+    sources = [("the paper's", evidence().main(name))]
+    sources += [
+        (f"replication, {dataset}", evidence().replications(paper, name))
+        for paper, dataset in REPLICATIONS.items()
+    ]
+    rows = (
+        [protocol, re.sub(rf"(?i)\({name}, ", "(", row.cells[0]), *row.cells[1:]]
+        for protocol, found in sources
+        for row in found
+        if any(row.cells[2:])
+    )
+    return table(["protocol", "claim", "verdict", "numbers"], rows)
+
+
 def paper_page(name: str) -> str:
-    """The page of a paper: the part that is written by hand, then coverage, items and assumptions."""
+    """The page of a paper: the part that is written by hand, then assumptions, doubts, coverage and items."""
+    page = (PAGES / "papers" / f"{name}.md").read_text(encoding="utf-8")
+    if VERDICT_MARK in page:
+        pattern = rf"{re.escape(VERDICT_MARK)}\n\n(\|.*\n)*"
+        page = re.sub(pattern, lambda _: f"{VERDICT_MARK}\n\n{verdicts_on(name)}\n", page)
     planned = [item for item in paper_items() if item.paper.paper == name]
     paper = planned[0].paper
     runs = {run for item in planned for run in item.run_ids}
     total = totals(CONFIG / "reported" / "distinct_runs.csv").get(name)
-    count = f"With our numbers of seeds, `scale=paper` has {len(runs):,} runs."
+    lines = [f"our items, with our number of seeds (`scale=paper`): {len(runs):,}"]
     if total:
-        count = (
-            f"Rows can share runs. If each run counts once, the text has {total.published:,} runs and our "
-            f"items have {total.declared:,}. {count} {total.explained}"
-        ).rstrip()
+        lines = [
+            f"the text: {total.published:,}",
+            f"our items, with the paper's number of seeds: {total.declared:,}",
+            *lines,
+        ]
     covered = coverage(paper, planned, experiments(CONFIG / "reported" / "experiments.csv"))
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
     explained = grouped((f"`{item.id}`", item.item.counted) for item in planned if item.item.counted)
@@ -335,9 +360,9 @@ def paper_page(name: str) -> str:
     reported = sorted((CONFIG / "reported").glob(f"{name}_table*.csv"), key=lambda path: natural(path.stem))
     doubtful = grouped(pair for file in reported for pair in doubts(file))
     return PAPER.format(
-        written=(PAGES / "papers" / f"{name}.md").read_text(encoding="utf-8").partition(MARK)[0],
+        written=page.partition(MARK)[0],
         mark=MARK,
-        count=count,
+        count="\n\n".join([bullets(lines), *([total.explained] if total and total.explained else [])]),
         coverage=table(heads, (published_row(one, paper.untrained) for one in covered)),
         name=name,
         items="\n\n".join(
@@ -363,15 +388,14 @@ SMALL = ["no", "one", "two", "three", "four", "five", "six"]
 RESULTS = """\
 # Results
 
-This page lists the main claims of six papers, and what our runs show about them. `docs/generate.py` writes it
-from the [published records](../published/README.md): {datasets}.
-Images of CIFAR-10 have 16 x 16 pixels, from a copy saved as JPEG. For {ran} papers, runs follow the paper's
-own protocol, as far as its text states it. {replicated} have
-[conceptual replications](#conceptual-replications). All else is declared, but not run yet.
+This page lists the main claims of six papers and the verdicts of our runs. `docs/generate.py` writes it from
+the [published records](../published/README.md): {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from a
+copy saved as JPEG. For {ran} papers, runs follow the paper's own protocol, as far as its text states it.
+{replicated} have [conceptual replications](#conceptual-replications). All else is declared, but not run yet.
 
-* **Verdict**: follows the [protocol](protocol.md).
+* **Verdict**: follows the [protocol](protocol.md). More terms: [glossary](glossary.md#papers-and-verdicts).
   * *Exploratory*: declared so, or decided after we had seen the runs.
-  * *Undecided*: too little evidence to support or contradict the claim, or runs cover only a part.
+  * *Undecided*: too little evidence for either answer, or runs cover only a part of the claim.
   * *Tested*: a unit test of the code checks the claim.
   * *Not after correction*: drops out of the list of contradicted claims at a false discovery rate of 5 %
     (on other pages: †).
@@ -380,11 +404,8 @@ own protocol, as far as its text states it. {replicated} have
     the mean. We correct these five tests for their number.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
-* **Details**, folded below each table: all numbers, runs and seeds, and the part of the claim covered.
-* **Not run yet**, folded as well: claims with the number of runs that the paper's protocol needs
-  (`--scale paper`), and claims that runs cannot decide.
-
-See also [controls](protocol.md#controls) and [artefact evaluation](artifact.md).
+* Folded below each table: **details** (all numbers, runs, seeds, the part of the claim covered), and claims
+  **not run yet** (with the number of runs at `--scale paper`) or that runs cannot decide.
 
 {papers}
 
@@ -397,8 +418,7 @@ Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md)
 
 ## Conceptual replications
 
-These claims are about small networks, on CIFAR-10 also about small images (16 x 16 pixels). They test the
-direction of a paper's claim, not its numbers
+Small networks, on CIFAR-10 also small images, test the direction of a paper's claim, not its numbers
 ([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). On MNIST, Fed2, FedMA
 and FedImpro follow one reading of their texts each; the pages of [Fed2](papers/fed2.md#assumptions) (A-60,
 A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list the others.
@@ -484,7 +504,7 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
   (`provenance.json` names both). Otherwise training amplifies differences in rounding. Expect the same
   verdict, but not the same digits. A verdict with a p value near 0.05 can change; [results](results.md)
   lists these values.
-* **†**: the verdict drops out of a corrected list ([rule 7](protocol.md#the-rule)).
+* **†**: the verdict drops out of a corrected list ([rule 7](protocol.md#7-many-cells)).
 
 {papers}
 

@@ -19,6 +19,7 @@ TABLES = {"results.md", "artifact.md", "methods/README.md"}
 GENERATED = re.compile(r"\||\* \*[^*]")
 """Begin of a line of them."""
 MARK = "<!-- docs/generate.py writes the rest of this page"
+TABLE = re.compile(r"<!-- Table by docs/generate.py.*\n\n(\|.*\n)*")
 
 
 def words(page: Path) -> int:
@@ -26,6 +27,7 @@ def words(page: Path) -> int:
     name, text = page.relative_to(PAGES).as_posix(), page.read_text(encoding="utf-8").partition(MARK)[0]
     if name in REFERENCE:
         return 0
+    text = TABLE.sub("", text)
     lines = (line for line in text.splitlines() if not (name in TABLES and GENERATED.match(line)))
     return sum(len(line.split()) for line in lines)
 
