@@ -91,7 +91,11 @@ def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
 
     Args:
         scale: name of a file in ``scales``.
-        config: folder that contains ``papers`` and ``scales``.
+        config: folder with ``papers/`` and ``scales/``; needed outside the repository.
+
+    Returns:
+        The plan: ``runs`` are all runs by ID, as ``RunSpec``; ``items`` are the tables and figures, each with
+        its ``id`` and ``run_ids``.
 
     Raises:
         FltrainError: if a file of the configuration is wrong or missing.
@@ -113,6 +117,7 @@ def compare(
     over: Sequence[str] = (),
     baseline: str | None = None,
     config: str | Path = "config",
+    details: bool = False,
 ) -> pd.DataFrame:
     """Return the cells of a table or figure, or compare trained runs by their settings.
 
@@ -126,24 +131,40 @@ def compare(
         metric: name of a measure; default: the first of the item, or ``final_accuracy``.
         over: settings to compare, by dotted names; default: method and plug-ins.
         baseline: variant of these settings that gains are over; default: FedAvg, or the first one.
-        config: folder with ``papers/`` and ``scales/``.
+        config: folder with ``papers/`` and ``scales/``; needed for ``items`` outside the repository.
+        details: also return all other columns of the CSV files of tables.
 
     Returns:
-        A row per cell, with the columns of the CSV files of tables: labels (``row``, ``column``, ``panel``);
-        ``mean``, ``std`` and the 90 % interval from ``low`` to ``high`` over ``n`` seeds, accuracies in
-        percent; ``gain``, ``gain_std``, ``gain_low`` and ``gain_high`` over the base, paired by seed;
-        published values and verdicts of an item at full scale; ``runs`` with the run IDs. If runs are
-        compared by settings, ``row`` is the variant. The other settings in which the runs differ have a
-        column each, and stand together in ``panel``. If all runs of a side diverged, numbers are missing,
-        because chance accuracy is no measurement.
+        A row per cell, always with the same columns:
+
+        * ``paper``, ``item``, ``panel``, ``row``, ``column``: labels. If runs are compared by settings,
+          ``row`` is the variant, and ``panel`` names the other settings in which the runs differ. With
+          ``details``, these settings have a column each.
+        * ``measure``, ``unit``: name of the measure, and the unit of all numbers of the row: ``%``,
+          ``rounds``, ``seconds``, ``MB``, or empty. Accuracies are in percent, here only; their gains,
+          differences and deviations are in percentage points.
+        * ``n``, ``diverged``: seeds with a value, and seeds whose run diverged. These count as chance
+          accuracy, also in ``values``.
+        * ``mean``, ``std``, ``low``, ``high``: mean (of some measures median or maximum) and standard
+          deviation over the seeds, and the 90 % interval of the mean.
+        * ``gain``, ``gain_low``, ``gain_high``: mean gain over the base, paired by seed, with its interval.
+        * ``published``, ``published_std``, ``difference``, ``difference_low``, ``difference_high``: the
+          published value, and ours minus it, with its interval.
+        * ``verdict``, ``gain_verdict``: verdicts on value and gain, at full scale only (categories).
+        * ``value_seeds``, ``values``, ``runs``: tuples of the seeds, their values, and the IDs of all runs.
+
+        Numbers that do not apply are NaN. So are numbers of a side of which all runs diverged, because
+        chance accuracy is no measurement.
 
     Raises:
         FltrainError: if a name is unknown, a metric is not possible, or no run is left.
     """
+    from fltrain.tracking.compare import COLUMNS
     from fltrain.tracking.compare import compare as compared
 
     items = [items] if isinstance(items, str) else list(items)
-    return compared(results, config, items, scale, where, metric, over, baseline).frame
+    frame = compared(results, config, items, scale, where, metric, over, baseline).frame
+    return frame if details else frame[list(COLUMNS)]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from typing import TypeVar
 from fltrain.core.config import check_known, hint
 from fltrain.core.errors import FltrainError, Problems, count, listed, problems
 from fltrain.core.located import LocatedMapping, located, place_of
-from fltrain.core.own import place_of_file, places
+from fltrain.core.own import place_of_file
 from fltrain.data.datasets import registry
 from fltrain.experiments.claims import quantities
 from fltrain.experiments.items import Entry, PlannedItem, names_of, with_labels
@@ -34,6 +34,7 @@ from fltrain.experiments.schema import (
     Register,
     Scale,
     Special,
+    folders_of,
     read_added,
     read_declaration,
     reported_folder,
@@ -198,7 +199,7 @@ def plan(config: Path, scale: str) -> Plan:
 def _items_of_scales(config: Path) -> dict[str, list[str]]:
     """Return the IDs of all items by scale; faulty files are left out."""
     labels = read_added(config, "labels.yaml", DisplayLabels).labels
-    files = [file for place in places(config) for file in (place / "scales").glob("*.yaml")]
+    files = [file for folder in folders_of(config, "scale") for file in folder.glob("*.yaml")]
     found: dict[str, list[str]] = {}
     papers = cache(lambda paper: declared(config, paper, Paper, labels).ids)
     for scale in sorted({file.stem for file in files}):

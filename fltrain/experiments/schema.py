@@ -472,6 +472,17 @@ def read_added(config: Path, name: str, kind: type[AnySettings]) -> AnySettings:
     return kind(**merged)
 
 
+def folders_of(config: Path, what: str) -> list[Path]:
+    """Return the folders of papers or scales: the project's one, which must exist, and the user's own."""
+    first, *own = (place / f"{what}s" for place in places(config))
+    if not first.is_dir():
+        raise FltrainError(
+            f"{first}: there is no such folder; work in the project's folder, or name its folder config: "
+            "config=PATH in Python, --config PATH in a shell"
+        )
+    return [first, *own]
+
+
 def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
     """Return the file of a declaration, and its data with the lines of values.
 
@@ -485,13 +496,8 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
     """
     if name.endswith(".yaml"):
         raise FltrainError(f"{name!r} is a file; write the {what}'s name: {Path(name).stem}")
-    files, single = config / f"{what}s", f"{file_name(name, what)}.yaml"
-    if not files.is_dir():
-        raise FltrainError(
-            f"{files}: there is no such folder; work in the project's folder, or set config "
-            "(--config) to the path of its folder config"
-        )
-    folders = [place / f"{what}s" for place in places(config)]
+    single = f"{file_name(name, what)}.yaml"
+    folders = folders_of(config, what)
     possible = [path for one in folders for path in (one / single, one / name / "paper.yaml")]
     found = [path for path in possible if path.exists()]
     if len(found) > 1:

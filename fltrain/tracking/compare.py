@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -37,12 +37,12 @@ from fltrain.experiments.selection import Request, Selection
 from fltrain.reporting.frame import diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, own_margins
-from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell
+from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, GainVerdict, TableCell, Verdict
 from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, Condition, begins, choose, parse_where, settings_text, sortable
-from fltrain.tracking.runs import RECORDED, RecordedRun, find_runs, untrained
+from fltrain.tracking.runs import RECORDED, RecordedRun, as_numbers, find_runs, untrained
 
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
@@ -51,6 +51,22 @@ _NEUTRAL = (
     "revisions",
     *(f"evaluation.{name}" for name in ("statistics", "targets", "extra", "keep")),
 )
+
+
+COLUMNS = (
+    *("paper", "item", "panel", "row", "column", "measure", "unit", "n", "diverged"),
+    *("mean", "std", "low", "high", "gain", "gain_low", "gain_high", "gain_verdict"),
+    *("published", "published_std", "difference", "difference_low", "difference_high", "verdict"),
+    *("value_seeds", "values", "runs"),
+)
+"""First columns of the data frame, which ``fltrain.compare`` returns by default."""
+
+_TYPES: dict[Any, Any] = {
+    float | None: "float64",
+    int | None: "float64",
+    **{kind | None: pd.CategoricalDtype([*get_args(kind)]) for kind in (Verdict, GainVerdict)},
+}
+"""Types of columns in which values can be missing, by the annotation of a cell."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +105,17 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per cell, with conditions and the columns of a table's CSV file.
+        """A row per cell: ``COLUMNS``, the other columns of a table's CSV file, and conditions.
 
         If all runs of a side diverged, numbers are missing, because chance accuracy is no measurement.
         """
-        numbers, known = (*OF_VALUE, *OF_GAIN), self.conditions
-        lines = [
-            {**known.get(one.panel, {}), **one.model_dump(), **one.measured(numbers)} for one in self.cells
-        ]
-        frame = pd.DataFrame(lines)
-        return frame.fillna({"n": 0}).astype({**dict.fromkeys(numbers, float), "n": int})
+        kinds = {name: about.annotation for name, about in TableCell.model_fields.items()}
+        types = {name: _TYPES[kind] for name, kind in kinds.items() if kind in _TYPES}
+        lines = [dict(one) | one.measured((*OF_VALUE, *OF_GAIN)) for one in self.cells]
+        frame = pd.DataFrame(lines).fillna({"n": 0}).astype({**types, "n": "int64"})
+        frame["unit"] = frame["measure"].map(lambda name: measure(name).unit)
+        conditions = pd.DataFrame([self.conditions.get(one.panel, {}) for one in self.cells])
+        return frame[[*dict.fromkeys((*COLUMNS, *kinds))]].join(conditions.apply(as_numbers))
 
     def rows(self) -> list[dict[str, str]]:
         """Return the table as text by heading, panel after panel, with the texts of the page.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pandas as pd
 
@@ -120,7 +120,8 @@ class RecordedRun:
     @property
     def metrics(self) -> dict[str, Curve]:
         """All metrics over rounds, those with one value at the run's last round; accuracies from 0 to 1."""
-        finals = {name: [(self.last_round, value)] for name, value in self.finals.items()}
+        last = self.last_round
+        finals = {name: [(last, value)] for name, value in self.finals.items()}
         return recorded_curves(self.record) | finals
 
 
@@ -199,27 +200,33 @@ def load_runs(
     """Load metrics of runs: a row per run, metric and round.
 
     Columns: ``run``; ``paper``, ``items``, ``scale``, ``dataset``, ``partition``, ``model``, ``method``,
-    ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round`` (from 1) and ``value``
-    (accuracies from 0 to 1). Metrics with one value belong to the last round that was trained, also of a run
-    that diverged.
+    ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round`` (from 1) and ``value``.
+    Accuracies are from 0 to 1; only ``fltrain.compare`` has percent, like tables. Metrics with one value
+    belong to the last round that was trained, also of a run that diverged. A run of several items has all
+    their names in ``items``, separated by spaces, so choose items by ``where``.
 
     Args:
         results: folder that holds ``runs/``.
         where: conditions, for example ``"items=flfa/table1 method=fedavg,fedprox training.lr!=0.1"``; keys
             are the columns above, ``commit``, ``revisions``, ``folder``, and settings by dotted name.
-        config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items.
+        config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items. Without
+            it, ``paper`` is ``unassigned``.
 
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.
     """
-    rows: list[tuple[Any, ...]] = []
-    for run in find_runs(results, where, config):
+    curves: list[tuple[tuple[str, ...], Curve]] = []
+    runs = find_runs(results, where, config)[::-1]
+    while runs:
+        run = runs.pop()  # its rows are freed at once: they need memory, and slow down garbage collection
         names = (run.run_id, *(run.fields[name] for name in _NAMES))
-        for metric, curve in run.metrics.items():
-            rows += ((*names, metric, round, value) for round, value in curve)
-    categories = dict.fromkeys(("run", *(name for name in _NAMES if name != "seed"), "metric"), "category")
-    frame = pd.DataFrame(rows, columns=["run", *_NAMES, "metric", "round", "value"])
-    return frame.astype({"seed": "int64", "round": "int64", "value": "float64"} | categories)
+        curves += (((*names, metric), curve) for metric, curve in run.metrics.items())
+    names_of_curves, points = zip(*curves, strict=True)
+    # A row per curve, repeated for its points, is faster than a row per point.
+    frame = pd.DataFrame(names_of_curves, columns=["run", *_NAMES, "metric"]).astype("category")
+    frame = frame.loc[frame.index.repeat([len(curve) for curve in points])].reset_index(drop=True)
+    frame[["round", "value"]] = pd.DataFrame(itertools.chain.from_iterable(points))
+    return frame.astype({"seed": "int64", "round": "int64", "value": "float64"})
 
 
 def load_settings(
@@ -227,8 +234,9 @@ def load_settings(
 ) -> pd.DataFrame:
     """Load fields, settings and final metrics of runs: a row per run, indexed by its ID.
 
-    Columns are all fields, all settings by dotted name (as text, empty if a run does not have one) and
-    metrics with one value. The arguments are the same as in ``load_runs``.
+    Columns are the names of ``load_runs``; ``revisions``, ``commit`` and ``folder``; all settings by dotted
+    name; and metrics with one value, accuracies from 0 to 1. A setting is a number if all of its values are,
+    else text; it is NaN or empty if a run does not have it. The arguments are the same as in ``load_runs``.
 
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.
@@ -238,5 +246,13 @@ def load_settings(
     frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     metrics = {name for run in runs for name in run.finals}
     order = [*FIELDS, *(str(name) for name in frame if name not in FIELDS)]
-    texts = {name: "" for name in order if name not in metrics}
-    return frame[order].fillna(texts).astype({"seed": "int64"})
+    texts = [name for name in order if name not in metrics]
+    frame[texts] = frame[texts].fillna("").apply(lambda one: one if one.name in FIELDS else as_numbers(one))
+    return frame[order].astype({"seed": "int64"})
+
+
+def as_numbers(texts: pd.Series) -> pd.Series:
+    """Return a column of settings as numbers, NaN if a run has none; unchanged if one is another text."""
+    known = texts[~texts.isin(["", "null", NONE])]
+    numbers = pd.to_numeric(known, errors="coerce")
+    return texts if known.empty or numbers.isna().any() else numbers.reindex(texts.index)

@@ -548,7 +548,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     [
         (
             "plan --config nowhere",
-            ["nowhere/scales: there is no such folder; work in", "set config (--config) to"],
+            ["nowhere/scales: there is no such folder; work in", "--config PATH in a shell"],
         ),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),

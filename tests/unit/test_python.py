@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -294,5 +294,15 @@ def test_a_plan_is_made_from_any_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert planned.runs.keys() == here.keys()
     assert str(planned) == f"<scale demo: {len(here)} runs for {len(planned.items)} items>"
     assert repr(planned.items[0]) == "<fedavg/table1_2nn: 4 runs>"
-    with pytest.raises(FltrainError, match="there is no such folder"):
-        fltrain.plan("demo")
+    record = fltrain.train({**TINY, "rounds": 1}, "results", quiet=True)
+    where = "items=fedavg/table1_2nn"
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: fltrain.plan("demo"),
+        lambda: fltrain.compare(items="fedavg/table1_2nn"),
+        lambda: fltrain.compare(where=where),
+        lambda: fltrain.load_runs(where=where),
+    )
+    for call in calls:
+        with pytest.raises(FltrainError, match=r"no such folder; .*: config=PATH in Python"):
+            call()
+    assert {*fltrain.load_runs()["run"]} == {record.run_id}
