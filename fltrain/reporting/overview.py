@@ -6,19 +6,28 @@ The plan comes as plain data; results are read from the results folder.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fltrain.core.files import read_json, write_text
-from fltrain.reporting.pages import TEMPLATES
+from fltrain.reporting.pages import TEMPLATES, TONES
 from fltrain.reporting.tables.html import described
+from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
+from fltrain.reporting.verdict import MISSED, NO_INTERVAL
 from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
 VERDICT_FILE = "verdicts.csv"
 """Cells of all tables of a scale, in its folder."""
+
+JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replications or comparisons"}
+"""Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
+
+BEFORE = " only before correction"
+ORDER = [name + mark for name in (*TONES, "inconclusive", "undecided") for mark in ("", BEFORE)]
+"""Verdicts in the sentences about all papers."""
 
 
 def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path) -> None:
@@ -51,11 +60,13 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         "diverged": sum(record.summary["status"] == "diverged" for record in done),
         "seconds": sum(record.costs["seconds"]["total"] for record in done),
     }
-    cards = [card for paper in listing["papers"] for card in _cards(paper, folder)]
+    summaries = {paper["name"]: _summary(folder / paper["name"]) for paper in listing["papers"]}
+    cards = [card for paper in listing["papers"] for card in _cards(paper, summaries[paper["name"]], folder)]
     subjects = [card["subject"] for card in cards]
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
     front = TEMPLATES.get_template("index.html").render(
         **common,
+        overall=list(overall(summaries.values())),
         cards=sorted(cards, key=lambda card: subjects.index(card["subject"])),
         runs=runs.name,
         verdict_file=VERDICT_FILE,
@@ -80,16 +91,42 @@ def verdict_lines(folder: Path) -> list[str]:
     ]
 
 
-def _cards(paper: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
+def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each kind of verdicts, over all papers; exploratory ones are counted apart."""
+    best = {"published values": "reproduced", "published gains": "size reproduced", "claims": "supported"}
+    totals: dict[str, tuple[Counter[str], Counter[str]]] = {}
+    for summary in summaries:
+        where = JUDGED_IN.get(summary["kind"])
+        for heading, (verdicts, _) in summary["counts"].items() if where else ():
+            what = f"{heading} judged {where}" if heading in best else heading.partition(" (")[0]
+            sides = totals.setdefault(what, (Counter(), Counter()))
+            for verdict, number in verdicts.items():
+                name, _, exploratory = verdict.partition(", ")
+                name = "inconclusive" if name in (MISSED, NO_INTERVAL) else name.replace(DROPPED, BEFORE)
+                sides[bool(exploratory)][name] += number * (name in ORDER)
+    for what, sides in totals.items():
+        firm, late = (", ".join(f"{side[name]} {name}" for name in ORDER if side[name]) for side in sides)
+        number, wanted = sides[0].total(), best.get(what.partition(" judged")[0], "better")
+        start = f"{number} {what}" if sides[0][wanted] else f"Of {number} {what}, none is {wanted}"
+        texts = [f"{start}: {firm}"] * bool(firm) + [f"exploratory: {late}"] * bool(late)
+        if texts:
+            yield f"{'; '.join(texts)}." if firm else f"Exploratory {what}: {late}."
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a paper from its folder; without one, it is empty."""
+    path, texts = folder / "summary.json", dict.fromkeys(("kind", "note", "picture"), "")
+    empty: dict[str, Any] = {**texts, "findings": [], "forest": {}, "counts": {}}
+    return empty | (read_json(path) if path.exists() else {})
+
+
+def _cards(paper: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
     """Yield what a card shows: findings, picture, counts by verdict and address of the paper's page.
 
     A comparison has a card for each of several papers that its claims are on. All cards on a paper (its
     ``subject``) stand together.
     """
-    path, page = folder / paper["name"] / "summary.json", f"{paper['name']}/index.html"
-    texts = dict.fromkeys(("kind", "note", "picture"), "")
-    summary: dict[str, Any] = {**texts, "findings": [], "forest": {}, "counts": {}}
-    summary |= read_json(path) if path.exists() else {}
+    page = f"{paper['name']}/index.html"
     for cited, part in (summary.get("parts") or {"": summary}).items():
         files = [f"{paper['name']}/{part['picture']}.{form}" for form in ("svg", "png")]
         place = f"{page}#{part['items'][0]}" if cited else page
