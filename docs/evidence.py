@@ -318,7 +318,8 @@ class Evidence:
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
-        runs = "; ".join([f"{len(self._runs(row))} in its tables, {seeds} seeds", *limits])
+        runs = f"{len(self._runs(row))} in the tables behind it, {seeds} seeds"
+        runs += f", restricted to {', '.join(limits)}" if limits else ""
         status = "Confirmatory: the test was decided before the runs"
         if part:
             status = "Undecided: the runs cover only a part of the claim"

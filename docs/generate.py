@@ -400,8 +400,8 @@ copy saved as JPEG. For {ran} papers, runs follow the paper's own protocol, as f
   * *Not after correction*: drops out of the list of contradicted claims at a false discovery rate of 5 %
     (on other pages: †).
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
-  * *At each of 4 places*: every place must support the claim. A single place can contradict it, and so can
-    the mean. We correct these five tests for their number.
+  * *At each of 4 places*: every place must support the claim, the *weakest* one included. One place can
+    contradict it, and so can the mean. We correct these five tests.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
 * Folded below each table: **details** (all numbers, runs, seeds, the part of the claim covered), and claims

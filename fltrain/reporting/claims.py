@@ -75,7 +75,9 @@ class Finding:
         p_contradicted: p value of the test that would contradict the claim.
         number: main number (of each part) with its unit, its interval, and the subtraction behind it or the
             stated number.
-        region: where the test looks for the number, for example ``above 0.5``; empty on one side of zero.
+        region: where the test looks for the number, for example ``above 0.5``.
+        reason: the place with the weakest evidence, if all places have to support the claim, and the reason
+            for *undecided*, if the interval does not show it.
     """
 
     verdict: ClaimVerdict
@@ -87,6 +89,7 @@ class Finding:
     p_contradicted: float | None = None
     number: str = ""
     region: str = ""
+    reason: str = ""
 
     @property
     def evidence(self) -> str:
@@ -162,7 +165,7 @@ class Judge:
     def _find(self, test: Test, statement: Statement) -> Finding:
         match test:
             case Tested():
-                return Finding("tested", f"It follows from the definition, which {test.by} checks.")
+                return Finding("tested", f"It follows from the definition; a test checks it ({test.by}).")
             case NotJudged():
                 return Finding("not judged", test.why)
             case All():
@@ -175,7 +178,8 @@ class Judge:
         found = self._of_item(sheet, test, statement)
         if not self.reduced or found.verdict == "not run":
             return found
-        return replace(found, verdict="reduced scale", decision="", region="", p=None, p_contradicted=None)
+        nothing: dict[str, Any] = {"decision": "", "region": "", "reason": "", "p": None}
+        return replace(found, verdict="reduced scale", p_contradicted=None, **nothing)
 
     def _of_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
         """Return the finding of a test on the runs of its item.
@@ -213,8 +217,8 @@ class Judge:
             return found
         why = f"the runs are restricted to {missed}" if missed else ""
         why = why or f"there is no number at {', '.join(empty)}"
-        decision = f"{found.decision}. Undecided, because {why}"
-        return replace(found, verdict="undecided", decision=decision, p_contradicted=None)
+        decision, reason = f"{found.decision}. Undecided, because {why}", f"undecided, because {why}"
+        return replace(found, verdict="undecided", decision=decision, reason=reason, p_contradicted=None)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
@@ -239,17 +243,29 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
+    reason = f"contradicted only before the correction for {len(parts)} parts (Bonferroni)"
+    reason *= bool(contrary) and verdict == "undecided"
     p = None if None in contrary else min(ps, default=None)
-    return Finding(verdict, numbers, p_contradicted=p, number=number)
+    return Finding(verdict, numbers, p_contradicted=p, number=number, reason=reason)
 
 
 def _numbers(parts: Sequence[Finding]) -> str:
-    """Return the main numbers, each with the regions in which tests look for it."""
-    regions: dict[str, list[str]] = {}
-    for part in parts:
-        regions.setdefault(part.number, []).extend(filter(None, [part.region]))
-    tested = {number: ", tested: " * bool(names) + " and ".join(names) for number, names in regions.items()}
-    return "; ".join(number + names for number, names in tested.items() if number)
+    """Return the main numbers, each with the regions in which tests look for it, and with reasons.
+
+    If the verdicts of the parts differ, each part has its own. A side of zero alone needs no words.
+    """
+    differ = len({part.verdict for part in parts if part.number}) > 1
+    texts = []
+    for number in dict.fromkeys(part.number for part in parts if part.number):
+        same = [part for part in parts if part.number == number]
+        marks = [f" ({part.verdict})" * differ for part in same]
+        regions = [part.region + mark for part, mark in zip(same, marks, strict=True) if part.region]
+        if {part.region for part in same} <= {"", "above 0", "below 0"}:
+            number += "".join(dict.fromkeys(marks))
+        else:
+            number += f", tested: {' and '.join(regions)}"
+        texts += [number, *filter(None, dict.fromkeys(part.reason for part in same))]
+    return "; ".join(texts)
 
 
 # ---------------------------------------------------------------- numbers
@@ -284,7 +300,10 @@ class ClaimNumbers:
         samples = moderated([_sample(group, test) for group in groups])
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
         every = {
-            ", ".join(group.iloc[0][varied].astype(str)) or "all": (sample, group.set_index("seed")["value"])
+            ", ".join(named(axis, str(group.iloc[0][axis])) for axis in varied) or "all": (
+                sample,
+                group.set_index("seed")["value"],
+            )
             for group, sample in zip(groups, samples, strict=True)
             if chosen[group.index[0]]
         }
@@ -300,8 +319,8 @@ class ClaimNumbers:
         lost = [f"{number} {text}" for text, number in counts.items() if number]
         lost += [f"{count(empty, 'place')} without a number"] if empty else []
         missed = int((lines["state"] == LATE).sum())
-        counts_as = "a run misses the target and counts as its planned rounds plus one"
-        late = f"In {missed} of {count(len(lines), 'number')}, {counts_as}" if missed else ""
+        counts_as = "A run that misses the target counts as its planned rounds plus one"
+        late = f"{counts_as} (in {missed} of {count(len(lines), 'value')})" if missed else ""
         return cls(at, mean, empty, late, lost)
 
     @property
@@ -360,7 +379,8 @@ def _subtraction(sheet: ItemJob, test: Quantity) -> str:
             if len(others) == 1:
                 first[axis] = (others.pop(),)
         gain = f"gain over {labels_text(test.over)}: " if test.over and test.minus else ""
-        sides = [labels_text(first) or "others", labels_text(last)]
+        both = (labels_text(first) or "others", labels_text(last))
+        sides = [labels.removeprefix("+ ") for labels in both]  # of a plug-in
         parts.append(gain + " minus ".join(reversed(sides) if test.reverse else sides))
     if test.minus_rounds:
         parts.append(
@@ -377,8 +397,8 @@ def labels_text(chosen: LabelChoice) -> str:
 
 
 # ---------------------------------------------------------------- tests
-UNTESTABLE = "No test, because it needs three seeds that differ"
-INCOMPLETE = "No test, because an average needs a number at every place"
+UNTESTABLE = "no test, because it needs three seeds that differ"
+INCOMPLETE = "no test, because an average needs a number at every place"
 EXTREMES = {"largest": max, "smallest": min}
 
 
@@ -400,11 +420,12 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     incomplete = numbers.empty and test.judge != "every"
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
     sides = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
-    claimed = sides.get(test.kind, f"within {margin:.3g}" + ("" if stated is None else f" of {stated:g}"))
-    shown = _shown(sheet, test, numbers, place, contrasts.get(place), stated)
-    shown = replace(shown, region=claimed if margin and stated is None else "")
+    claimed = within = sides.get(test.kind, f"within {margin:.3g}")
+    if stated is not None:
+        claimed, within = f"{claimed} of {stated:g}", f"{within} of it"
+    shown = replace(_shown(sheet, test, numbers, place, contrasts.get(place), stated), region=within)
     if incomplete:
-        return replace(shown, decision=INCOMPLETE)
+        return replace(shown, decision=INCOMPLETE.capitalize(), reason=INCOMPLETE)
     judged = [*numbers.at] if test.judge == "every" else [place]
     tried = {place: contrasts[place] for place in judged if place in contrasts}
     # The average of several places can contradict a direction, too.
@@ -412,7 +433,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     outside = {place: one.p_outside for place, one in opposed.items()}
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
-        return replace(shown, decision=UNTESTABLE)
+        return replace(shown, decision=UNTESTABLE.capitalize(), reason=UNTESTABLE)
     note = f" (corrected for {tries} places, Bonferroni)" if tries > 1 else ""
     if least < LEVEL:
         decisive = min(outside, key=outside.__getitem__)
@@ -423,11 +444,18 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         note = f" (corrected for {len(outside)} tests, Holm)" if len(outside) > 1 else note
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
-    p = max(one.p_inside for one in tried.values())
-    note = f", the largest of the p values at {len(tried)} places" if len(tried) > 1 else note
+    weakest = max(tried, key=lambda place: tried[place].p_inside)
+    p, reasons = tried[weakest].p_inside, []
+    if len(tried) > 1:
+        number = _number(sheet, test, means[weakest], tried[weakest].interval)
+        note = f", the largest of the p values at {len(tried)} places ({weakest}: {number})"
+        reasons = [f"weakest: {number} ({weakest})"]
+    reasons += [f"{count(numbers.empty, 'place')} without a number"] * bool(numbers.empty)
+    corrected = f"contradicted only before the correction for {len(outside)} tests (Holm)"
+    reasons += [corrected] * (min(outside.values()) < LEVEL)
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
-    decision = f"Test: {claimed}, one-sided {p_text(p)}{note}"
-    return replace(shown, verdict=verdict, decision=decision, p=p, p_contradicted=least)
+    decision, reason = f"Test: {claimed}, one-sided {p_text(p)}{note}", "; ".join(reasons)
+    return replace(shown, verdict=verdict, decision=decision, reason=reason, p=p, p_contradicted=least)
 
 
 def _shown(
@@ -496,14 +524,14 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     number = _number(sheet, test, cell.gain or 0.0, interval)
     words = f"{number} over {count(len(cell.gains), 'seed')}. The paper states {stated:.4g}"
     number += f"; the paper states {stated:.4g}"
-    shown = Finding("undecided", words, UNTESTABLE, cell.gain, interval, number=number)
+    shown = Finding("undecided", words, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:
-        return shown
+        return replace(shown, reason=UNTESTABLE)
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
-    decided = p if verdict == "contradicted" else None
-    return replace(shown, verdict=verdict, decision=words, p=decided, p_contradicted=p)
+    decided, region = p if verdict == "contradicted" else None, f"within {cell.gain_margin:.3g} of it"
+    return replace(shown, verdict=verdict, decision=words, region=region, p=decided, p_contradicted=p)
 
 
 def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> TableCell:
@@ -541,7 +569,8 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     parts += [f"{count(empty, 'place')} without any run"] if empty else []
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
     limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}"
-    return Finding(verdict, ", ".join(parts), limit, number=number)
+    reason = ", ".join(parts[2:]) if len(shares) > 1 or lost else ""
+    return Finding(verdict, ", ".join(parts), limit, number=number, reason=reason)
 
 
 # ---------------------------------------------------------------- output

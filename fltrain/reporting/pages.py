@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
+from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
@@ -23,6 +25,14 @@ def tone(verdict: str) -> str:
     if "as intended" in verdict:
         return "good"
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
+
+
+def with_links(page: str, folder: Path) -> str:
+    """Return a page with links to the documentation that it names, if its project has that file."""
+    for file in dict.fromkeys(re.findall(r"docs/[\w-]+\.md", page)):
+        if (folder / "../../.." / file).exists():
+            page = page.replace(file, f'<a data-file href="../../../{file}">{file}</a>')
+    return page
 
 
 TEMPLATES = Environment(

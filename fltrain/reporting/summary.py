@@ -69,7 +69,7 @@ def paper_summary(
             parts[cited] = paper_summary(paper, chosen, own, cells, claims)
     numbers = [number for claim in claims for number in quantities(claim.test)]
     reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
-    headings, every, gains, quotable = dict(titles), [], [], []
+    headings, quoted, every, gains, quotable = dict(titles), dict(titles), [], [], []
     for sheet in sheets:
         if (table := sheet.table) is None:
             continue
@@ -87,6 +87,7 @@ def paper_summary(
         # As in its claims: the paper's method minus its rivals, not theirs minus the method.
         turned = {(name, base) for base in bases} <= reverse
         if len(bases) == 1:
+            quoted[name] += f", minus {bases[0]}"
             headings[name] += f"\n{bases[0]} minus each" if turned else f"\nminus {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
@@ -96,7 +97,7 @@ def paper_summary(
         **paper,
         "findings": [finding for part in parts.values() for finding in part["findings"]]
         or findings(rows, claims)
-        or cell_findings(paper["kind"], quotable, titles),
+        or cell_findings(paper["kind"], quotable, quoted),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
         ),
@@ -154,8 +155,8 @@ def true_values(cells: Iterable[TableCell]) -> str:
     """Return how many cells of controls have true values, and how many of these the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    power = f"with these spreads and seeds, the rule can be expected to confirm {expected:.1f}"
-    return f"{count(len(true), 'cell')} with true values; {power}"
+    power = f"of which the rule can be expected to confirm {expected:.1f} with these spreads and seeds"
+    return f"{count(len(true), 'cell')} with true values, {power}"
 
 
 def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:

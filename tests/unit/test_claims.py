@@ -116,7 +116,8 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert below.number.endswith(" for none minus x") and above.number.endswith(" for x minus none")
+    assert " for none minus x; weakest: -0.60" in below.number
+    assert " for x minus none; weakest: +0.60" in above.number
     assert "Positive at 2 of 2 places, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -128,7 +129,77 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     assert "tested" not in plain
     assert runs.judged(between).number == f"{plain}, tested: above 1 and below 2.5"
     assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith(", tested: within 3")
+    assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
+        "; the paper states 2, tested: within 1 of it"
+    )
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
+
+
+def test_the_number_names_the_weakest_of_several_places(runs: Runs) -> None:
+    """All of them decide, so the mean alone could seem to decide an undecided claim."""
+    runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
+    for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
+        found = runs.judged({**EVERY, "at": {"method": [*places]}})
+        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(" for ")[0]
+        assert found.verdict == verdict
+        assert found.number.startswith(f"at each of {len(places)} places, mean: +1.")
+        assert found.number.endswith(f" for x minus none; weakest: {alone} ({weakest})")
+        assert f"the largest of the p values at {len(places)} places ({weakest}: {alone})." in found.evidence
+    assert "weakest" not in runs.judged(EVERY, reduced=True).number
+    assert "weakest" not in runs.judged(POSITIVE).number
+
+
+def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
+    """If its interval does not show it."""
+    runs.pairs({"a": CLEAR})
+    between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
+    plain = runs.judged(POSITIVE).number
+    mixed = runs.judged(between)
+    assert mixed.number == f"{plain}, tested: above 1 (supported) and below 2.1 (undecided)"
+    signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
+    assert signs == f"{plain}, tested: above 0 (supported) and within 2.1 (undecided)"
+    restricted = runs.judged(POSITIVE, restricted=["method a"]).number
+    assert restricted == f"{plain}; undecided, because the runs are restricted to method a"
+    runs.pairs({"c": (MISSING,) * 3})
+    assert runs.judged(EVERY).number == f"{plain}; 1 place without a number"
+    averaged = runs.judged(POSITIVE).number
+    assert averaged.endswith("; no test, because an average needs a number at every place")
+    runs.pairs({"b": (1.0,)})
+    untestable = runs.judged({**POSITIVE, "at": {"method": "b"}}).number
+    assert untestable == "+1.00 points for x minus none; no test, because it needs three seeds that differ"
+
+
+def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
+    runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
+    assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
+    for test, words in (
+        (EVERY, "4 tests (Holm)"),
+        ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": one}} for one in "abc"]}, "3 parts"),
+    ):
+        found = runs.judged(test)
+        assert found.verdict == "undecided"
+        assert f"; contradicted only before the correction for {words}" in found.number
+
+
+def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
+    runs.pairs({"3": CLEAR, "5": NOISE})
+    found = runs.judged(EVERY)
+    assert found.number.endswith(" (method 5)") and "to +2.1 (method 3)." in found.evidence
+
+
+def test_failures_count_the_places_that_decide(runs: Runs) -> None:
+    for method, ends in (("a", (9.0, 9.0, 60.0)), ("b", (9.0, 60.0, 60.0))):
+        runs.add({"method": method, "plugin": "none"}, *ends)
+    assert runs.judged(FAILS).number == "3 of 6 runs failed; most runs at 1 of 2 places"
+    assert runs.judged({**FAILS, **AT_A}).number == "2 of 3 runs failed"
+
+
+def test_plugins_have_no_plus_sign_before_a_minus(runs: Runs) -> None:
+    for name, value in (("BP", 50), ("+ FLFA", 52)):
+        runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
+    number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
+    assert number.endswith(" for FLFA minus BP")
+    assert runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}}).number.endswith(" for BP minus FLFA")
 
 
 EVERY: Yaml = {**POSITIVE, "judge": "every"}
@@ -432,7 +503,8 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g}"
+    tested = f", tested: within {cell.gain_margin:.3g} of it"
+    assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g}{tested}"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
@@ -618,7 +690,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     found = runs.judged(both)
     assert (found.estimate, "1 place without a number" in found.evidence) == (6.5, True)
     assert (
-        found.number.endswith(" for sum of stem and head")
+        " for sum of stem and head; no test" in found.number
         and "By part: stem 2.75, head 5.00." in found.evidence
     )
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
@@ -665,10 +737,10 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
         runs.judged({**rounds, "at": {"method": method}}, sheet=sheet) for method in ("slow", "fast", "never")
     ]
     assert [one.estimate for one in found] == [3, 1, 4], "a run has three rounds"
-    late = "a run misses the target and counts as its planned rounds plus one."
-    assert [late in one.evidence for one in found] == [False, False, True]
+    late = "A run that misses the target counts as its planned rounds plus one (in 1 of {})."
+    assert [late.format("1 value") in one.evidence for one in found] == [False, False, True]
     over = runs.judged({**rounds, "over": {"method": "fast"}}, sheet=sheet)
-    assert f"In 1 of 2 numbers, {late}" in over.evidence
+    assert late.format("2 values") in over.evidence
     with pytest.raises(FltrainError, match="no target"):
         runs.judged(rounds)
 

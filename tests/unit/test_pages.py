@@ -18,6 +18,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
+from fltrain.reporting.pages import with_links
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
@@ -365,6 +366,9 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
     assert "More claims on this paper: Another paper" in text and "other/index.html#claims" in page.links
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
+    assert page.of("li")[0] == (
+        "4 published values judged under the papers' own protocol: 3 reproduced, 1 not reproduced."
+    )
     assert (
         "+1.25 points <here>." in text
         and "claims 1 supported 1 contradicted supported Accuracy changes" in text
@@ -476,8 +480,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"{len(true)} cells with true values; with these spreads and seeds, the rule can be expected to "
-        f"confirm {expected:.1f}"
+        f"{len(true)} cells with true values, of which the rule can be expected to confirm {expected:.1f} "
+        "with these spreads and seeds"
     )
 
 
@@ -699,7 +703,7 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
     (finding,) = found["findings"]
-    assert finding[0] == "better" and finding[1].startswith("one / tuned")
+    assert finding[0] == "better" and finding[1].startswith("one / tuned (Accuracy & gain, minus tuned): ")
 
 
 def test_cells_without_an_interval_are_counted_apart() -> None:
@@ -732,6 +736,74 @@ def test_differences_with_the_same_runs_are_named(toy: Toy) -> None:
     (note, *_) = Notes.of(toy.sheet, cells).texts
     assert "with the same runs as another one: 2." in note and CORRECTED in note.lower()
     assert "same runs" not in "".join(Notes.of(toy.sheet, cells[:1]).texts)
+
+
+def test_cells_with_the_same_runs_and_different_intervals_are_explained(toy: Toy) -> None:
+    """Other cells moderate their spread: without the note, it would look like a mistake."""
+    assert toy.sheet.table
+    measured = toy.sheet.table.measures[0].model_copy(update={"interval": True})
+    sheet = toy.sheet.model_copy(
+        update={"table": toy.sheet.table.model_copy(update={"measures": (measured,)})}
+    )
+    cell = TableCell(measure="final_accuracy", label="accuracy, %", low=1.0, high=2.0, runs=("a",))
+    first, same = (cell.replace(row="one", column=name) for name in ("default", "tuned"))
+    note = "Cells with the same runs, for example one / default and one / tuned, can have different intervals"
+    assert note in Notes.of(sheet, [first, same.replace(high=3.0)]).seeds
+    for other in (same, same.replace(high=3.0, runs=("b",))):
+        assert "same runs" not in Notes.of(sheet, [first, other]).seeds
+    averages = [one.replace(runs=(), high=high) for one, high in ((first, 2.0), (same, 3.0))]
+    assert "same runs" not in Notes.of(sheet, averages).seeds
+
+
+def test_the_front_page_sums_up_all_papers() -> None:
+    """Controls test the rule: they do not count. Exploratory verdicts are counted apart."""
+
+    def one(kind: str, **counts: dict[str, int]) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "counts": {name.replace("_", " "): (found, {}) for name, found in counts.items()},
+        }
+
+    values = {"not reproduced": 14, "inconclusive": 4, "target missed": 1, "without an interval": 1}
+    summaries = [
+        one("paper", published_values=values, claims={"supported": 2, "tested": 3, "not run": 9}),
+        one("paper", claims={"supported": 1, "undecided": 4, "undecided, exploratory": 5}),
+        one("comparison", claims={"contradicted": 1, "contradicted†": 2, "not judged": 1}),
+        one("control", published_values={"reproduced": 7}),
+        one("paper", differences_among_our_own_runs={"better": 1, "worse": 2}),
+        one("comparison", **{"differences among our own runs (2 with the same runs)": {"inconclusive": 3}}),
+        one("comparison", published_gains={"opposite, exploratory": 2}),
+        one("", claims={}),
+    ]
+    own, elsewhere = "judged under the papers' own protocol", "judged in replications or comparisons"
+    assert list(overview.overall(summaries)) == [
+        f"Of 20 published values {own}, none is reproduced: 14 not reproduced, 6 inconclusive.",
+        f"7 claims {own}: 3 supported, 4 undecided; exploratory: 5 undecided.",
+        f"Of 3 claims {elsewhere}, none is supported: 1 contradicted, 2 contradicted only before correction.",
+        "6 differences among our own runs: 1 better, 2 worse, 3 inconclusive.",
+        f"Exploratory published gains {elsewhere}: 2 opposite.",
+    ]
+    nothing = one("paper", claims={"reduced scale": 4, "not run": 1})
+    assert not list(
+        overview.overall(
+            [nothing, one("control", published_values={"reproduced": 7}), {**nothing, "kind": ""}]
+        )
+    )
+
+
+def test_pages_lead_to_the_documentation_of_their_project(tmp_path: Path) -> None:
+    """A copied folder of results has no such file."""
+    folder = tmp_path / "results" / "toy" / "paper"
+    folder.mkdir(parents=True)
+    page = "<p>See docs/protocol.md and docs/other.md.</p>"
+    assert with_links(page, folder) == page
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "protocol.md").touch()
+    found = Page(with_links(page, folder))
+    assert (
+        found.links == ["../../../docs/protocol.md"]
+        and text_of(found) == "See docs/protocol.md and docs/other.md."
+    )
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

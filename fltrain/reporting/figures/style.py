@@ -167,8 +167,8 @@ def figure(rows: Sequence[Sequence[Spec]]) -> Spec:
 def footnote(spec: Spec, text: str) -> Spec:
     """Return the figure with a note below all panels."""
     width = max(sum(one["width"] + AXIS for one in row["hconcat"]) for row in spec["vconcat"])
-    lines = textwrap.wrap(text, width // 6)
-    note = {"text": lines, "orient": "bottom", "fontSize": 10, "color": GREY, "offset": 12}
+    lines = textwrap.wrap(text, width // 7)
+    note = {"text": lines, "orient": "bottom", "fontSize": 12, "color": BLACK, "offset": 12}
     return {**spec, "title": note}
 
 

@@ -302,6 +302,11 @@ class Notes:
         ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
         ends |= {("gain", *cell.runs): cell.interval("gain_") for cell in shown if not cell.lost_gain}
         widths = {runs: round(both[1] - both[0], 9) for runs, both in ends.items() if both}
+        alike: dict[tuple[str, ...], list[TableCell]] = {}
+        for cell in shown:
+            if cell.measure in intervals and cell.runs:
+                alike.setdefault((cell.measure, *cell.runs), []).append(cell)
+        unlike = (same for same in alike.values() if len({cell.interval() for cell in same}) > 1)
         counted = {measure(cell.measure).diverged or "no_value" for cell in shown if cell.diverged and cell.n}
         rendered = TEMPLATES.get_template("notes.txt").render(
             sheet=sheet,
@@ -324,6 +329,7 @@ class Notes:
             counts=Counter(cell.verdict for cell in tested),
             without=Counter(filter(None, (without_interval(cell.reason) for cell in judged))),
             bases=bases_of(layout),
+            unlike=next(unlike, []),
             pooled=len({*widths.values()}) < len(widths),
             expected={} if sheet.control else expected_counts(tested, EXPECTED),
             rule_date=RULE_DATE,

@@ -11,7 +11,7 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
-from fltrain.reporting.pages import LATEX, TEMPLATES
+from fltrain.reporting.pages import LATEX, TEMPLATES, with_links
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.html import facts, sections
 from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes
@@ -61,14 +61,16 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
 
     def html() -> str:
         grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
-        return TEMPLATES.get_template("table.html").render(
+        folder = outputs["html"].parent
+        text = TEMPLATES.get_template("table.html").render(
             **common,
             name=Path(sheet.id).name,
             grid=grid,
             notes=notes,
-            sections=sections(sheet, shown, runs, outputs["html"].parent),
+            sections=sections(sheet, shown, runs, folder),
             facts=lambda cell: facts(cell, sheet.reduced),
         )
+        return with_links(text, folder)
 
     render: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
     return {form: render[form]() if form in render else to_csv(shown) for form in outputs}
