@@ -94,7 +94,7 @@ def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
         config: folder with ``papers/`` and ``scales/``; needed outside the repository.
 
     Returns:
-        The plan: ``runs`` are all runs by ID, as ``RunSpec``; ``items`` are the tables and figures, each with
+        The plan. ``runs`` are all runs by ID, as ``RunSpec``; ``items`` are the tables and figures, each with
         its ``id`` and ``run_ids``.
 
     Raises:
@@ -135,7 +135,7 @@ def compare(
         details: also return all other columns of the CSV files of tables.
 
     Returns:
-        A row per cell, always with the same columns:
+        A row per cell. The columns are always the same.
 
         * ``paper``, ``item``, ``panel``, ``row``, ``column``: labels. If runs are compared by settings,
           ``row`` is the variant, and ``panel`` names the other settings in which the runs differ. With
