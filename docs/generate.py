@@ -130,8 +130,8 @@ PAPER = """\
 
 ## Assumptions
 
-Our copy of the text lost these values, or the text leaves them open (`config/register.yaml`). Tables and
-figures print their assumptions.
+[Our copy](../glossary.md#papers-and-verdicts) of the text lost these values, or the text leaves them open
+(`config/register.yaml`). Tables and figures print their assumptions.
 
 {assumptions}
 
