@@ -388,23 +388,24 @@ SMALL = ["no", "one", "two", "three", "four", "five", "six"]
 RESULTS = """\
 # Results
 
-This page lists the main claims of six papers and the verdicts of our runs. `docs/generate.py` writes it from
+This page lists the main claims of six papers and our verdicts. `docs/generate.py` writes it from
 the [published records](../published/README.md): {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from a
-copy saved as JPEG. For {ran} papers, runs follow the paper's own protocol, as far as its text states it.
-{replicated} have [conceptual replications](#conceptual-replications). All else is declared, but not run yet.
+JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as its text states it.
+{replicated} have [conceptual replications](#conceptual-replications). Also run: the
+[fair table](#the-fair-table) and [controls](protocol.md#controls). All else is declared, not run yet.
 
 * **Verdict**: follows the [protocol](protocol.md). More terms: [glossary](glossary.md#papers-and-verdicts).
-  * *Exploratory*: declared so, or decided after we had seen the runs.
+  * *Exploratory*: declared so, or decided after seeing the runs.
   * *Undecided*: too little evidence for either answer, or runs cover only a part of the claim.
-  * *Tested*: a unit test of the code checks the claim.
+  * *Tested*: a unit test checks the claim.
   * *Not after correction*: drops out of the list of contradicted claims at a false discovery rate of 5 %
     (on other pages: †).
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
-  * *At each of 4 places*: every place must support the claim, the *weakest* one included. One place can
-    contradict it, and so can the mean. We correct these five tests.
+  * *At each of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
+    largest p value). One place or the mean can contradict it. We correct these five tests.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
-* Folded below each table: **details** (all numbers, runs, seeds, the part of the claim covered), and claims
+* Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and claims
   **not run yet** (with the number of runs at `--scale paper`) or that runs cannot decide.
 
 {papers}

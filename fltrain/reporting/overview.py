@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.files import read_json, write_text
+from fltrain.reporting.claims import DROPPED_CLAIMS
 from fltrain.reporting.pages import TEMPLATES, TONES
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
@@ -28,6 +29,8 @@ JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replic
 BEFORE = " only before correction"
 ORDER = [name + mark for name in (*TONES, "inconclusive", "undecided") for mark in ("", BEFORE)]
 """Verdicts in the sentences about all papers."""
+LOST = (MISSED, NO_INTERVAL)
+"""Reasons that cards count apart from other inconclusive values."""
 
 
 def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path) -> None:
@@ -92,7 +95,7 @@ def verdict_lines(folder: Path) -> list[str]:
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each kind of verdicts, over all papers; exploratory ones are counted apart."""
+    """Yield a sentence for each kind of verdicts, over all papers: the total, and exploratory ones apart."""
     best = {"published values": "reproduced", "published gains": "size reproduced", "claims": "supported"}
     totals: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for summary in summaries:
@@ -102,15 +105,30 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             sides = totals.setdefault(what, (Counter(), Counter()))
             for verdict, number in verdicts.items():
                 name, _, exploratory = verdict.partition(", ")
-                name = "inconclusive" if name in (MISSED, NO_INTERVAL) else name.replace(DROPPED, BEFORE)
-                sides[bool(exploratory)][name] += number * (name in ORDER)
-    for what, sides in totals.items():
-        firm, late = (", ".join(f"{side[name]} {name}" for name in ORDER if side[name]) for side in sides)
-        number, wanted = sides[0].total(), best.get(what.partition(" judged")[0], "better")
-        start = f"{number} {what}" if sides[0][wanted] else f"Of {number} {what}, none is {wanted}"
-        texts = [f"{start}: {firm}"] * bool(firm) + [f"exploratory: {late}"] * bool(late)
+                name = name.replace(DROPPED, BEFORE)
+                if name in (*ORDER, *LOST):
+                    sides[bool(exploratory)][name] += number
+    for what, (firm, late) in totals.items():
+        number, wanted = firm.total() + late.total(), best.get(what.partition(" judged")[0], "better")
+        every = what if firm else f"exploratory {what}"
+        start = f"{number} {every}" if (firm + late)[wanted] else f"Of {number} {every}, none is {wanted}"
+        texts = [_in_words(side) for side in (firm, late) if side]
+        if firm and late:
+            kinds = (f"{firm.total()} confirmatory", f"{late.total()} exploratory")
+            texts = [f"{kind} ({text})" for kind, text in zip(kinds, texts, strict=True)]
         if texts:
-            yield f"{'; '.join(texts)}." if firm else f"Exploratory {what}: {late}."
+            yield f"{start}: {', '.join(texts)}."
+
+
+def _in_words(verdicts: Mapping[str, int]) -> str:
+    """Return counts in words, for example ``14 not reproduced, 6 inconclusive (2: target missed)``."""
+    lost = {name: verdicts[name] for name in LOST if name in verdicts}
+    reasons = ", ".join(f"{number}: {name}" for name, number in lost.items())
+    whole = {**verdicts, "inconclusive": verdicts.get("inconclusive", 0) + sum(lost.values())}
+    texts = {name: f"{whole[name]} {name}" for name in ORDER if whole.get(name)}
+    if reasons:
+        texts["inconclusive"] += f" ({reasons})"
+    return ", ".join(texts.values())
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -130,8 +148,10 @@ def _cards(paper: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -
     for cited, part in (summary.get("parts") or {"": summary}).items():
         files = [f"{paper['name']}/{part['picture']}.{form}" for form in ("svg", "png")]
         place = f"{page}#{part['items'][0]}" if cited else page
+        dropped = any(DROPPED in verdict for verdicts, _ in part["counts"].values() for verdict in verdicts)
         yield {
             **part,
+            "dropped": DROPPED_CLAIMS if dropped else "",
             "subject": cited.lower() or paper["name"],
             "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
             "title": f"{cited}: {paper['title']}" if cited else paper["title"],

@@ -20,14 +20,14 @@ def number_text(
 ) -> str:
     """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite).
 
-    A negative number that rounds to zero has no minus sign; an end of an interval keeps its sign, which shows
-    on which side of zero it lies.
+    A number that rounds to zero has no minus sign. An end of an interval that would look like zero has up to
+    two more decimals, which show on which side of zero it lies.
     """
     if value is None:
         return ""
     text = ("never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}") + unit
     if interval:
-        low, high = (f"{end or 0.0:{sign}.{decimals}f}" for end in interval)
+        low, high = (f"{end:{sign}z.{_beside_zero(decimals, end)}f}" for end in interval)
         return f"{text} [{low}, {high}]"
     return text if std is None else f"{text} ± {std:.{decimals}f}"
 
@@ -43,8 +43,12 @@ def shared_decimals(value: float, interval: Interval | None) -> int:
     if not math.isfinite(size):
         return 0
     exponent = int(f"{size:.{digits - 1}e}".partition("e")[2])
-    least = max(0, digits - 1 - exponent)
-    enough = (more for more in range(least, least + 3) if all(round(end, more) for end in interval or ()))
+    return _beside_zero(max(0, digits - 1 - exponent), *(interval or ()))
+
+
+def _beside_zero(least: int, *ends: float) -> int:
+    """Return decimals, at most two more than ``least``, with which no end looks like zero; else ``least``."""
+    enough = (more for more in range(least, least + 3) if all(round(end, more) for end in ends))
     return next(enough, least)
 
 

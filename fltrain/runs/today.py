@@ -203,6 +203,10 @@ class RunStatus(NamedTuple):
 
 
 # ------------------------------------------------------------------------------- notes on the runs of a table
+OTHER_CODE = "Different versions of the code trained these runs."
+"""First sentence of the note on code."""
+
+
 def notes_on(records: Iterable[Record]) -> list[str]:
     """Return a line each for damaged records, different data, mixed conditions and different code, if any.
 
@@ -238,7 +242,7 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     modules = sorted(what for kind, what in different if kind == "code")
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
-        parts = ["Different versions of the code trained these runs."]
+        parts = [OTHER_CODE]
         parts += ["The developers declared, by equal revisions, that the changes alter no number."]
         parts += ["So results count as comparable (docs/records.md#changed-code)."]
         parts += [f"Modules that differ: {listed(modules, 2)}."] if modules else []

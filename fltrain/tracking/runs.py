@@ -152,8 +152,8 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(
-            f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); train some, or name "
-            "another results folder"
+            f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); "
+            f"{_imported(wanted['scale'] or declared, ', ')}train some, or name another results folder"
         )
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
@@ -161,7 +161,8 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     for name in sorted((wanted["items"] | wanted["paper"]) - {UNASSIGNED}):
         items = [item for planned in chosen for item in planned.items if name in item.names]
         if not items:
-            raise no_item(Path(config), name, place)
+            of_scale = [item.id for planned in chosen for item in planned.items if wanted["scale"]]
+            raise no_item(Path(config), name, place, of_scale)
         if not any(run in trained for item in items for run in item.run_ids):
             raise untrained(folder, name, items[0].scale.scale)
     present = {item for run in runs for item in run.fields["items"].split()}
@@ -171,9 +172,15 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
 def untrained(results: Results, name: str, scale: str) -> FltrainError:
     """Return the error that a results folder has no run of an item or paper."""
     return FltrainError(
-        f"{results.runs} has no run of {name!r} at scale {scale!r}; train its runs with `snakemake --config "
-        f"scale={scale} items={name}`"
+        f"{results.runs} has no run of {name!r} at scale {scale!r}; {_imported([scale], ', or ')}train its "
+        f"runs with `snakemake --config scale={scale} items={name}`"
     )
+
+
+def _imported(scales: Iterable[str], end: str) -> str:
+    """Return the remedy to import records that the project has in the folder of a scale, else nothing."""
+    files = [file for scale in sorted(scales) if (file := Path(scale, "records.tar.gz")).exists()]
+    return f"import records with `fltrain records import {files[0]}`{end}" if files else ""
 
 
 def _values(conditions: Iterable[Condition], key: str) -> set[str]:

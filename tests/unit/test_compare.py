@@ -248,7 +248,7 @@ def shown(results: Path, name: str, metric: str | None = None) -> Comparison:
                 "difference": "-182 [-199, -165]",
             },
         ),
-        ("fair/accuracy", ("skew", "method", "settings"), {"seeds": "5", "gain": "+6.52 [-0.00, +13.04]"}),
+        ("fair/accuracy", ("skew", "method", "settings"), {"seeds": "5", "gain": "+6.52 [-0.003, +13.04]"}),
         ("fair/costs", ("skew", "method"), {"seeds": "5"}),
         ("fair/robustness", ("skew", "method"), {"measure": "best trial, %", "value": "70.14 at 2"}),
         ("replication_cifar10/flfa_bases", ("method", "plugin"), {"gain": "-0.65 [-0.86, -0.43]"}),
@@ -522,6 +522,11 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table4'\?$"),
         ("paper=fair", "has no item 'fair'; scales .*fair_mnist, published have it: add --scale published "),
         ("scale=demo items=fair", "^scale 'demo' has no item 'fair'; scales fair_digits, "),
+        ("scale=demo items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table1'\?$"),
+        (
+            "scale=published items=fedavg/table1_2nn",
+            "; import records with `fltrain records import published/records.tar.gz`, or train its runs with",
+        ),
         (
             "scale=demo items=flfa/table1",
             "has no run of 'flfa/table1' at scale 'demo'; train its runs with `snakemake --config scale=demo",
@@ -531,6 +536,14 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
 def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message: str) -> None:
     with pytest.raises(FltrainError, match=message):
         chosen(root, where)
+
+
+def test_an_empty_folder_leads_to_the_records_that_the_project_has(tmp_path: Path) -> None:
+    imports = "import records with `fltrain records import published/records.tar.gz`, train some, or name"
+    with pytest.raises(FltrainError, match=rf"\(`fltrain status`\); {imports}"):
+        chosen(tmp_path, "scale=published")
+    with pytest.raises(FltrainError, match=r"\(`fltrain status`\); train some, or name"):
+        chosen(tmp_path, "scale=demo")
 
 
 @pytest.mark.parametrize("name", ["flfa/figure2", "flfa_figure2", "flfa"])

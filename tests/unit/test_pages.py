@@ -326,10 +326,14 @@ MIXED: dict[str, tuple[dict[str, Any], str]] = {
 def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Path) -> None:
     changes, remark = MIXED[name]
     toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
-    for file in ("index.html", "runs.html", "paper/table1.html"):
+    for file in ("index.html", "runs.html"):
         text = read(toy, file).text
         assert ('role="note"' in text) == bool(remark), file
         assert remark in text.partition("<table")[0], "before any table"
+    above, _, below = read(toy, "paper/table1.html").text.partition("<table")
+    revised = "code" in remark  # equal revisions declare that no number changed
+    assert ('role="note"' in above) == (bool(remark) and not revised)
+    assert remark in (below if revised else above)
 
 
 def text_of(page: Page) -> str:
@@ -390,6 +394,30 @@ def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
     finally:
         (toy.folder / "paper" / "figure1.svg").unlink()
         front(toy)
+
+
+def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
+    path = toy.folder / "paper" / "summary.json"
+    before = path.read_text(encoding="utf-8")
+    note = "† drops out of the list of contradicted claims"
+    try:
+        assert note not in text_of(front(toy)), "nothing to explain"
+        path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
+        card = text_of(front(toy)).partition("contradicted†")[2].partition("Runs")[0]
+        assert note in card
+    finally:
+        path.write_text(before, encoding="utf-8")
+        front(toy)
+
+
+def test_weakest_is_explained_with_the_verdicts(toy: Toy) -> None:
+    def text(number: str) -> str:
+        claims = [{**one, "number": number} for one in SUMMARY["claims"]]
+        changed = {**SUMMARY, "reduced": False, "claims": claims}
+        return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
+
+    meaning = "Weakest: the place with the least evidence (largest p value)."
+    assert meaning in text("mean: +2 points; weakest: +1 points (A)") and meaning not in text("+2 points")
 
 
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
@@ -497,6 +525,10 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
     assert re.search(
         rf"The margin is {points}\. With a probability of 80 %, the rule finds a .* of {points}\.", rule
     )
+    rounds = {"measure": "rounds_to_target", "label": "rounds to target", "published": 100.0}
+    ends = [cells[0].replace(**rounds, margin=margin) for margin in (14.0, 856.0)]
+    margins = "The margin is 20 % of the published value (14 to 856 rounds to target)."
+    assert margins in " ".join(Notes.of(toy.sheet, ends).texts)
     (measured,) = toy.sheet.table.measures
     as_intervals = toy.sheet.table.model_copy(update={"measures": (replace_interval(measured),)})
     sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "table": as_intervals})]
@@ -777,11 +809,12 @@ def test_the_front_page_sums_up_all_papers() -> None:
     ]
     own, elsewhere = "judged under the papers' own protocol", "judged in replications or comparisons"
     assert list(overview.overall(summaries)) == [
-        f"Of 20 published values {own}, none is reproduced: 14 not reproduced, 6 inconclusive.",
-        f"7 claims {own}: 3 supported, 4 undecided; exploratory: 5 undecided.",
+        f"Of 20 published values {own}, none is reproduced: 14 not reproduced, "
+        "6 inconclusive (1: target missed, 1: without an interval).",
+        f"12 claims {own}: 7 confirmatory (3 supported, 4 undecided), 5 exploratory (5 undecided).",
         f"Of 3 claims {elsewhere}, none is supported: 1 contradicted, 2 contradicted only before correction.",
         "6 differences among our own runs: 1 better, 2 worse, 3 inconclusive.",
-        f"Exploratory published gains {elsewhere}: 2 opposite.",
+        f"Of 2 exploratory published gains {elsewhere}, none is size reproduced: 2 opposite.",
     ]
     nothing = one("paper", claims={"reduced scale": 4, "not run": 1})
     assert not list(

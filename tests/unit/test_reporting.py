@@ -571,7 +571,9 @@ def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: 
 
 def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
     assert number_text(-0.001, 2) == "0.00" and number_text(-0.001, 2, "+") == "+0.00"
-    assert number_text(-0.0, 1, "+", interval=(-0.04, 0.04)) == "+0.0 [-0.0, +0.0]"
+    assert number_text(-0.0, 1, "+", interval=(-0.04, 0.004)) == "+0.0 [-0.04, +0.004]"
+    assert number_text(1.0, 1, interval=(-0.0, 2.0)) == "1.0 [0.0, 2.0]"
+    assert number_text(1.0, 1, "+", interval=(-1e-9, math.inf)) == "+1.0 [+0.0, +inf]"
     assert number_text(-0.005001, 2) == "-0.01"
 
 

@@ -17,7 +17,8 @@ from fltrain.reporting.tables.table_cell import CORRECTED, TableCell
 from fltrain.reporting.text import number_text
 from fltrain.reporting.verdict import EXPECTED, expected_counts, repeated, without_interval
 from fltrain.reporting.version import RULE_DATE
-from fltrain.runs.measures import measure
+from fltrain.runs.measures import Margin, measure
+from fltrain.runs.today import OTHER_CODE
 
 DOUBTFUL = "Doubtful as published"
 DROPPED = "†"
@@ -342,6 +343,11 @@ class Notes:
         return cls(marks, first, [text for text in texts if text], tuple(remarks))
 
     @property
+    def warnings(self) -> list[str]:
+        """Remarks above the table of a page: all but those on code, because revisions declare it as equal."""
+        return [text for text in self.remarks if not text.startswith(OTHER_CODE)]
+
+    @property
     def numbered(self) -> list[str]:
         """The notes on some published values, each after its mark."""
         return [f"[{mark}] {note.removesuffix('.')}." for note, mark in self.marks.items()]
@@ -376,16 +382,23 @@ def _over_seeds(measured: Measured) -> str:
 
 
 def _ranges(shown: Sequence[TableCell], column: str) -> str:
-    """For example ``0.25 to 1 points of final accuracy``: a column's range for each measure."""
+    """For example ``0.25 to 1 points of final accuracy``: a column's range for each measure.
+
+    Margins that are shares of the published values name the share first.
+    """
     by_label: dict[str, list[float]] = {}
+    shares: dict[str, Margin] = {}
     for cell in shown:
         if (value := getattr(cell, column)) is not None:
             by_label.setdefault(cell.label, []).append(value)
+            if column == "margin" and (share := measure(cell.measure).margin).relative:
+                shares[cell.label] = share
 
     def text(values: list[float], label: str) -> str:
         ends = [f"{end:.0f}" if end >= 100 else f"{end:.2g}" for end in (min(values), max(values))]
         what, percent, _ = label.partition(", %")
         unit = f"point{'s' * (ends != ['1', '1'])} of {what}" if percent else what
-        return f"{' to '.join(dict.fromkeys(ends))} {unit}"
+        numbers = f"{' to '.join(dict.fromkeys(ends))} {unit}"
+        return f"{shares[label]} of the published value ({numbers})" if label in shares else numbers
 
     return " and ".join(text(values, label) for label, values in by_label.items())
