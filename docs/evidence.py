@@ -56,11 +56,11 @@ MAIN = {
         "ECGR gains up to two points in final accuracy over all datasets and baselines",
         "MNIST: baselines do not converge when the learning rate is too low, ECGR cannot help",
         "MNIST: ECGR helps more when data are more heterogeneous",
-        "MNIST: ECGR helps more when data are more heterogeneous (rate 0.01)",
+        "MNIST: ECGR helps more when data are more heterogeneous (rate 0.01; SCAFFOLD 0.001)",
         "MNIST: discarding exploratory gradients oscillates early but ends higher for most baselines",
         "smallest ECGR gain on LC25000",
         "convergent gradients come mostly from late local iterations",
-        "no extra communication, extra client memory and computation",
+        "no extra communication; extra client memory and computation",
     ),
     "flfa": (
         "FLFA improves accuracy consistently over 8 methods and 6 datasets",

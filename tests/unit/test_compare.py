@@ -633,7 +633,7 @@ def test_the_guide_shows_what_its_code_prints(
                 record(results, entry.spec, 0.5 + entry.seed / 100 + part / 10)
     for method, lr, seed in itertools.product(("fedavg", "fedprox"), (0.05, 0.1), range(3)):
         final = 0.5123 + lr + (method == "fedprox") * seed / 90
-        record(Results(tmp_path / "trial"), tiny(method=method, training={"lr": lr}, seed=seed), final)
+        record(Results(tmp_path / "rates"), tiny(method=method, training={"lr": lr}, seed=seed), final)
     for folder in (tmp_path, tmp_path / "published"):
         folder.mkdir(exist_ok=True)
         (folder / "config").symlink_to(CONFIG)
