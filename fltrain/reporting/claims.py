@@ -243,10 +243,17 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
-    reason = f"contradicted only before the correction for {len(parts)} parts (Bonferroni)"
+    reason = _corrected(len(contrary), f"{len(parts)} parts", "Bonferroni")
     reason *= bool(contrary) and verdict == "undecided"
     p = None if None in contrary else min(ps, default=None)
     return Finding(verdict, numbers, p_contradicted=p, number=number, reason=reason)
+
+
+def _corrected(number: int, tests: str, author: str) -> str:
+    """Return why a number of tests that contradict a claim, each alone, do not decide."""
+    return (
+        f"{number} of {tests} contradict{'s' * (number == 1)} the claim, but not after {author}'s correction"
+    )
 
 
 def _numbers(parts: Sequence[Finding]) -> str:
@@ -451,8 +458,8 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         note = f", the largest of the p values at {len(tried)} places ({weakest}: {number})"
         reasons = [f"weakest: {number} ({weakest})"]
     reasons += [f"{count(numbers.empty, 'place')} without a number"] * bool(numbers.empty)
-    corrected = f"contradicted only before the correction for {len(outside)} tests (Holm)"
-    reasons += [corrected] * (min(outside.values()) < LEVEL)
+    contrary = sum(p < LEVEL for p in outside.values())
+    reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
     decision, reason = f"Test: {claimed}, one-sided {p_text(p)}{note}", "; ".join(reasons)
     return replace(shown, verdict=verdict, decision=decision, reason=reason, p=p, p_contradicted=least)

@@ -5,6 +5,7 @@ The plan comes as plain data; results are read from the results folder.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,8 +27,7 @@ VERDICT_FILE = "verdicts.csv"
 JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replications or comparisons"}
 """Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
 
-BEFORE = " only before correction"
-ORDER = [name + mark for name in (*TONES, "inconclusive", "undecided") for mark in ("", BEFORE)]
+ORDER = [name + mark for name in (*TONES, "inconclusive", "undecided") for mark in ("", DROPPED)]
 """Verdicts in the sentences about all papers."""
 LOST = (MISSED, NO_INTERVAL)
 """Reasons that cards count apart from other inconclusive values."""
@@ -66,10 +66,12 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     summaries = {paper["name"]: _summary(folder / paper["name"]) for paper in listing["papers"]}
     cards = [card for paper in listing["papers"] for card in _cards(paper, summaries[paper["name"]], folder)]
     subjects = [card["subject"] for card in cards]
+    found = (verdicts for card in cards for verdicts, _ in card["counts"].values())
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
     front = TEMPLATES.get_template("index.html").render(
         **common,
         overall=list(overall(summaries.values())),
+        verdicts=[*itertools.chain.from_iterable(found)],
         cards=sorted(cards, key=lambda card: subjects.index(card["subject"])),
         runs=runs.name,
         verdict_file=VERDICT_FILE,
@@ -105,7 +107,6 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             sides = totals.setdefault(what, (Counter(), Counter()))
             for verdict, number in verdicts.items():
                 name, _, exploratory = verdict.partition(", ")
-                name = name.replace(DROPPED, BEFORE)
                 if name in (*ORDER, *LOST):
                     sides[bool(exploratory)][name] += number
     for what, (firm, late) in totals.items():

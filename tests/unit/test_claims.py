@@ -170,15 +170,16 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
 
 
 def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
+    parts = "1 of 3 parts contradicts the claim, but not after Bonferroni's correction"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
     assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
     for test, words in (
-        (EVERY, "4 tests (Holm)"),
-        ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": one}} for one in "abc"]}, "3 parts"),
+        (EVERY, "1 of 4 tests contradicts the claim, but not after Holm's correction"),
+        ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": one}} for one in "abc"]}, parts),
     ):
         found = runs.judged(test)
         assert found.verdict == "undecided"
-        assert f"; contradicted only before the correction for {words}" in found.number
+        assert f"; {words}" in found.number
 
 
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:

@@ -403,11 +403,20 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
     try:
         assert note not in text_of(front(toy)), "nothing to explain"
         path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
-        card = text_of(front(toy)).partition("contradicted†")[2].partition("Runs")[0]
-        assert note in card
+        legend, _, cards = text_of(front(toy)).partition("Each card counts")
+        assert note in legend and note in cards.partition("contradicted†")[2].partition("Runs")[0]
     finally:
         path.write_text(before, encoding="utf-8")
         front(toy)
+
+
+def test_the_front_page_explains_its_brackets_places_and_verdicts(toy: Toy) -> None:
+    text = text_of(front(toy)).partition("Each card counts")[0]
+    assert "Brackets: 90 % interval over seeds. Place: a setting or method that a claim names. " in text
+    meanings = text.partition("Meaning of the verdicts")[2]
+    assert "The opposite is significant at 5 %" in meanings
+    assert "has the other sign" not in meanings, "no gain of this scale is opposite"
+    assert "None of our runs" not in meanings, "cards count no claims that were not run"
 
 
 def test_weakest_is_explained_with_the_verdicts(toy: Toy) -> None:
@@ -526,9 +535,11 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
         rf"The margin is {points}\. With a probability of 80 %, the rule finds a .* of {points}\.", rule
     )
     rounds = {"measure": "rounds_to_target", "label": "rounds to target", "published": 100.0}
-    ends = [cells[0].replace(**rounds, margin=margin) for margin in (14.0, 856.0)]
-    margins = "The margin is 20 % of the published value (14 to 856 rounds to target)."
-    assert margins in " ".join(Notes.of(toy.sheet, ends).texts)
+    found = ((14.0, 20.4), (856.0, 1137.2))
+    ends = [cells[0].replace(**rounds, margin=margin, detectable=least) for margin, least in found]
+    text = " ".join(Notes.of(toy.sheet, ends).texts)
+    assert "The margin is 20 % of the published value (14 to 856 rounds to target)." in text
+    assert "finds a difference of 20 to 1100 rounds to target." in text
     (measured,) = toy.sheet.table.measures
     as_intervals = toy.sheet.table.model_copy(update={"measures": (replace_interval(measured),)})
     sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "table": as_intervals})]
@@ -812,7 +823,7 @@ def test_the_front_page_sums_up_all_papers() -> None:
         f"Of 20 published values {own}, none is reproduced: 14 not reproduced, "
         "6 inconclusive (1: target missed, 1: without an interval).",
         f"12 claims {own}: 7 confirmatory (3 supported, 4 undecided), 5 exploratory (5 undecided).",
-        f"Of 3 claims {elsewhere}, none is supported: 1 contradicted, 2 contradicted only before correction.",
+        f"Of 3 claims {elsewhere}, none is supported: 1 contradicted, 2 contradicted†.",
         "6 differences among our own runs: 1 better, 2 worse, 3 inconclusive.",
         f"Of 2 exploratory published gains {elsewhere}, none is size reproduced: 2 opposite.",
     ]

@@ -390,6 +390,7 @@ def _ranges(shown: Sequence[TableCell], column: str) -> str:
     shares: dict[str, Margin] = {}
     for cell in shown:
         if (value := getattr(cell, column)) is not None:
+            value = float(f"{value:.2g}") if column == "detectable" else value  # an estimate
             by_label.setdefault(cell.label, []).append(value)
             if column == "margin" and (share := measure(cell.measure).margin).relative:
                 shares[cell.label] = share
