@@ -32,7 +32,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.verdict import MISSED, without_interval
+from fltrain.reporting.verdict import without_interval
 
 MAIN = {
     "fedavg": (
@@ -286,8 +286,6 @@ class Evidence:
             cells = cells[cells["verdict"].notna() & (cells["verdict"] != "not run")]
             if cells.empty:
                 continue
-            places = cells["row"] + ", " + cells["column"] + ": "
-            ours = cells["mean"].map("{:.4g}".format).replace("inf", MISSED)
             sides = cells["side"].astype(object).fillna("").map(lambda side: f" ({side})" if side else "")
             marks = cells["exploratory"].map(lambda marked: ", exploratory" * bool(marked))
             apart = cells["reason"].map(without_interval, na_action="ignore")
@@ -298,7 +296,7 @@ class Evidence:
                 f"{titles[f'{paper}/{path.stem}']}: {len(cells)} values",
                 (f"{paper}/{path.stem}",),
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
-                "; ".join(places + ours + cells["published"].map(" (published {:g})".format)),
+                f"all values are in the [table](../published/{paper}/{path.name})",
                 f"± {margin:.0%} of the value",
                 f"{ratios.min():.2f} to {ratios.max():.2f} of the published values",
             )
@@ -327,8 +325,7 @@ class Evidence:
             status = "Undecided: the interval is too wide, or the seeds are too few"
         elif "exploratory" in row.verdict:
             status = "Exploratory: a suggestion, no confirmation"
-        verdict = row.verdict.replace(DROPPED, " (not after correction)")  # FLFA† is a method in these tables
-        return Listed([row.claim, verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
+        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]

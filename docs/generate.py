@@ -48,6 +48,7 @@ from fltrain.experiments.work import Work
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
+from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.runs.spec import RunSpec
 
@@ -325,12 +326,11 @@ def verdicts_on(name: str) -> str:
         (f"replication, {dataset}", evidence().replications(paper, name))
         for paper, dataset in REPLICATIONS.items()
     ]
-    rows = (
-        [protocol, re.sub(rf"(?i)\({name}, ", "(", row.cells[0]), *row.cells[1:]]
-        for protocol, found in sources
-        for row in found
-        if any(row.cells[2:])
-    )
+    rows: list[list[str]] = []
+    for protocol, found in sources:
+        for claim, verdict, numbers in (row.cells for row in found if any(row.cells[2:])):
+            linked = verdict.replace(DROPPED, f"[{DROPPED}](../protocol.md#7-many-cells)")
+            rows.append([protocol, re.sub(rf"(?i)\({name}, ", "(", claim), linked, numbers])
     return table(["protocol", "claim", "verdict", "numbers"], rows)
 
 
@@ -398,15 +398,14 @@ JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as its
   * *Exploratory*: declared so, or decided after seeing the runs.
   * *Undecided*: too little evidence for either answer, or runs cover only a part of the claim.
   * *Tested*: a unit test checks the claim.
-  * *Not after correction*: drops out of the list of contradicted claims at a false discovery rate of 5 %
-    (on other pages: †).
+  * *Contradicted†*: drops out of the list of contradicted claims at a false discovery rate of 5 %.
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
   * *At each of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
-    largest p value). One place or the mean can contradict it. We correct these five tests.
+    largest p value). One place or the mean can contradict it, after Holm's correction for these five tests.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
-* Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and claims
-  **not run yet** (with the number of runs at `--scale paper`) or that runs cannot decide.
+* Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and main claims
+  **not run** (with the number of runs at `--scale paper`) or **not judged**.
 
 {papers}
 
@@ -422,7 +421,8 @@ Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md)
 Small networks, on CIFAR-10 also small images, test the direction of a paper's claim, not its numbers
 ([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). On MNIST, Fed2, FedMA
 and FedImpro follow one reading of their texts each; the pages of [Fed2](papers/fed2.md#assumptions) (A-60,
-A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list the others.
+A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list the others. FLFA\\* has random feedback,
+FLFA† no scaling (the paper's names).
 
 {replications}
 
@@ -505,7 +505,7 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
   (`provenance.json` names both). Otherwise training amplifies differences in rounding. Expect the same
   verdict, but not the same digits. A verdict with a p value near 0.05 can change; [results](results.md)
   lists these values.
-* **†**: the verdict drops out of a corrected list ([rule 7](protocol.md#7-many-cells)).
+* **Contradicted†**: drops out of the list of contradicted claims ([rule 7](protocol.md#7-many-cells)).
 
 {papers}
 
@@ -555,7 +555,8 @@ def listed(rows: Sequence[Listed]) -> str:
     """A table with a line for each claim that was run or tested, and the folded details and other claims."""
     shown, others = [row for row in rows if row.cells], [row for row in rows if not row.cells]
     parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
-    for summary, group in (("Details", shown), (f"Not run yet: {count(len(others), 'claim')}", others)):
+    lacking = f"Not run or not judged: {count(len(others), 'main claim')}"
+    for summary, group in (("Details", shown), (lacking, others)):
         details = "\n".join(f"* {row.detail}" for row in group)
         folded = f"<details><summary>{summary}</summary>\n\n{details}\n\n</details>"
         parts += [folded] if group else []
