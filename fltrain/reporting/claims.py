@@ -261,7 +261,7 @@ def _numbers(parts: Sequence[Finding]) -> str:
 
     If the verdicts of the parts differ, each part has its own. A side of zero alone needs no words.
     """
-    differ = len({part.verdict for part in parts if part.number}) > 1
+    differ = len({part.verdict for part in parts} - {"reduced scale"}) > 1
     texts = []
     for number in dict.fromkeys(part.number for part in parts if part.number):
         same = [part for part in parts if part.number == number]
@@ -272,6 +272,9 @@ def _numbers(parts: Sequence[Finding]) -> str:
         else:
             number += f", tested: {' and '.join(regions)}"
         texts += [number, *filter(None, dict.fromkeys(part.reason for part in same))]
+    for verdict in ("not judged", "not run"):
+        open_parts = sum(part.verdict == verdict and not part.number for part in parts)
+        texts += [f"{count(open_parts, 'part')} {verdict}"] * bool(open_parts and texts)
     return "; ".join(texts)
 
 

@@ -156,6 +156,8 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
     assert mixed.number == f"{plain}, tested: above 1 (supported) and below 2.1 (undecided)"
+    part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
+    assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part not judged")
     signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
     assert signs == f"{plain}, tested: above 0 (supported) and within 2.1 (undecided)"
     restricted = runs.judged(POSITIVE, restricted=["method a"]).number
