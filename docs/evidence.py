@@ -318,13 +318,8 @@ class Evidence:
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         runs = f"{len(self._runs(row))} in the tables behind it, {seeds} seeds"
         runs += f", restricted to {', '.join(limits)}" if limits else ""
-        status = "Confirmatory: the test was decided before the runs"
-        if part:
-            status = "Undecided: the runs cover only a part of the claim"
-        elif "undecided" in row.verdict:
-            status = "Undecided: the interval is too wide, or the seeds are too few"
-        elif "exploratory" in row.verdict:
-            status = "Exploratory: a suggestion, no confirmation"
+        status = "They cover only a part of the claim. " if part else ""
+        status += "Exploratory: a suggestion" if "exploratory" in row.verdict else "Confirmatory"
         return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:

@@ -29,10 +29,12 @@ def tone(verdict: str) -> str:
 
 def with_links(page: str, folder: Path) -> str:
     """Return a page with links to the documentation that it names, if its project has that file."""
-    for file in dict.fromkeys(re.findall(r"docs/[\w-]+\.md", page)):
-        if (folder / "../../.." / file).exists():
-            page = page.replace(file, f'<a data-file href="../../../{file}">{file}</a>')
-    return page
+
+    def link(name: re.Match[str]) -> str:
+        known = (folder / "../../.." / name[1]).exists()
+        return f'<a data-file href="../../../{name[0]}">{name[0]}</a>' if known else name[0]
+
+    return re.sub(r"(docs/[\w-]+\.md)(#[\w-]+)?", link, page)
 
 
 TEMPLATES = Environment(

@@ -839,14 +839,14 @@ def test_pages_lead_to_the_documentation_of_their_project(tmp_path: Path) -> Non
     """A copied folder of results has no such file."""
     folder = tmp_path / "results" / "toy" / "paper"
     folder.mkdir(parents=True)
-    page = "<p>See docs/protocol.md and docs/other.md.</p>"
+    page = "<p>See docs/protocol.md and docs/protocol.md#limits and docs/other.md.</p>"
     assert with_links(page, folder) == page
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "protocol.md").touch()
     found = Page(with_links(page, folder))
     assert (
-        found.links == ["../../../docs/protocol.md"]
-        and text_of(found) == "See docs/protocol.md and docs/other.md."
+        found.links == ["../../../docs/protocol.md", "../../../docs/protocol.md#limits"]
+        and text_of(found) == "See docs/protocol.md and docs/protocol.md#limits and docs/other.md."
     )
 
 
