@@ -390,7 +390,8 @@ RESULTS = """\
 
 This page lists the main claims of six papers and our verdicts. `docs/generate.py` writes it from
 the [published records](../published/README.md): {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from a
-JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as its text states it.
+JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as
+[our copy](glossary.md#papers-and-verdicts) states it.
 {replicated} have [conceptual replications](#conceptual-replications). Also run: the
 [fair table](#the-fair-table) and [controls](protocol.md#controls). All else is declared, not run yet.
 
@@ -403,7 +404,8 @@ JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as its
   * *At each of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
     largest p value). One place or the mean can contradict it, after Holm's correction for these five tests.
   * *On average over 4 places*: only the mean is tested.
-  * *Tested: above 0.5*: the range that the claim names. Without a range, we test against zero.
+  * *Tested: above 0.5*: the claim's range and a margin ("one to two points": 0.5 to 2.5). Without a range,
+    we test against zero.
 * Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and main claims
   **not run** (with the number of runs at `--scale paper`) or **not judged**.
 
