@@ -402,12 +402,12 @@ JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as
   * *Contradicted†*: drops out of the list of contradicted claims at a false discovery rate of 5 %.
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
   * *At each of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
-    largest p value). One place or the mean can contradict it, after Holm's correction for these five tests.
+    largest p value). One place or the mean can contradict it, after Holm's correction.
   * *On average over 4 places*: only the mean is tested.
   * *Tested: above 0.5*: the claim's range and a margin ("one to two points": 0.5 to 2.5). Without a range,
     we test against zero.
 * Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and main claims
-  **not run** (with the number of runs at `--scale paper`) or **not judged**.
+  **without verdict** (not run or not judged).
 
 {papers}
 
@@ -557,7 +557,7 @@ def listed(rows: Sequence[Listed]) -> str:
     """A table with a line for each claim that was run or tested, and the folded details and other claims."""
     shown, others = [row for row in rows if row.cells], [row for row in rows if not row.cells]
     parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
-    lacking = f"Not run or not judged: {count(len(others), 'main claim')}"
+    lacking = f"{count(len(others), 'main claim')} without verdict"
     for summary, group in (("Details", shown), (lacking, others)):
         details = "\n".join(f"* {row.detail}" for row in group)
         folded = f"<details><summary>{summary}</summary>\n\n{details}\n\n</details>"
