@@ -107,6 +107,8 @@ def _value(value: Any) -> str:
 def _own(module: str | None) -> bool:
     """Return whether a module is the user's: not of Python, of fltrain or of an installed package."""
     top = (module or "__main__").split(".")[0]
+    if top == "__main__":  # its file can be a launcher's, as of ``python -m``
+        return True
     file = Path(getattr(sys.modules.get(top), "__file__", None) or "")
     return top not in {"fltrain", *sys.stdlib_module_names} and "site-packages" not in file.parts
 

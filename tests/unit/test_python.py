@@ -133,8 +133,12 @@ USES = {
 }
 
 
+@pytest.mark.parametrize("launcher", ["script.py", "lib/site-packages/pytest/__main__.py"])
 @pytest.mark.parametrize("use", USES)
-def test_whatever_an_edited_class_uses_makes_another_run(use: str) -> None:
+def test_whatever_an_edited_class_uses_makes_another_run(
+    use: str, launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", launcher)
     before, body, factor = USES[use]
     revisions = []
     for value in ("0.5", "0.25", "0.5"):
