@@ -27,10 +27,8 @@ VERDICT_FILE = "verdicts.csv"
 JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replications or comparisons"}
 """Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
 
-ORDER = [name + mark for name in (*TONES, "inconclusive", "undecided") for mark in ("", DROPPED)]
-"""Verdicts in the sentences about all papers."""
-LOST = (MISSED, NO_INTERVAL)
-"""Reasons that cards count apart from other inconclusive values."""
+SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", MISSED, NO_INTERVAL, "undecided"}
+"""Verdicts in the sums over all papers."""
 
 
 def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path) -> None:
@@ -96,40 +94,24 @@ def verdict_lines(folder: Path) -> list[str]:
     ]
 
 
-def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each kind of verdicts, over all papers: the total, and exploratory ones apart."""
+def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
+    """Yield for each kind of verdicts over all papers: total and name, confirmatory and exploratory ones."""
     best = {"published values": "reproduced", "published gains": "size reproduced", "claims": "supported"}
     totals: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for summary in summaries:
         where = JUDGED_IN.get(summary["kind"])
         for heading, (verdicts, _) in summary["counts"].items() if where else ():
-            what = f"{heading} judged {where}" if heading in best else heading.partition(" (")[0]
-            sides = totals.setdefault(what, (Counter(), Counter()))
+            what = f"{heading} {where}" if heading in best else heading.partition(" (")[0]
+            wanted = best.get(heading, "better")
+            sides = totals.setdefault(what, (Counter({wanted: 0}), Counter({wanted: 0})))
             for verdict, number in verdicts.items():
                 name, _, exploratory = verdict.partition(", ")
-                if name in (*ORDER, *LOST):
+                if name in SUMMED:
                     sides[bool(exploratory)][name] += number
-    for what, (firm, late) in totals.items():
-        number, wanted = firm.total() + late.total(), best.get(what.partition(" judged")[0], "better")
-        every = what if firm else f"exploratory {what}"
-        start = f"{number} {every}" if (firm + late)[wanted] else f"Of {number} {every}, none is {wanted}"
-        texts = [_in_words(side) for side in (firm, late) if side]
-        if firm and late:
-            kinds = (f"{firm.total()} confirmatory", f"{late.total()} exploratory")
-            texts = [f"{kind} ({text})" for kind, text in zip(kinds, texts, strict=True)]
-        if texts:
-            yield f"{start}: {', '.join(texts)}."
-
-
-def _in_words(verdicts: Mapping[str, int]) -> str:
-    """Return counts in words, for example ``14 not reproduced, 6 inconclusive (2: target missed)``."""
-    lost = {name: verdicts[name] for name in LOST if name in verdicts}
-    reasons = ", ".join(f"{number}: {name}" for name, number in lost.items())
-    whole = {**verdicts, "inconclusive": verdicts.get("inconclusive", 0) + sum(lost.values())}
-    texts = {name: f"{whole[name]} {name}" for name in ORDER if whole.get(name)}
-    if reasons:
-        texts["inconclusive"] += f" ({reasons})"
-    return ", ".join(texts.values())
+    for what, sides in totals.items():
+        if number := sum(side.total() for side in sides):
+            confirmatory, exploratory = (side if side.total() else Counter() for side in sides)
+            yield f"{number} {what}", confirmatory, exploratory
 
 
 def _summary(folder: Path) -> dict[str, Any]:

@@ -329,7 +329,7 @@ def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Pat
     for file in ("index.html", "runs.html"):
         text = read(toy, file).text
         assert ('role="note"' in text) == bool(remark), file
-        assert remark in text.partition("<table")[0], "before any table"
+        assert remark in text.partition('<table class="sortable')[0], "before any table of runs"
     above, _, below = read(toy, "paper/table1.html").text.partition("<table")
     revised = "code" in remark  # equal revisions declare that no number changed
     assert ('role="note"' in above) == (bool(remark) and not revised)
@@ -370,9 +370,8 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
     assert "More claims on this paper: Another paper" in text and "other/index.html#claims" in page.links
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
-    assert page.of("li")[0] == (
-        "4 published values judged under the papers' own protocol: 3 reproduced, 1 not reproduced."
-    )
+    assert "4 published values under the papers' own protocol" in page.of("th")
+    assert "judged confirmatory exploratory 4 published values" in text
     assert (
         "+1.25 points <here>." in text
         and "claims 1 supported 1 contradicted supported Accuracy changes" in text
@@ -818,14 +817,13 @@ def test_the_front_page_sums_up_all_papers() -> None:
         one("comparison", published_gains={"opposite, exploratory": 2}),
         one("", claims={}),
     ]
-    own, elsewhere = "judged under the papers' own protocol", "judged in replications or comparisons"
+    own, elsewhere = "under the papers' own protocol", "in replications or comparisons"
     assert list(overview.overall(summaries)) == [
-        f"Of 20 published values {own}, none is reproduced: 14 not reproduced, "
-        "6 inconclusive (1: target missed, 1: without an interval).",
-        f"12 claims {own}: 7 confirmatory (3 supported, 4 undecided), 5 exploratory (5 undecided).",
-        f"Of 3 claims {elsewhere}, none is supported: 1 contradicted, 2 contradicted†.",
-        "6 differences among our own runs: 1 better, 2 worse, 3 inconclusive.",
-        f"Of 2 exploratory published gains {elsewhere}, none is size reproduced: 2 opposite.",
+        (f"20 published values {own}", {"reproduced": 0, **values}, {}),
+        (f"12 claims {own}", {"supported": 3, "undecided": 4}, {"supported": 0, "undecided": 5}),
+        (f"3 claims {elsewhere}", {"supported": 0, "contradicted": 1, "contradicted†": 2}, {}),
+        ("6 differences among our own runs", {"better": 1, "worse": 2, "inconclusive": 3}, {}),
+        (f"2 published gains {elsewhere}", {}, {"size reproduced": 0, "opposite": 2}),
     ]
     nothing = one("paper", claims={"reduced scale": 4, "not run": 1})
     assert not list(
