@@ -401,9 +401,9 @@ JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as
   * *Tested*: a unit test checks the claim.
   * *Contradicted†*: drops out of the list of contradicted claims at a false discovery rate of 5 %.
 * **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
-  * *At each of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
+  * *Mean of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
     largest p value). One place or the mean can contradict it, after Holm's correction.
-  * *On average over 4 places*: only the mean is tested.
+  * *Average over 4 places*: only the average is tested.
   * *Tested: above 0.5*: the claim's range and a margin ("one to two points": 0.5 to 2.5). Without a range,
     we test against zero.
 * Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and main claims

@@ -488,13 +488,12 @@ def _shown(
         about = f"{about} at {place}" if about else place
         which = "one" if test.judge == "every" else f"the {test.judge}"
         about += f", {which} of {len(means)} places" * several
-    about = f" for {about}" if about else ""
     averaged = several and place == THE_AVERAGE
     number = _number(sheet, test, mean, interval)
     lead = f"Mean of {len(means)} places: " * averaged
-    sentences = [f"{lead}{number} over {count(len(ours.values), 'seed')}{about}"]
-    judged = "at each of {} places, mean: " if test.judge == "every" else "on average over {} places: "
-    number = judged.format(len(means)) * averaged + number + about
+    sentences = [f"{lead}{number} over {count(len(ours.values), 'seed')}" + f" for {about}" * bool(about)]
+    over = f"mean of {len(means)} places" if test.judge == "every" else f"average over {len(means)} places"
+    number = ": ".join(filter(None, [", ".join(filter(None, [about, over * averaged])), number]))
     if found and found.tries > 1:
         sentences.append(f"The interval is corrected for {found.tries} places")
     if stated is not None:

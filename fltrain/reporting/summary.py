@@ -31,8 +31,8 @@ Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 Finding = tuple[str, str]
 """A verdict with its marks, and the claim or the difference that has it, with its number."""
 
-MORE = r" for |; "
-"""Pattern of the text after the number and its interval, for example the subtraction behind it."""
+AROUND = r"^[^;\[]*?: |;.*"
+"""Pattern of the text around a number and its interval, for example the subtraction behind it."""
 
 
 def paper_summary(
@@ -196,7 +196,7 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
         if same := [row for row in firm if row["verdict"] == verdict]:
             first, *others = same
             also = "; ".join(
-                f"{', '.join(labels[row['where'], row['claim']])}: {re.split(MORE, row['number'])[0]}"
+                f"{', '.join(labels[row['where'], row['claim']])}: {re.sub(AROUND, '', row['number'])}"
                 for row in others
                 if pattern(row) == pattern(first)
             )

@@ -116,8 +116,9 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert " for none minus x; weakest: -0.60" in below.number
-    assert " for x minus none; weakest: +0.60" in above.number
+    assert below.number.startswith("none minus x, mean of 2 places: -1.35 points [")
+    assert above.number.startswith("x minus none, mean of 2 places: +1.35 points [")
+    assert "; weakest: -0.60" in below.number and "; weakest: +0.60" in above.number
     assert "Positive at 2 of 2 places, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -140,10 +141,10 @@ def test_the_number_names_the_weakest_of_several_places(runs: Runs) -> None:
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
     for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
         found = runs.judged({**EVERY, "at": {"method": [*places]}})
-        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(" for ")[0]
+        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(": ")[2]
         assert found.verdict == verdict
-        assert found.number.startswith(f"at each of {len(places)} places, mean: +1.")
-        assert found.number.endswith(f" for x minus none; weakest: {alone} ({weakest})")
+        assert found.number.startswith(f"x minus none, mean of {len(places)} places: +1.")
+        assert found.number.endswith(f"; weakest: {alone} ({weakest})")
         assert f"the largest of the p values at {len(places)} places ({weakest}: {alone})." in found.evidence
     assert "weakest" not in runs.judged(EVERY, reduced=True).number
     assert "weakest" not in runs.judged(POSITIVE).number
@@ -168,7 +169,7 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     assert averaged.endswith("; no test, because an average needs a number at every place")
     runs.pairs({"b": (1.0,)})
     untestable = runs.judged({**POSITIVE, "at": {"method": "b"}}).number
-    assert untestable == "+1.00 points for x minus none; no test, because it needs three seeds that differ"
+    assert untestable == "x minus none: +1.00 points; no test, because it needs three seeds that differ"
 
 
 def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
@@ -201,8 +202,8 @@ def test_plugins_have_no_plus_sign_before_a_minus(runs: Runs) -> None:
     for name, value in (("BP", 50), ("+ FLFA", 52)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
-    assert number.endswith(" for FLFA minus BP")
-    assert runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}}).number.endswith(" for BP minus FLFA")
+    assert number.startswith("FLFA minus BP: ")
+    assert runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}}).number.startswith("BP minus FLFA: ")
 
 
 EVERY: Yaml = {**POSITIVE, "judge": "every"}
@@ -293,9 +294,9 @@ def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, te
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
     assert found.verdict == "contradicted" and "at a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
-    ours, _, rest = found.number.partition(" for ")
-    assert ours == alone.number.partition(" for ")[0]
-    assert rest.startswith("x minus none at a, one of 3 places")
+    about, _, rest = found.number.partition(": ")
+    assert about == "x minus none at a, one of 3 places"
+    assert rest.startswith(alone.number.removeprefix("x minus none: "))
     assert found.evidence.startswith("Mean of 3 places: +0.")
 
 
@@ -575,7 +576,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     assert (alone.p, two.p) == (pytest.approx(p), pytest.approx(2 * p))
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
-    assert " at a, the largest of 2 places; " in two.number and "largest" not in alone.number
+    assert " at a, the largest of 2 places: " in two.number and "largest" not in alone.number
     assert "interval is corrected for 2 places." in two.evidence and "corrected" not in alone.evidence
     assert "(corrected for 2 places, Bonferroni)" in two.evidence and "Bonferroni" not in alone.evidence
 
@@ -693,7 +694,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     found = runs.judged(both)
     assert (found.estimate, "1 place without a number" in found.evidence) == (6.5, True)
     assert (
-        " for sum of stem and head; no test" in found.number
+        found.number.startswith("sum of stem and head: 6.50; no test")
         and "By part: stem 2.75, head 5.00." in found.evidence
     )
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
@@ -804,7 +805,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    number = "+2.10 points [+1.93, +2.27] for x minus none"
+    number = "x minus none: +2.10 points [+1.93, +2.27]"
     assert summary["findings"] == [("reduced scale", f"a | b (sec. 1): {number}.")]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 

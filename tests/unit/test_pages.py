@@ -621,7 +621,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
 
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"{len(text)} points for x minus y"
+        number = f"x minus y: {len(text)} points"
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False},
@@ -636,9 +636,9 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
     assert summary.findings(rows, claims) == [
-        ("supported", "MOON gains (A, sec. 1): 10 points for x minus y. Also FedProx: 13 points."),
-        ("contradicted", "B is best (A, fig. 2): 9 points for x minus y."),
-        ("undecided", "FedDyn gains (A, sec. 1): 12 points for x minus y."),
+        ("supported", "MOON gains (A, sec. 1): x minus y: 10 points. Also FedProx: 13 points."),
+        ("contradicted", "B is best (A, fig. 2): x minus y: 9 points."),
+        ("undecided", "FedDyn gains (A, sec. 1): x minus y: 12 points."),
     ]
 
 
