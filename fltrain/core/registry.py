@@ -6,9 +6,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeVar, Union, get_args
 
 from pydantic import BeforeValidator, Field
+from pydantic.fields import FieldInfo
 
 from fltrain.core.config import KnownNames, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
@@ -24,7 +25,9 @@ class Component(Settings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a function that takes fewer or more arguments than the one that it overrides."""
+        """Check the name, and that each function takes the same arguments as the one that it overrides."""
+        if fault := _fault_of_name(cls.model_fields["name"]):
+            raise FltrainError(f"{cls.__module__}.{cls.__name__}: {fault}")
         for name, function in vars(cls).items():
             overridden = getattr(super(cls, cls), name, None)
             if name.startswith("_") or not (inspect.isfunction(function) and inspect.isfunction(overridden)):
@@ -37,6 +40,23 @@ class Component(Settings):
                     f"{cls.__module__}.{cls.__name__}: {name!r} takes ({', '.join(taken.parameters)}); "
                     f"write {name}({', '.join(expected)})"
                 ) from None
+
+
+def _fault_of_name(field: FieldInfo) -> str:
+    """Return the problem of a field that must be a literal with itself as default; empty if it has none."""
+    names, default = get_args(field.annotation), field.default
+    if field.annotation is str and field.is_required():  # a base class of components
+        return ""
+    if isinstance(field.annotation, ForwardRef):
+        return f"name is {field.annotation.__forward_arg__}, which is not defined; import Literal from typing"
+    if names == (default,):
+        return ""
+    shown = "str" if field.annotation is str else str(field.annotation).removeprefix("typing.")
+    if field.is_required():
+        return f"name is {shown} without a default; write name: Literal[{names[0]!r}] = {names[0]!r}"
+    if len(names) == 1:
+        return f"name is {shown}, but its default is {default!r}; write the same name twice"
+    return f"name is {shown}; write name: Literal[{default!r}] = {default!r}"
 
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -175,7 +175,7 @@ def test_maps_at_the_cuts_of_fedimpro(case: Case, shapes: dict[int, tuple[int, .
 
 def test_a_model_without_blocks_is_refused() -> None:
     class Empty(Model):
-        name: str = "empty"
+        name: Literal["empty"] = "empty"
         min_side: ClassVar[int] = 1
 
     with pytest.raises(FltrainError, match="model 'empty': its class has to define blocks or network"):

@@ -130,6 +130,41 @@ def test_a_component_whose_name_is_no_file_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "base", [FedAvg, SCHEMES["iid"], MODELS["mlp"], Reader], ids=lambda base: base.__name__
+)
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (
+            'Literal["clap"] = "clip"',
+            "name is Literal['clap'], but its default is 'clip'; write the same name twice",
+        ),
+        ('str = "clip"', "name is str; write name: Literal['clip'] = 'clip'"),
+        (
+            'Literal["clap", "clip"] = "clip"',
+            "name is Literal['clap', 'clip']; write name: Literal['clip'] = 'clip'",
+        ),
+        (
+            'Literal["clip"]',
+            "name is Literal['clip'] without a default; write name: Literal['clip'] = 'clip'",
+        ),
+        (
+            "'Litera[\"clip\"]' = 'clip'",
+            'name is Litera["clip"], which is not defined; import Literal from typing',
+        ),
+    ],
+    ids=["misspelt", "text", "two names", "no default", "no Literal"],
+)
+def test_a_component_states_one_name_twice(base: type[Component], written: str, problem: str) -> None:
+    names = {"base": base, "Literal": Literal, "__name__": "own.methods.clap"}
+    exec('class Clap(base):\n    name: Literal["clip"] = "clip"', names)
+    with pytest.raises(FltrainError) as error:
+        exec(f"class Clap(base):\n    name: {written}", names)
+    assert str(error.value) == f"own.methods.clap.Clap: {problem}"
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
     ("base", "name", "written", "expected"),
     [
         (FedAvg, "correct", lambda self, gradient, weights: gradient, "gradient, weights, local, step_state"),
