@@ -44,16 +44,16 @@ class Component(Settings):
 
 def _fault_of_name(field: FieldInfo) -> str:
     """Return the problem of a field that must be a literal with itself as default; empty if it has none."""
-    names, default = get_args(field.annotation), field.default
-    if field.annotation is str and field.is_required():  # a base class of components
+    annotation: Any = field.annotation
+    names, default = get_args(annotation), field.default
+    if (annotation is str and field.is_required()) or names == (default,):  # a base class, or correct
         return ""
-    if isinstance(field.annotation, ForwardRef):
-        return f"name is {field.annotation.__forward_arg__}, which is not defined; import Literal from typing"
-    if names == (default,):
-        return ""
-    shown = "str" if field.annotation is str else str(field.annotation).removeprefix("typing.")
+    if isinstance(annotation, ForwardRef):
+        return f"name is {annotation.__forward_arg__}, which is not defined; import Literal from typing"
+    shown = "str" if annotation is str else str(annotation).removeprefix("typing.")
     if field.is_required():
-        return f"name is {shown} without a default; write name: Literal[{names[0]!r}] = {names[0]!r}"
+        name = names[0] if names else "mine"
+        return f"name is {shown} without a default; write name: Literal[{name!r}] = {name!r}"
     if len(names) == 1:
         return f"name is {shown}, but its default is {default!r}; write the same name twice"
     return f"name is {shown}; write name: Literal[{default!r}] = {default!r}"

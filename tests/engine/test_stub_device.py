@@ -26,13 +26,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of Fa
 
 TRAINERS = {trainer.name: trainer for trainer in (LocalTraining, Replaying)}
 
-METHODS = [
-    *(methods for methods in EVERY if len(methods) < 3),
-    next(methods for methods in EVERY if by_name(methods) in KINDS and len(methods) > 2),
-]
+ALL_PLUGINS = next(methods for methods in EVERY if by_name(methods) in KINDS and len(methods) > 2)
+METHODS = [*(methods for methods in EVERY if len(methods) < 3), ALL_PLUGINS]
 """Every base method and every plug-in, and all plug-ins together."""
 
-CAPTURED = ("ditto", "fedsol+ecgr+fedimpro+flfa")
+CAPTURED = ("ditto", by_name(ALL_PLUGINS))
 """Methods whose captured steps `make test` checks, too; other captured steps differ little from the loop."""
 
 TRANSFERS = {"methods.fed2.aggregate": 6, "methods.ops.neuron_matching._nearest": 16}

@@ -66,6 +66,13 @@ BASES = [method for method in METHODS.values() if not method.plugin]
 PLUGINS = [method for method in METHODS.values() if method.plugin]
 
 
+def by_name(component: object) -> str:
+    """Test ID of a method or a model (class or instance), or of several."""
+    if isinstance(component, tuple):
+        return "+".join(map(by_name, component))
+    return component.model_fields["name"].default if isinstance(component, type) else component.name
+
+
 def goes_with(base: Method, *plugins: Method) -> bool:
     """Return True if the plug-ins can be combined with the base method."""
     try:
@@ -75,6 +82,15 @@ def goes_with(base: Method, *plugins: Method) -> bool:
     return True
 
 
+def with_all_plugins(base: Method) -> tuple[Method, ...]:
+    """The base method with all plug-ins; a plug-in that cannot be combined with earlier ones is left out."""
+    methods = (base,)
+    for plugin in PLUGINS:
+        if goes_with(*methods, plugin()):
+            methods = (*methods, plugin())
+    return methods
+
+
 COMBINATIONS = [
     *(
         (base(), *plugins)
@@ -82,7 +98,7 @@ COMBINATIONS = [
         for plugins in [(), *((plugin(),) for plugin in PLUGINS)]
         if goes_with(base(), *plugins)
     ),
-    *((METHODS[base](), *(plugin() for plugin in PLUGINS)) for base in ("fedavg", "scaffold", "fedsol")),
+    *(with_all_plugins(METHODS[base]()) for base in ("fedavg", "scaffold", "fedsol")),
 ]
 """Every base method alone and with every compatible plug-in, and some with all of them."""
 
@@ -99,7 +115,7 @@ EVERY = [
 
 KINDS = [
     *("fedavg", "scaffold", "ditto", "fedsol", "perfedavg", "fedfcd", "fedbn", "fedma", "gpfl"),
-    "fedsol+ecgr+fedimpro+flfa",
+    by_name(with_all_plugins(METHODS["fedsol"]())),
 ]
 """Names of combinations that use the engine in different ways.
 
@@ -115,13 +131,6 @@ def slow_unless(daily: Iterable[str], combinations: Iterable[tuple[Method, ...]]
         pytest.param(methods, marks=() if by_name(methods) in names else pytest.mark.slow)
         for methods in combinations
     ]
-
-
-def by_name(component: object) -> str:
-    """Test ID of a method or a model (class or instance), or of several."""
-    if isinstance(component, tuple):
-        return "+".join(map(by_name, component))
-    return component.model_fields["name"].default if isinstance(component, type) else component.name
 
 
 @cache

@@ -1,6 +1,7 @@
 """The user's own folder, `FLTRAIN_PATH`: the template adds a paper, a scale, a dataset and a method."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,33 @@ def test_own_methods_and_networks_are_tested_on_request(tmp_path: Path) -> None:
         shown
     )
     assert " passed" not in run(ROOT, *command, *chosen, own=tmp_path / "own")
+
+
+FORWARD = """
+from typing import ClassVar, Literal
+from fltrain.methods.base import Method
+
+class Whole(Method):
+    name: Literal["whole"] = "whole"
+    plugin: ClassVar[bool] = True
+
+    def forward(self, network, step, local, step_state):
+        return super().forward(network, step, local, step_state)
+"""
+
+
+def test_tests_are_collected_with_any_further_plugin(tmp_path: Path) -> None:
+    """With the tutorial's plug-in, and one that like fedimpro defines the exclusive hook ``forward``."""
+    methods = tmp_path / "methods"
+    methods.mkdir()
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text()
+    (methods / "clip.py").write_text(tutorial.split("```python\n")[1].split("```")[0])
+    (methods / "whole.py").write_text(FORWARD)
+    options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--collect-only", "--own")
+    shown = run(ROOT, "-m", "pytest", *options, "tests/engine", "tests/properties", own=tmp_path)
+    assert "ERROR" not in shown and "[fedavg+whole]" in shown, shown[-2000:]
+    together = {name for name in re.findall(r"[a-z+0-9]+", shown) if name.startswith("fedsol+")}
+    assert {name for name in together if name.count("+") > 1} == {"fedsol+clip+ecgr+fedimpro+flfa"}
 
 
 def test_registers_are_added_and_names_in_both_places_refused(

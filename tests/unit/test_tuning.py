@@ -151,7 +151,7 @@ def test_more_trials_keep_the_runs_of_the_first(tmp_path: Path, own: Any) -> Non
 
 def test_every_method_and_plugin_declares_a_space() -> None:
     spaces = read_settings(CONFIG / "search.yaml", Search).spaces
-    assert spaces.keys() - {"training"} == RELEASED.keys()
+    assert spaces.keys() - {"training"} == RELEASED.keys(), "add the methods that lack to config/search.yaml"
     numbers = {
         name
         for name, kind in RELEASED.items()
@@ -169,7 +169,8 @@ def test_the_declared_spaces_cover_the_fair_table() -> None:
     used = {method.name for spec in specs for method in spec.composition.methods}
     ours = {name for name, kind in RELEASED.items() if not kind.plugin}
     personal = {name for name in ours if Composition((METHODS[name](),)).personal}
-    assert ours - personal - {"fed2", "fedma"} <= used, "all that train one model, on any network"
+    # All methods that train one global model, on any network.
+    assert ours - personal - {"fed2", "fedma"} <= used, "add the methods that lack to config/papers/fair.yaml"
     # The budget is the same for all.
     cells = {
         tuple(label for axis, label in entry.labels.items() if axis != "trial")
