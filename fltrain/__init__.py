@@ -75,12 +75,10 @@ def train(
     file = Path(spec) if isinstance(spec, str | Path) else None
     parsed = RunSpec.recorded(read_plain(file) if file else spec, str(file or "spec"))
     folder = Results(Path(results))
-    record = None if again else folder.trained(parsed)
+    record = None if again else folder.trained(parsed, "again=True")
     if record is None:
         execution = training.Execution(pick_device(device), threads)
         record = training.train(parsed, folder, execution, again=again, quiet=quiet)
-    elif record.damage:
-        raise FltrainError(record.damage)
     elif not quiet:
         print(already_trained(record, parsed, "again=True"), file=sys.stderr)
     return FinishedRun(record, parsed, folder)

@@ -13,7 +13,7 @@ from fltrain.cli.options import ResultsOption, number_of_seeds
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, Problems
 from fltrain.core.strict_yaml import read_plain, read_text
-from fltrain.runs.record import Results
+from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import already_trained
 from fltrain.runs.where import alternatives
@@ -153,13 +153,16 @@ def train(
             parsed |= {spec.run_id: spec for spec in runs_of(path, every)}
     found.refuse("train")
     where = Results(results)
-    due = []
+    records = dict[str, Record | None]()
     stopping.heed()
-    for spec in parsed.values():
-        if not again and (record := where.trained(spec)):
-            typer.echo(already_trained(record, spec, "--again"))
-        else:
-            due.append(spec)
+    for run, spec in parsed.items():
+        with found.collected():
+            records[run] = None if again else where.trained(spec, "--again")
+    found.refuse("train")  # before any run is trained
+    for run, record in records.items():
+        if record:
+            typer.echo(already_trained(record, parsed[run], "--again"))
+    due = [parsed[run] for run, record in records.items() if not record]
     if due:
         with stopping.interruptible():  # all GPUs may be taken for long
             from fltrain.engine import train as training

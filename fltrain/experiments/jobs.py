@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fltrain.core.config import hint
-from fltrain.core.errors import FltrainError, count, listed, problems
+from fltrain.core.errors import FltrainError, count, listed, together
 from fltrain.data.datasets import Dataset
 from fltrain.experiments.claims import cited_paper
 from fltrain.experiments.items import FORMS, PlannedItem
@@ -71,9 +71,9 @@ class Jobs:
 
     def refuse_damaged(self) -> None:
         """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
-        damages = [self.results.record(run).damage for run in self.plan.runs if run in self.complete]
-        if damages := list(filter(None, damages)):
-            raise problems("damaged records", damages)
+        records = [self.results.record(run) for run in self.plan.runs if run in self.complete]
+        if damages := [one.refusal("delete its folder to retrain it") for one in records if one.damage]:
+            raise together("damaged records", [("", damage) for damage in damages])
 
     def notes(self) -> list[str]:
         """Return lines to print before the workflow starts: trained runs, and records older than the code."""

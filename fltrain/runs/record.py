@@ -132,16 +132,25 @@ class Results:
         """Record of a run, complete or not."""
         return Record(self.run(run_id))
 
-    def trained(self, spec: RunSpec) -> Record | None:
-        """Return the complete record of a run, damaged or not; None if the run is to be trained.
+    def trained(self, spec: RunSpec, again: str) -> Record | None:
+        """Return the complete record of a run; None if the run is to be trained.
 
         Training also deletes the checkpoints that a complete run has left.
+
+        Args:
+            spec: the run.
+            again: option that would retrain it, for the error.
+
+        Raises:
+            FltrainError: if the record is damaged, or belongs to other settings.
         """
         record = self.record(spec.run_id)
-        if not record.complete or self.saved_rounds(spec.run_id):
+        if not record.complete:
             return None
         record.check_settings(spec)
-        return record
+        if record.damage:
+            raise FltrainError(record.refusal(f"retrain it with {again}"))
+        return None if self.saved_rounds(spec.run_id) else record
 
     def checkpoints(self, run_id: str) -> Path:
         """Folder of a run's checkpoints; training deletes it after writing the record."""
@@ -201,7 +210,7 @@ class Record:
                     "results folder"
                 )
             if version != RECORD_FORMAT:
-                raise FltrainError(f"summary.json: not a record of format {RECORD_FORMAT}; retrain the run")
+                raise ValueError(f"summary.json: not a record of format {RECORD_FORMAT}")
             if summary.get("run_id", self.run_id) != self.run_id:
                 raise ValueError(f"summary.json: belongs to {summary['run_id']}")
             changed = [name for name, data in objects.items() if data != sealed(data)]
@@ -209,7 +218,7 @@ class Record:
                 if summary["digests"].get(name.partition(".")[0]) != sha256(contents[name]):
                     changed.append(name)
             if changed:
-                raise ValueError(f"{changed[0]}: changed after training (its digest differs)")
+                raise ValueError(f"{changed[0]}: changed after training")
             return contents
 
     @cached_property
@@ -220,6 +229,14 @@ class Record:
         except FltrainError as error:
             return str(error)
         return ""
+
+    def refusal(self, retrain: str) -> str:
+        """Return the message that refuses a damaged record; ``retrain`` tells how to train the run again."""
+        problem = self.damage.removeprefix(f"{self.folder}/")
+        known = problem.removesuffix(f"; {_REMEDY}")
+        if known == problem:  # it has another remedy: a newer version of fltrain made the record
+            return f"{self.run_id}: {problem}"
+        return f"{self.run_id}: the record is damaged ({known}); restore it or {retrain}"
 
     @property
     def usable(self) -> bool:

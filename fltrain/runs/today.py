@@ -133,7 +133,7 @@ def changed_code(record: Record, spec: RunSpec) -> str:
 
 def already_trained(record: Record, spec: RunSpec, again: str) -> str:
     """Return the line on a run that is not trained again; ``again`` is the option that would retrain it."""
-    remark = record.damage or changed_code(record, spec)
+    remark = changed_code(record, spec)
     return f"{spec.run_id}: already trained ({again} retrains it){remark and f'; {remark}'}"
 
 

@@ -19,7 +19,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from fltrain import __version__
+import fltrain
+from fltrain import FltrainError, __version__
 from fltrain.__main__ import main
 from fltrain.cli import app
 from fltrain.cli.output import print_table
@@ -28,7 +29,7 @@ from fltrain.core.config import plain
 from fltrain.data.datasets import Dataset, registry
 from fltrain.data.fetch import OFFLINE
 from fltrain.data.prepared import load_prepared
-from fltrain.runs.record import RECORD_FILES, Results
+from fltrain.runs.record import RECORD_FILES, Results, checkpoint_file
 from fltrain.runs.spec import RunSpec
 
 from .helpers import PAPER, SCALE, TINY, TWO_METHODS, cli, write_config
@@ -244,6 +245,38 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     assert again.stderr == ""
     assert bytes_of(folder, DETERMINISTIC) == {name: record[name] for name in DETERMINISTIC}
     assert (folder / "costs.json").read_bytes() != record["costs.json"], "the run was trained again"
+
+
+def test_damaged_records_are_refused_before_any_run_is_trained(tmp_path: Path, fail: Fail) -> None:
+    """Also beside a checkpoint; Python refuses the same records."""
+    spec = {**MINUTE, "method": "fedavg", "seed": 0}
+    first, second, missing = (
+        RunSpec.parse({**spec, "method": method}, "test").run_id
+        for method in ("fedavg", "fedprox", "scaffold")
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
+    train = ("train", "run.yaml", "--device", "cpu", "--quiet")
+    cli(*train, "--set", "method=fedavg,fedprox")
+    results = Results(Path("results"))
+    rows, left = results.run(first) / "metrics.jsonl", checkpoint_file(results.checkpoints(first), 1)
+    correct = rows.read_bytes()
+    rows.write_bytes(b"")
+    left.parent.mkdir(parents=True)
+    for _ in range(2):
+        problem = f"{first}: the record is damaged (metrics.jsonl: changed after training); restore it or"
+        assert fail(*train) == f"error: {problem} retrain it with --again\n"
+        with pytest.raises(FltrainError) as refused:
+            fltrain.train(spec)
+        assert str(refused.value) == f"{problem} retrain it with again=True"
+        left.touch()
+    (results.run(second) / "costs.json").unlink()
+    message = fail(*train, "--set", "method=scaffold,fedprox,fedavg")
+    assert message.startswith("error: train: 2 problems:\n") and "costs.json: No such file" in message
+    assert [line.split(":")[0].strip() for line in message.splitlines()[1:]] == [second, first]
+    assert not results.run(missing).exists(), "nothing was trained"
+    cli(*train, "--again")
+    assert rows.read_bytes() == correct and results.record(first).usable
+    cli(*train)
 
 
 def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:

@@ -297,6 +297,15 @@ def test_a_record_whose_files_do_not_fit_together_is_refused(
         Record(copied.folder).check()
 
 
+def test_a_record_of_a_newer_version_keeps_its_remedy_when_it_is_refused(copied: Record) -> None:
+    """To retrain the run would replace a record that is not damaged."""
+    file = copied.folder / "summary.json"
+    file.write_text(json.dumps(sealed(put(format=2)(json.loads(file.read_text())))))
+    message = Record(copied.folder).refusal("retrain it with --again")
+    assert message.startswith(f"{copied.run_id}: summary.json: made by a newer version of fltrain")
+    assert message.endswith("; update fltrain or train into another results folder")
+
+
 BETTER = '{"round": 3, "kind": "evaluation", "split": "test", "view": "global", "accuracy": 1.0, "loss": 0.1}'
 
 
