@@ -27,8 +27,8 @@ def explain(
         list[str] | None,
         typer.Option(
             metavar="LABEL",
-            help="One label of the cell, whole and as the table prints it (--cell FedProx), with its axis if "
-            "two share it (--cell method=FedProx). Repeatable.",
+            help="One label of the cell, whole and as the table prints it (--cell '+ FLFA'), with its axis "
+            "if two share it (--cell 'plugin=+ FLFA'). Repeatable.",
         ),
     ] = None,
     scale: options.ScaleOption = options.DEMO,

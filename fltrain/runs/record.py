@@ -283,7 +283,8 @@ class Record:
     def lacking(self) -> str:
         """Setting that the code lacks: ``method: unknown method 'mine'``, without known names; else empty."""
         text = self._today if not self.damage and isinstance(self._today, str) else ""
-        return re.sub(r" \(known: [^)]*\)", "", " ".join(text.split())).removeprefix("spec.json: ")
+        lines = [line.strip() for line in text.splitlines()]  # of several problems, the first is a heading
+        return re.sub(r" \(known: [^)]*\)", "", "; ".join(lines[1:] or lines)).removeprefix("spec.json: ")
 
     @property
     def stale(self) -> str:

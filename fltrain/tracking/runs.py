@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
@@ -126,6 +126,12 @@ class RecordedRun:
 
 
 # ------------------------------------------------------------------------------------------------- choosing
+@cache
+def _warn(_folder: Path, text: str) -> None:
+    """Log a warning on a folder once in a process."""
+    logging.getLogger(__name__).warning(text)
+
+
 def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
     """Return the chosen runs of a results folder, without stale ones.
 
@@ -148,7 +154,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         except FltrainError:
             left[record.lacking or "damaged (fltrain verify lists them)"] += 1
     for cause, number in left.items():
-        logging.getLogger(__name__).warning("left out: %s, %s", count(number, "record"), cause)
+        _warn(folder.runs, f"left out: {count(number, 'record')}, {cause}")
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(

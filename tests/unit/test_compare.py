@@ -429,6 +429,7 @@ def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     assert (base["seeds"], other["seeds"]) == ("2 of 3", "2 of 3")
     assert "1 of 3 damaged" in base["final accuracy, %"] and "1 of 3 not run" in other["final accuracy, %"]
     assert other["gain"].endswith("(1 pair)")
+    assert "A gain has no interval if too few seeds have both runs." in compared.notes
 
 
 # ------------------------------------------------------------------------------------------ runs by settings
@@ -473,11 +474,14 @@ def test_records_with_unknown_settings_are_left_out_in_a_line_per_cause(
         name = record(results, tiny(seed=seed), 0.5)
         if seed:
             path = results.run(name) / "spec.json"
-            path.write_text(path.read_text().replace('"name": "fedavg"', '"name": "mine"'))
+            text = path.read_text().replace('"name": "fedavg"', '"name": "mine"')
+            path.write_text(text.replace('"plugins": []', '"plugins": [{"name": "lost"}]'))
             if seed < 3:
                 seal(path.parent)
-    assert len(chosen(tmp_path)) == 1
-    cause = "method: unknown method 'mine'; if it is your own, set FLTRAIN_PATH to your folder"
+    for _ in range(2):  # the second time, it is silent
+        assert len(chosen(tmp_path)) == 1
+    remedy = "; if it is your own, set FLTRAIN_PATH to your folder"
+    cause = f"method: unknown method 'mine'{remedy}; plugins.0: unknown plug-in 'lost'{remedy}"
     assert caplog.messages == [
         f"left out: 2 records, {cause}",
         "left out: 1 record, damaged (fltrain verify lists them)",
