@@ -96,7 +96,7 @@ def test_a_record_with_other_numbers_is_kept(source: Results, target: Results, p
     before = files(target)
     assert import_records(packed, target) == Counter(unchanged=1, kept=1)
     printed = cli("records", "import", packed, "--results", target.root).output
-    assert "0 added, 1 unchanged; 1 kept: your own runs of the same settings, whose numbers differ" in printed
+    assert "0 added, 1 unchanged; 1 of your own runs kept, because their numbers differ" in printed
     assert files(target) == before
 
 
