@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 NAME = "attributes.`Run Name`"
 COLUMNS = {
-    TABLES: {NAME: 330, "params.`title`": 380, "tags.`verdicts`": 260},
+    TABLES: {NAME: 330, "params.`title`": 380, "tags.`verdicts`": 315},
     CELLS: {
         **{NAME: 380, "tags.`verdict`": 195, "metrics.`mean`": 60, "metrics.`published`": 75},
-        **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 130},
+        **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 145},
     },
 }
-"""Columns of the lists of tables and of cells, with their widths in pixels."""
+"""Columns of the lists of tables and of cells, with their widths in pixels: 1,400 show all of them."""
+STATUS = 44
+"""Width of MLflow's column *Created*, which cannot be hidden: its icon shows the status of a run."""
 TAGS = {"method": 80, "plugins": 80, "dataset": 80, "skew": 115, "seed": 55}
 """Tags in lists of runs, with the widths of their columns; those that differ within a list come first."""
 _PREFERENCES = {
@@ -98,7 +100,7 @@ def state_of(name: str, metrics: Mapping[str, Set[str]], tags: Mapping[str, int]
     }
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
-        "columnWidths": {**columns, "runDateAndNestInfo": 130},
+        "columnWidths": {**columns, "runDateAndNestInfo": STATUS},
         "columnOrder": [*columns, "runDateAndNestInfo", "duration"],
     }
     if name == TABLES:

@@ -30,7 +30,7 @@ from fltrain.runs.measures import CURVES
 from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import Export, _numbers, groups_of, in_words, measures_of
+from fltrain.tracking.export import CELLS, TABLES, Export, _numbers, groups_of, in_words, measures_of
 from fltrain.tracking.server import colours_of, experiments, prepared, shown_of, state_of, states_of
 from fltrain.tracking.store import TrackedRun, writing
 
@@ -673,6 +673,12 @@ def test_charts_are_curves_and_numbers_of_tables() -> None:
         state_of("cells", {"mean": {"a", "b"}, "gain": {"a"}}, {})["compareRunCharts"][0]["metricKey"]
         == "gain"
     )
+
+
+@pytest.mark.parametrize("name", [TABLES, CELLS])
+def test_a_window_of_1400_pixels_shows_all_columns(name: str) -> None:
+    around = 222 + 73 + 32  # MLflow's menu, its column of check boxes, and the right margin
+    assert around + sum(state_of(name, {}, {})["columnWidths"].values()) <= 1400
 
 
 def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None:
