@@ -187,7 +187,9 @@ SUMMARY: dict[str, Any] = {
     "title": "A paper on <toys>",
     "note": "Small <toys>.",
     "kind": "paper",
-    "findings": [("supported", "Accuracy changes by +1.25 points <here>.")],
+    "findings": [
+        ("supported", "Accuracy changes (sec. 5)", "+1.25 points [+0.50, +2.00] at <each> place; weakest: +1")
+    ],
     "picture": "figure1",
     "counts": {
         "published values": (

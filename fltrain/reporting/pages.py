@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
 
 from fltrain.core.errors import duration
 from fltrain.reporting.text import latex
@@ -27,6 +28,13 @@ def tone(verdict: str) -> str:
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
+def in_lines(numbers: str) -> Markup:
+    """Return numbers of a claim with each part on its own line, and each number next to its interval."""
+    together = r"(?:\b(?!places)[\w-]+: )?[-+]?\d[^\[();:]{0,24} \[[^]]*\]|\w = "
+    kept = re.sub(together, lambda one: one[0].replace(" ", "\u00a0"), numbers)
+    return Markup("<br>").join(map(escape, kept.split("; ")))
+
+
 def with_links(page: str, folder: Path) -> str:
     """Return a page with links to the documentation that it names, if its project has that file."""
 
@@ -45,6 +53,6 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
-TEMPLATES.filters |= {"tone": tone, "duration": duration, "latex": latex}
+TEMPLATES.filters |= {"tone": tone, "in_lines": in_lines, "duration": duration, "latex": latex}
 LATEX = TEMPLATES.overlay("<%", "%>", "<<", ">>", "<#", "#>")
 """Templates with delimiters that LaTeX does not use."""

@@ -28,10 +28,13 @@ from fltrain.reporting.verdict import (
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
 
-Finding = tuple[str, str]
-"""A verdict with its marks, and the claim or the difference that has it, with its number."""
+Finding = tuple[str, str, str]
+"""A verdict with its marks, the claim that has it with its place in the paper, and our result.
 
-AROUND = r"^[^;\[]*?: |;.*"
+A difference among our own runs has no claim.
+"""
+
+AROUND = r"^[^;\[]*?: |(, tested: |;).*"
 """Pattern of the text around a number and its interval, for example the subtraction behind it."""
 
 
@@ -166,10 +169,10 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
         false, true = (f"{sum(side)} of {len(side)}" for side in rejected.values())
-        return [("", f"The rule rejects {false} false values, and {true} cells with true ones.")]
+        return [("", "", f"The rule rejects {false} false values, and {true} cells with true ones.")]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
-        (verdict, f"{found.place} ({titles[found.item]}): {gain_text(found)} points.")
+        (verdict, "", f"{found.place} ({titles[found.item]}): {gain_text(found)} points.")
         for verdict in AMONG_OWN
         if (found := first.get(verdict))
     ]
@@ -195,13 +198,13 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
     for verdict in (*JUDGED, "reduced scale"):
         if same := [row for row in firm if row["verdict"] == verdict]:
             first, *others = same
-            also = "; ".join(
+            also = ", ".join(
                 f"{', '.join(labels[row['where'], row['claim']])}: {re.sub(AROUND, '', row['number'])}"
                 for row in others
                 if pattern(row) == pattern(first)
             )
-            text = f"{first['claim']} ({first['where']}): {first['number']}."
-            found.append((full_verdict(first), text + f" Also {also}." * bool(also)))
+            claim = f"{first['claim']} ({first['where']})"
+            found.append((full_verdict(first), claim, first["number"] + f"; also {also}" * bool(also)))
     return found
 
 

@@ -806,7 +806,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
     number = "x minus none: +2.10 points [+1.93, +2.27]"
-    assert summary["findings"] == [("reduced scale", f"a | b (sec. 1): {number}.")]
+    assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", number)]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 

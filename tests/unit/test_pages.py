@@ -18,7 +18,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
-from fltrain.reporting.pages import with_links
+from fltrain.reporting.pages import in_lines, with_links
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
@@ -373,8 +373,8 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "4 published values under the papers' own protocol" in page.of("th")
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
-        "+1.25 points <here>." in text
-        and "claims 1 supported 1 contradicted supported Accuracy changes" in text
+        "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
+        "Our runs: +1.25 points [+0.50, +2.00] at <each> place weakest: +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> Small <toys>. published values" in text
@@ -402,7 +402,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
     try:
         assert note not in text_of(front(toy)), "nothing to explain"
         path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
-        legend, _, cards = text_of(front(toy)).partition("Each card counts")
+        legend, _, cards = text_of(front(toy)).partition("A paper on <toys> Small")
         assert note in legend and note in cards.partition("contradicted†")[2].partition("Runs")[0]
     finally:
         path.write_text(before, encoding="utf-8")
@@ -410,22 +410,45 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 
 
 def test_the_front_page_explains_its_brackets_places_and_verdicts(toy: Toy) -> None:
-    text = text_of(front(toy)).partition("Each card counts")[0]
-    assert "Brackets: 90 % interval over seeds. Place: a setting or method that a claim names. " in text
+    text = text_of(front(toy)).partition("A paper on <toys> Small")[0]
+    words = re.findall(r"(Brackets|Place|Weakest|Tested): ", text)
+    assert words == ["Brackets", "Place", "Weakest"], "no result has a tested range"
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
     assert "has the other sign" not in meanings, "no gain of this scale is opposite"
     assert "None of our runs" not in meanings, "cards count no claims that were not run"
 
 
+def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, reduced=True).write()
+    path = toy.folder / "paper" / "summary.json"
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    finding = ("reduced scale", "A grows (sec. 2)", "x minus y, mean of 2 places: -1 points")
+    path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
+    text = text_of(front(toy))
+    shown = (
+        "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): x minus y, mean of 2 places"
+    )
+    assert shown in text and "Place: a setting or method that a claim names." in text
+
+
+def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
+    shown = in_lines("C = 0.1 minus <b>, mean of 2 places: -5 % [-6, -4]; weakest: -9 % [-11, -6] (C = 0)")
+    first, second = shown.split("<br>")
+    assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 places: -5\u00a0%\u00a0[-6,\u00a0-4]"
+    assert second == "weakest:\u00a0-9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
+
+
 def test_weakest_is_explained_with_the_verdicts(toy: Toy) -> None:
     def text(number: str) -> str:
         claims = [{**one, "number": number} for one in SUMMARY["claims"]]
-        changed = {**SUMMARY, "reduced": False, "claims": claims}
+        changed = {**SUMMARY, "reduced": False, "claims": claims, "findings": []}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
     meaning = "Weakest: the place with the least evidence (largest p value)."
-    assert meaning in text("mean: +2 points; weakest: +1 points (A)") and meaning not in text("+2 points")
+    assert meaning in text("mean of 2 places: +2 points; weakest: +1 points (A)") and meaning not in text(
+        "+2 points"
+    )
 
 
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
@@ -440,7 +463,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "expected 1.5" in page.of("small")
-    assert "FLFA <always> helps" in page.of("td") and "contradicted†" in page.of("span")
+    assert "FLFA <always> helps" in page.of("i") and "contradicted†" in page.of("span")
     assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
     assert "figure1" not in text and "table1" not in text, "people read titles"
     assert "† drops out of the list of contradicted claims" in text
@@ -449,7 +472,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "Exploratory: declared as such, or decided after these runs had been seen." in text
     assert (
         "Not run: 1 of the claims, 1 of the paper's tables and figures" in text
-        and "sec. 10: Toys last" in page.of("li")
+        and "sec. 10: Toys last" in text
     )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
     assert text.count("Small <toys>.") == 1 and text.index("Small <toys>.") < text.index("Result")
@@ -615,13 +638,13 @@ def test_findings_are_the_first_claim_of_each_verdict(
     ]
     without = {**measured[0], "number": ""} if measured else {"number": ""}
     assert summary.findings([without, *measured]) == [
-        (verdict, f"{text} (sec. 2): {number}.") for verdict, text in expected
+        (verdict, f"{text} (sec. 2)", number) for verdict, text in expected
     ]
 
 
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"x minus y: {len(text)} points"
+        number = f"x minus y: {len(text)} points, tested: above 0.5"
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False},
@@ -635,10 +658,11 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
+    tested = ", tested: above 0.5"
     assert summary.findings(rows, claims) == [
-        ("supported", "MOON gains (A, sec. 1): x minus y: 10 points. Also FedProx: 13 points."),
-        ("contradicted", "B is best (A, fig. 2): x minus y: 9 points."),
-        ("undecided", "FedDyn gains (A, sec. 1): x minus y: 12 points."),
+        ("supported", "MOON gains (A, sec. 1)", f"x minus y: 10 points{tested}; also FedProx: 13 points"),
+        ("contradicted", "B is best (A, fig. 2)", f"x minus y: 9 points{tested}"),
+        ("undecided", "FedDyn gains (A, sec. 1)", f"x minus y: 12 points{tested}"),
     ]
 
 
@@ -652,7 +676,7 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     judged = pd.DataFrame([{**fields, "where": one, "claim": "x", "item": places[one]} for one in places])
     heading = {"paper": "both", "title": "Both", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary({**heading, "note": "Small."}, sheets, judged, cells)
-    assert found["findings"] == [("supported", f"x ({one}): 1.") for one in list(places)[:2]]
+    assert found["findings"] == [("supported", f"x ({one})", "1") for one in list(places)[:2]]
     for one, item in (("B", "b"), ("Paper", "a")):
         part = found["parts"][one]
         assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
@@ -671,7 +695,7 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     order = re.findall(r'<article aria-labelledby="([^"]*)"', page.text)
     assert order == ["paper", "both-Paper", "other", "both-B"]
     assert page.of("a").count("B: Both") == page.links.count("both/index.html#b") == 1
-    assert text_of(page).count("Both Small. claims 1 supported supported x (") == 2
+    assert text_of(page).count("Both Small. claims 1 supported Paper's claim supported x (") == 2
 
 
 def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> None:
@@ -724,14 +748,14 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
     assert summary.cell_findings("control", [cell, *false], {"a": "A"}) == [
-        ("", "The rule rejects 1 of 2 false values, and 0 of 1 cells with true ones.")
+        ("", "", "The rule rejects 1 of 2 false values, and 0 of 1 cells with true ones.")
     ]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
     assert summary.cell_findings(
         "comparison", [late, better, better.replace(row="two"), cell], {"a": "A"}
-    ) == [("better", "one (A): +1.00 [+0.50, +1.50] points.")]
+    ) == [("better", "", "one (A): +1.00 [+0.50, +1.50] points.")]
 
 
 def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
@@ -745,7 +769,7 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
     (finding,) = found["findings"]
-    assert finding[0] == "better" and finding[1].startswith("one / tuned (Accuracy & gain, minus tuned): ")
+    assert finding[0] == "better" and finding[2].startswith("one / tuned (Accuracy & gain, minus tuned): ")
 
 
 def test_cells_without_an_interval_are_counted_apart() -> None:
