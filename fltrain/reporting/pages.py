@@ -30,9 +30,9 @@ def tone(verdict: str) -> str:
 
 def in_lines(numbers: str) -> Markup:
     """Return numbers of a claim with each part on its own line, and each number next to its interval."""
-    together = r"(?:\b(?!places)[\w-]+: )?[-+]?\d[^\[();:]{0,24} \[[^]]*\]|\w = "
-    kept = re.sub(together, lambda one: one[0].replace(" ", "\u00a0"), numbers)
-    return Markup("<br>").join(map(escape, kept.split("; ")))
+    number_unit_interval = r"[-+]?\d\S*(?: \S+)? \[[^]]*\]"
+    kept = re.sub(number_unit_interval, lambda one: one[0].replace(" ", "\u00a0"), numbers)
+    return Markup("<br>").join(map(escape, kept.replace(" = ", "\u00a0=\u00a0").split("; ")))
 
 
 def with_links(page: str, folder: Path) -> str:

@@ -436,7 +436,7 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     shown = in_lines("C = 0.1 minus <b>, mean of 2 places: -5 % [-6, -4]; weakest: -9 % [-11, -6] (C = 0)")
     first, second = shown.split("<br>")
     assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 places: -5\u00a0%\u00a0[-6,\u00a0-4]"
-    assert second == "weakest:\u00a0-9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
+    assert second == "weakest: -9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
 
 
 def test_weakest_is_explained_with_the_verdicts(toy: Toy) -> None:
