@@ -30,9 +30,12 @@ def files(name: str) -> dict[str, tuple[tuple[str, ...], str]]:
 
 def test_every_entry_is_complete() -> None:
     for name, entry in ENTRIES.items():
-        assert entry.title and entry.licence and entry.citation and not entry.path, name
-        assert entry.classes and entry.channels and entry.side_read and entry.normalisation(), name
-        assert entry.files or entry.obtain or name == "digits", name
+        facts = ("title", "licence", "citation", "classes", "channels", "side_read")
+        lacking = [fact.removesuffix("_read") for fact in facts if not getattr(entry, fact)]
+        lacking += [] if entry.normalisation() else ["mean, std"]
+        lacking += [] if entry.files or entry.obtain or name == "digits" else ["files or obtain"]
+        remedy = f"add them to {name!r} in config/datasets.yaml, or move the entry to FLTRAIN_PATH"
+        assert not lacking and not entry.path, f"{lacking}: {remedy}"
     only = ENTRIES["imagenet100"].reader.model_dump()["only"]
     assert [*only] == sorted({*only}) and len(only) == 100
     assert all(re.fullmatch(r"n\d{8}", name) for name in only)
