@@ -64,8 +64,8 @@ def import_archive(
 
     done = import_records(archive, Results(results))
     kept = (
-        f"; {done['kept']} of your own runs kept, because their numbers differ: CPUs round differently "
-        "(docs/records.md#equal-bits). To take the archived ones, delete their folders"
+        f"; {done['kept']} of your own runs kept, because their numbers differ, usually because CPUs round "
+        "differently (docs/records.md#equal-bits). To take the archived ones, delete their folders"
     )
     typer.echo(
         f"{archive}: {done['added']} added, {done['unchanged']} unchanged{kept if done['kept'] else ''}"
