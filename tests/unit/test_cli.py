@@ -466,6 +466,16 @@ def test_wrong_data_arguments(custom: None, fail: Fail, arguments: str, words: l
     assert list(Path().rglob("*.safetensors")) == []
 
 
+def test_the_help_of_explain_names_cells_of_its_item() -> None:
+    item, cell, *_ = commands(get_command(app))["explain",].params
+    (named,) = re.findall(r"for example ([\w/]+)", item.help)
+    labels = re.findall(r"\(--cell ([^)]+)\)", cell.help)
+    assert len(labels) == 2
+    for label in labels:
+        shown = cli("explain", named, "--cell", *shlex.split(label), "--config", ROOT / "config").stdout
+        assert shown.startswith(f"{named} (") and "run digits-fedavg+flfa-" in shown, "a single cell"
+
+
 HEADINGS = ["item", "title", "cells, which is a very long heading", "multiply-adds", "left"]
 
 
