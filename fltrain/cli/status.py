@@ -23,10 +23,7 @@ _LISTED_BY = {"damaged": _VERIFY, "stale": _VERIFY, "completed": _CHANGED, "dive
 
 def status(
     items: options.ItemsArgument = None,
-    scale: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"Name of a file in config/scales (default: {options.DEMO})."),
-    ] = None,
+    scale: options.ScaleOption = options.DEMO,
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     results: options.ResultsOption = Path("results"),
@@ -45,7 +42,6 @@ def status(
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
     has to be retrained. A damaged record was changed after training; tables leave it out.
     """
-    named, scale = any((items, scale, seeds, where)), scale or options.DEMO
     wanted, folder = options.selection_of(items, seeds, where), Results(results)
     whole = plan(config, scale)
     planned = whole.restricted(wanted)
@@ -54,11 +50,6 @@ def status(
             typer.echo(folder.run(run) / "summary.json")
         return
     stale = stale_runs(planned.runs, folder)
-    further = sum(record.run_id not in whole.runs for record in folder.records())
-    if further and not (named or stale or any(folder.run(run).exists() for run in whole.runs)):
-        print_text(f"{count(further, 'run')} of your own: fltrain compare --results {results}")
-        print_text(f"no run of {scale}: fltrain status --scale {scale} --results {results} lists them")
-        return
     states = {run: RunStatus.of(spec, folder, stale.get(run)) for run, spec in planned.runs.items()}
     rows = []
     for run, state in states.items():
@@ -80,7 +71,7 @@ def status(
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
-    if further:
+    if further := sum(record.run_id not in whole.runs for record in folder.records()):
         print_text(
             f"{count(further, 'further run')} that no item of {scale} declares (fltrain compare --results "
             f"{results})"

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeVar, Union, get_args
 
 from pydantic import BeforeValidator, Field
-from pydantic.fields import FieldInfo
 
 from fltrain.core.config import KnownNames, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
@@ -25,8 +24,8 @@ class Component(Settings):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Check the name, and that each function takes the same arguments as the one that it overrides."""
-        if fault := _fault_of_name(cls.model_fields["name"]):
+        """Check name, abstract parts, and that functions take the same arguments as those they override."""
+        if fault := _fault_of(cls):
             raise FltrainError(f"{cls.__module__}.{cls.__name__}: {fault}")
         for name, function in vars(cls).items():
             overridden = getattr(super(cls, cls), name, None)
@@ -42,21 +41,29 @@ class Component(Settings):
                 ) from None
 
 
-def _fault_of_name(field: FieldInfo) -> str:
-    """Return the problem of a field that must be a literal with itself as default; empty if it has none."""
+def _fault_of(component: type[Component]) -> str:
+    """Return the problem of a concrete component's name, or of a part that it lacks; empty without one."""
+    field = component.model_fields["name"]
     annotation: Any = field.annotation
     names, default = get_args(annotation), field.default
-    if (annotation is str and field.is_required()) or names == (default,):  # a base class, or correct
+    if annotation is str and field.is_required():  # a base class
         return ""
+    if names == (default,):
+        lacking = [_declared(part, getattr(component, part)) for part in component.__abstractmethods__]
+        return f"it lacks a part; write {'; '.join(sorted(lacking))}" if lacking else ""
     if isinstance(annotation, ForwardRef):
         return f"name is {annotation.__forward_arg__}, which is not defined; import Literal from typing"
     shown = "str" if annotation is str else str(annotation).removeprefix("typing.")
-    if field.is_required():
-        name = names[0] if names else "mine"
-        return f"name is {shown} without a default; write name: Literal[{name!r}] = {name!r}"
-    if len(names) == 1:
-        return f"name is {shown}, but its default is {default!r}; write the same name twice"
-    return f"name is {shown}; write name: Literal[{default!r}] = {default!r}"
+    wanted = names[0] if len(names) == 1 else default
+    remedy = f"write name: Literal[{wanted!r}] = {wanted!r}"
+    return f"name is {shown}{'' if field.is_required() else f' = {default!r}'}; {remedy}"
+
+
+def _declared(name: str, part: Any) -> str:
+    """Return the line that declares an abstract property, as a constant of the class, or a function."""
+    if constant := getattr(part, "fget", None):
+        return f"{name}: ClassVar[{constant.__annotations__['return']}] = ..."
+    return f"def {name}({', '.join(inspect.signature(part).parameters)}): ..."
 
 
 AnyComponent = TypeVar("AnyComponent", bound=Component)

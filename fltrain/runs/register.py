@@ -50,8 +50,6 @@ def register(component: Kind) -> Kind:
         raise FltrainError(
             f"{what} is no subclass of fltrain.methods.base.Method or fltrain.models.base.Model"
         )
-    if missing := sorted(getattr(component, "__abstractmethods__", ())):
-        raise FltrainError(f"{what} does not define {', '.join(missing)}")
     name = component.model_fields["name"].default
     if not isinstance(name, str):
         raise FltrainError(f'{what} has no name; write, for example, name: Literal["mine"] = "mine"')

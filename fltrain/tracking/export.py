@@ -320,7 +320,7 @@ def claims_on(item: PlannedItem, summary: Path) -> str:
     verdicts = Counter(full_verdict(one) for one in claims if item.name in one["item"].split(", "))
     # Exploratory verdicts contain a comma.
     text = "; ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
-    return f"claims: {text}" if text else ""
+    return f"claims: {text}".replace("reduced scale", "without verdict (reduced scale)") if text else ""
 
 
 def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:

@@ -158,7 +158,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(
-            f"{folder.runs}: there are no runs, or only stale ones (`fltrain status`); "
+            f"{folder.runs}: there are no runs, or only damaged or stale ones (`fltrain status`); "
             f"{_imported(wanted['scale'] or declared, ', ')}train some, or name another results folder"
         )
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]

@@ -554,14 +554,15 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
     assert "Without an interval: 1." in rule
     points = r"[\d.]+(?: to [\d.]+)? points? of final accuracy"
     assert re.search(
-        rf"The margin is {points}\. With a probability of 80 %, the rule finds a .* of {points}\.", rule
+        rf"The margin is {points}\. The smallest true difference .* 80 %: {points}\.",
+        rule,
     )
     rounds = {"measure": "rounds_to_target", "label": "rounds to target", "published": 100.0}
     found = ((14.0, 20.4), (856.0, 1137.2))
     ends = [cells[0].replace(**rounds, margin=margin, detectable=least) for margin, least in found]
     text = " ".join(Notes.of(toy.sheet, ends).texts)
     assert "The margin is 20 % of the published value (14 to 856 rounds to target)." in text
-    assert "finds a difference of 20 to 1100 rounds to target." in text
+    assert "a probability of 80 % depends on the cell: 20 to 1100 rounds to target." in text
     (measured,) = toy.sheet.table.measures
     as_intervals = toy.sheet.table.model_copy(update={"measures": (replace_interval(measured),)})
     sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "table": as_intervals})]

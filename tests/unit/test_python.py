@@ -283,7 +283,7 @@ def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) ->
         (FedAvg, "'fedavg' is the name of fltrain.methods.fedavg.FedAvg; choose another"),
         (int, "int is no subclass of fltrain.methods.base.Method"),
         (Method, "Method has no name"),
-        (Model, "Model does not define min_side"),
+        (Model, "Model has no name; write, for example,"),
     ],
 )
 def test_a_class_that_cannot_be_registered_is_refused(wrong: type, message: str) -> None:

@@ -14,8 +14,11 @@ from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component, catalogue
 from fltrain.data.datasets import DatasetEntry, Normalisation, load
 from fltrain.data.partition import SCHEMES
+from fltrain.data.partition.base import Scheme
+from fltrain.data.readers import READERS
 from fltrain.data.readers.base import Reader
 from fltrain.methods.fedavg import FedAvg
+from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
 
 ENTRIES = load(Path(__file__).parents[2] / "config" / "datasets.yaml")
@@ -133,23 +136,23 @@ def test_a_component_whose_name_is_no_file_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "base", [FedAvg, SCHEMES["iid"], MODELS["mlp"], Reader], ids=lambda base: base.__name__
+    "base", [FedAvg, SCHEMES["iid"], MODELS["mlp"], READERS["idx"]], ids=lambda base: base.__name__
 )
 @pytest.mark.parametrize(
     ("written", "problem"),
     [
         (
             'Literal["clap"] = "clip"',
-            "name is Literal['clap'], but its default is 'clip'; write the same name twice",
+            "name is Literal['clap'] = 'clip'; write name: Literal['clap'] = 'clap'",
         ),
-        ('str = "clip"', "name is str; write name: Literal['clip'] = 'clip'"),
+        ('str = "clip"', "name is str = 'clip'; write name: Literal['clip'] = 'clip'"),
         (
             'Literal["clap", "clip"] = "clip"',
-            "name is Literal['clap', 'clip']; write name: Literal['clip'] = 'clip'",
+            "name is Literal['clap', 'clip'] = 'clip'; write name: Literal['clip'] = 'clip'",
         ),
         (
             'Literal["clip"]',
-            "name is Literal['clip'] without a default; write name: Literal['clip'] = 'clip'",
+            "name is Literal['clip']; write name: Literal['clip'] = 'clip'",
         ),
         (
             "'Litera[\"clip\"]' = 'clip'",
@@ -165,6 +168,13 @@ def test_a_component_states_one_name_twice(base: type[Component], written: str, 
         exec(f"class Clap(base):\n    name: {written}", names)
     assert str(error.value) == f"own.methods.clap.Clap: {problem}"
     assert error.value.exit_code == 2
+
+
+def test_a_component_without_an_abstract_part_is_refused() -> None:
+    with pytest.raises(FltrainError, match=r"Lin: it lacks a part; write min_side: ClassVar\[int\] = \.\.\."):
+        type("Lin", (Model,), {"name": "lin", "__annotations__": {"name": Literal["lin"]}})
+    with pytest.raises(FltrainError, match=r"Cut: it lacks a part; write def \w+\(self, .*\): \.\.\."):
+        type("Cut", (Scheme,), {"name": "cut", "__annotations__": {"name": Literal["cut"]}})
 
 
 @pytest.mark.parametrize(

@@ -132,31 +132,6 @@ def test_status_names_stale_and_damaged_runs(
     ]
 
 
-def test_status_names_own_runs_instead_of_a_scale_without_runs(tmp_path: Path, results: Results) -> None:
-    """It lists the scale's runs if the scale is named, or a part of it, or one of its runs has begun."""
-    config = write_config(tmp_path / "config", {"table": TWO_METHODS}, seeds=2)
-    demo = (config / "scales" / "one.yaml").read_text().replace("scale: one", "scale: demo")
-    (config / "scales" / "demo.yaml").write_text(demo)
-    place = ("--results", results.root, "--config", config)
-
-    def listed(*arguments: str) -> set[str]:
-        lines = cli("status", *arguments, *place).stdout.splitlines()
-        return {line.split("│")[1].strip() for line in lines if "│ digits-" in line}
-
-    declared = {tiny(method=name, seed=seed).run_id for name in ("fedavg", "fedprox") for seed in (0, 1)}
-    assert listed() == declared, "an empty folder"
-    for seed in (7, 8):
-        record(tiny(seed=seed), results)
-    assert cli("status", *place).stdout.splitlines() == [
-        f"2 runs of your own: fltrain compare --results {results.root}",
-        f"no run of demo: fltrain status --scale demo --results {results.root} lists them",
-    ]
-    for named in (("--scale", "demo"), ("toy/table",), ("--seeds", "2"), ("--where", "model!=vgg9")):
-        assert listed(*named) == declared
-    results.run(tiny().run_id).mkdir()
-    assert listed() == declared, "a run of the scale has begun"
-
-
 def rows(text: str) -> dict[str, str]:
     """Second column of a Markdown table by its first one."""
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
