@@ -57,8 +57,7 @@ ClaimVerdict = Literal[
 JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
 
-ONE_SEED = "One seed decides nothing."
-LEGEND = f"Intervals are 90 % intervals, which match one-sided tests at 5 %. {ONE_SEED}"
+LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
 EXPLORATORY = "Exploratory: declared as such, or decided after these runs had been seen."
 DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fltrain.experiments.items import FORMS
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.claims import DROPPED_CLAIMS, ONE_SEED
+from fltrain.reporting.claims import DROPPED_CLAIMS
 from fltrain.reporting.pages import TEMPLATES, with_links
 from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
@@ -54,7 +54,6 @@ def page(
         about=about,
         items=items,
         verdicts=[*itertools.chain(*itertools.chain(*summary["counts"].values()))],
-        claim_notes=ONE_SEED,
         dropped_claims=DROPPED_CLAIMS,
         dropped=DROPPED_CELLS,
         scale_note=" ".join(_once(items.values(), "scale_note")),

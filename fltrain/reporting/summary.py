@@ -155,11 +155,12 @@ def _marked(verdict: str, cell: TableCell) -> str:
 
 
 def true_values(cells: Iterable[TableCell]) -> str:
-    """Return how many cells of controls have true values, and how many of these the rule should confirm."""
+    """Return how many true values controls have, in how many cells, and how many the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    power = f"of which the rule can be expected to confirm {expected:.1f} with these spreads and seeds"
-    return f"{count(len(true), 'cell')} with true values, {power}"
+    values = count(len({cell.published for cell in true}), "true value")
+    power = f"the rule can be expected to confirm {expected:.1f} cells with these spreads and seeds"
+    return f"{values} in {count(len(true), 'cell')}, {power}"
 
 
 def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:

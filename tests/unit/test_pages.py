@@ -539,7 +539,7 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"{len(true)} cells with true values, of which the rule can be expected to confirm {expected:.1f} "
+        f"1 true value in {len(true)} cells, the rule can be expected to confirm {expected:.1f} cells "
         "with these spreads and seeds"
     )
 
