@@ -320,7 +320,8 @@ class Evidence:
         runs += f", restricted to {', '.join(limits)}" if limits else ""
         status = "They cover only a part of the claim. " if part else ""
         status += "Exploratory: a suggestion" if "exploratory" in row.verdict else "Confirmatory"
-        return Listed([row.claim, row.verdict, row.numbers], f"{detail} Runs: {runs}. {status}.")
+        numbers = row.numbers.replace("; ", "<br>")
+        return Listed([row.claim, row.verdict, numbers], f"{detail} Runs: {runs}. {status}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]
