@@ -481,9 +481,9 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 ```
 
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
+After `make quick`, the import keeps your five control runs, whose last digits can differ.
 `fltrain verify` checks the digests of records and makes the tables again. Then open
-`results/published/index.html`. To see training as well, run `make reproduce`, which trains the
-demonstration in three to seven minutes on two idle cores.
+`results/published/index.html`. To see training, run `make reproduce` (three to seven minutes).
 
 ## Make a claim again
 

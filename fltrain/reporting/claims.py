@@ -76,8 +76,8 @@ class Finding:
         number: main number (of each part) with its unit, its interval, and the subtraction behind it or the
             stated number.
         region: where the test looks for the number, for example ``above 0.5``.
-        reason: the place with the weakest evidence, if all places have to support the claim, and the reason
-            for *undecided*, if the interval does not show it.
+        reason: the place with the weakest evidence, if all places have to support the claim, the number of
+            diverged runs, and the reason for *undecided*, if the interval does not show it.
     """
 
     verdict: ClaimVerdict
@@ -433,7 +433,9 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     claimed = within = sides.get(test.kind, f"within {margin:.3g}")
     if stated is not None:
         claimed, within = f"{claimed} of {stated:g}", f"{within} of it"
-    shown = replace(_shown(sheet, test, numbers, place, contrasts.get(place), stated), region=within)
+    shown = _shown(sheet, test, numbers, place, contrasts.get(place), stated)
+    lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
+    shown = replace(shown, region=within, reason="".join(lost))
     if incomplete:
         return replace(shown, decision=INCOMPLETE.capitalize(), reason=INCOMPLETE)
     judged = [*numbers.at] if test.judge == "every" else [place]
@@ -455,11 +457,11 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
-    p, reasons = tried[weakest].p_inside, []
+    p, reasons = tried[weakest].p_inside, lost
     if len(tried) > 1:
         number = _number(sheet, test, means[weakest], tried[weakest].interval)
         note = f", the largest of the p values at {len(tried)} places ({weakest}: {number})"
-        reasons = [f"weakest: {number} ({weakest})"]
+        reasons = [f"weakest: {number} ({weakest})", *lost]
     reasons += [f"{count(numbers.empty, 'place')} without a number"] * bool(numbers.empty)
     contrary = sum(p < LEVEL for p in outside.values())
     reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)

@@ -462,7 +462,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "figure1.png" in page.loaded
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
-    assert "0 inconclusive" in text and "expected 1.5" in page.of("small")
+    assert "0 inconclusive" in text and "(1.5)" in page.of("small")
     assert "FLFA <always> helps" in page.of("i") and "contradicted†" in page.of("span")
     assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
     assert "figure1" not in text and "table1" not in text, "people read titles"
