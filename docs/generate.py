@@ -469,8 +469,8 @@ python3 -m venv .venv && .venv/bin/pip install uv
 .venv/bin/snakemake --cores all    # instead of `make reproduce`
 ```
 
-Use a clone: a wheel lacks `config/` and `workflow/`. Outside a checkout, `fltrain plan` stops with one
-message about the missing folder `config/scales`.
+Use a clone: a wheel lacks `config/` and `workflow/`. Outside a checkout, `fltrain plan` reports the
+missing folder `config/scales`.
 
 ## Check in five minutes
 
