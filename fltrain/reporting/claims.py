@@ -280,7 +280,7 @@ def _numbers(parts: Sequence[Finding]) -> str:
 
 # ---------------------------------------------------------------- numbers
 THE_AVERAGE = "the average"
-LOST = {DIVERGED: "diverged", DAMAGED: "damaged", MISSING: "not run"}
+LOST = {DIVERGED: "diverged", DAMAGED: "damaged", MISSING: "missing"}
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class ClaimNumbers:
             mean = replace(next(iter(at.values())), values=means)
         empty = len(every) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
-        lost = [f"{number} {text}" for text, number in counts.items() if number]
+        lost = [f"{count(number, 'run')} {text}" for text, number in counts.items() if number]
         lost += [f"{count(empty, 'place')} without a number"] if empty else []
         missed = int((lines["state"] == LATE).sum())
         counts_as = "A run that misses the target counts as its planned rounds plus one"

@@ -306,7 +306,7 @@ def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs
     found = runs.judged(POSITIVE)
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
     assert "over 3 seeds" in found.evidence, "seeds of both methods"
-    assert "1 diverged, 1 not run" in found.evidence
+    assert "1 run diverged, 1 run missing" in found.evidence
 
 
 @pytest.mark.parametrize("judge", ["average", "every"])
@@ -319,13 +319,13 @@ def test_a_gain_over_a_base_that_diverged_is_no_number(runs: Runs, judge: str) -
         for kind in ("positive", "negative"):
             found = runs.judged({**POSITIVE, "kind": kind, "judge": judge})
             assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
-            assert "3 diverged, 1 place without a number" in found.evidence
+            assert "3 runs diverged, 1 place without a number" in found.evidence
         stated = runs.judged({"kind": "value", **GAIN}, stated=80.0)
         assert (stated.verdict, stated.number) == ("undecided", "")
     runs.pairs({"b": CLEAR, "c": CLEAR, "d": CLEAR})
     found = runs.judged({**POSITIVE, "judge": judge})
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx(2.1))
-    assert "3 diverged, 1 place without a number" in found.evidence
+    assert "3 runs diverged, 1 place without a number" in found.evidence
 
 
 def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
