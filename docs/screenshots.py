@@ -146,11 +146,12 @@ class Tour:
         link.scroll_into_view_if_needed()
 
     def table(self) -> None:
-        """From the run to the table, and to its page."""
+        """From the run to the table, whose numbers are open, and to its page."""
         with self.page.expect_popup() as opened:
             self.page.get_by_role("link", name=TABLE, exact=True).click()
         self.page = opened.value
         self.page.get_by_role("link", name=f"{TABLE} (demo)").click()
+        expect(self.page.get_by_role("button", name="Collapse description")).to_be_visible()
         with self.page.expect_popup() as opened:
             self.page.get_by_role("link", name="Page", exact=True).click()
         expect(opened.value.locator("#values tbody tr").first).to_be_visible()

@@ -1,9 +1,9 @@
 """Run records, tables and figures -> MLflow: a view for browsing; you can delete and recreate it at any time.
 
 Each paper has an experiment for each scale, such as ``ecgr (published)``, with an MLflow run for each run ID.
-The experiment ``tables`` has an MLflow run per table or figure, which holds its files, and ``cells`` one per
-cell of every table, with mean, gain and verdict. Tags and descriptions link runs, cells and tables. The tag
-``order`` sorts every list.
+The experiment ``tables`` has an MLflow run per table or figure, with its numbers and files, and ``cells`` one
+per cell of every table, with mean, gain and verdict. Tags and descriptions link runs, cells and tables. The
+tag ``order`` sorts every list.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.reporting.claims import full_verdict
-from fltrain.reporting.tables.render import entries_of
+from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
+from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
+from fltrain.reporting.text import markdown_table
 from fltrain.runs.measures import COSTS, CURVES, factor, metrics_of, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
@@ -41,10 +43,13 @@ TABLES, CELLS = "tables", "cells"
 ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
 NOTES = {
-    TABLES: "All tables and figures, with their numbers of verdicts. Open one for its page and its runs.",
-    CELLS: "All cells of tables, decided verdicts first. *difference*: mean minus published value. "
-    "*gain*: paired difference to *base*. Both over *n* seeds, with 90 % intervals.",
+    TABLES: "One row per table or figure, with its verdicts. Open one for its numbers, page and runs.",
+    CELLS: "One row per cell of a table, decided verdicts first. Difference: mean minus published value. "
+    "Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
 }
+"""Descriptions of both. MLflow shows the first line above runs, and its beginning, as source, in a list."""
+ROWS = 40
+"""Longest table in a description, of which MLflow keeps 8,000 characters."""
 CELL_METRICS = (
     *("mean", "std", "published", "difference", "difference_low", "difference_high"),
     *("gain", "gain_low", "gain_high", "published_gain", "diverged", "base_diverged"),
@@ -153,11 +158,11 @@ class Export:
                 store.experiment(name, note)
             for paper in {item.paper.paper: item.paper for item in self.items}.values():
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
-                tables = link(store, "tables and figures", TABLES, place)
+                tables = link(store, TABLES, TABLES, place)
                 page = self._page(store, "Page", f"{paper.paper}/index.html")
-                # MLflow shows the first line above runs, and its beginning, as source, in a list.
-                note = f"{paper.title}: runs by cell of a table. {page}, {tables}\n\n{paper.citation}"
-                store.experiment(f"{paper.paper} ({self.scale})", note)
+                # The list is too narrow to show the links.
+                note = f"One row per training run, grouped by table cell. {paper.title}. {page}, {tables}"
+                store.experiment(f"{paper.paper} ({self.scale})", f"{note}\n\n{paper.citation}")
             present = store.present("tags.kind = 'run'") if self.runs else {}
             records = [record for record in map(self.results.record, self.runs) if record.complete]
             parts: list[Callable[[], Counter[str]]] = [
@@ -272,14 +277,21 @@ class Export:
         same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
         whole = any(file.suffix == ".html" for file in files)
         page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
+        csv = next((file for file in files if file.suffix == ".csv"), None)
+        cells = read_csv(csv) if csv and item.item.table else []
         links = [self._page(store, "Page", page)]
+        if cells:
+            place = f"tags.item = '{item.id}' and tags.scale = '{self.scale}'"
+            links.append(link(store, CELLS, CELLS, place))
         for home in sorted({self._home(run) for run, groups in self.groups.items() if item.id in groups}):
             address = opened(store.experiment(home), f"tags.items LIKE '%{item.id},%'")
             links.append(f"[runs]({address}) and [curves]({address}&compareRunsMode=CHART) in {home}")
-        note = f"{', '.join(links)}\n\n**{item.item.title}**\n\n{item.item.caption}"
-        csv = next((file for file in files if file.suffix == ".csv"), None)
-        cells = read_csv(csv) if csv and item.item.table else []
+        tagged = [(cell_tags(cell, item), cell) for cell in cells]
+        named_cells = [(tags["cell"], cell) for tags, cell in tagged]
+        numbers = numbers_of(named_cells, item.scale.reduces(item.paper)) if cells else ""
+        parts = [f"**{item.item.title}**: {', '.join(links)}", numbers, item.item.caption]
         verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
+        plain = Counter(one for cell in cells for one in ("cells", cell.verdict, cell.gain_verdict) if one)
         key = f"{item.id} ({self.scale})"
         order = f"{self.scale == 'demo':d} {key}"  # the demonstration last
         of_cells = in_words(dict(verdicts.most_common())) if verdicts else ""
@@ -288,13 +300,13 @@ class Export:
         yield TrackedRun(
             experiment=TABLES,
             key=key,
-            tags={**same, **counts, "kind": "item", "order": order, NOTE: note},
+            tags={**same, **counts, "kind": "item", "order": order, NOTE: "\n\n".join(filter(None, parts))},
             made=made,
             params={"title": item.item.title},
+            metrics=[(one.replace(" ", "_"), 0, number) for one, number in plain.items()],
             files=files,
         )
-        for number, cell in enumerate(cells):
-            tags = cell_tags(cell, item)
+        for number, (tags, cell) in enumerate(tagged):
             undecided = (None, "inconclusive", "not run")
             decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
             rank = (*decided, "verdict" in tags, "base" in tags, True).index(True)
@@ -312,6 +324,30 @@ class Export:
                 made=made,
                 metrics=[(name, 0, value) for name, value in _numbers(cell).items()],
             )
+
+
+def numbers_of(cells: Sequence[tuple[str, TableCell]], reduced: bool = False) -> str:
+    """Return the numbers of named cells, of a ``reduced`` scale or not, as a Markdown table.
+
+    It leaves out empty columns. A measure that all cells share is the heading of their values, not a part of
+    their names.
+    """
+    measures = {cell.label for _, cell in cells}
+    value = measures.pop() if len(measures) == 1 else "value"
+    columns: dict[str, list[str]] = {"cell": [], "n": []}
+    for name, cell in cells:
+        columns["cell"].append(name.removesuffix(f", {value}"))
+        columns["n"].append(str(_numbers(cell)["n"]))
+        for heading, entry in entries_of(cell, as_interval=False, reduced=reduced).items():
+            columns.setdefault(value if entry.kind == "own" else heading, []).append(entry.text)
+    forms = {
+        heading: next((form for mark, form in IN_HEADINGS.items() if mark in "".join(texts)), "")
+        for heading, texts in columns.items()
+    }
+    shown = [[key + forms[key], *texts[:ROWS]] for key, texts in columns.items() if any(texts)]
+    notes = [f"The first {ROWS} of {len(cells)} cells."] * (len(cells) > ROWS)
+    notes += [DROPPED_CELLS] * any(cell.dropped for _, cell in cells)
+    return "\n\n".join([markdown_table([*zip(*shown, strict=True)]), *notes])
 
 
 def claims_on(item: PlannedItem, summary: Path) -> str:

@@ -1,7 +1,8 @@
 """MLflow's interface to a results folder, served by this process and set up for our runs.
 
 MLflow keeps the columns and charts of a list, and the open parts of its interface, in the browser. Its page
-gets a script that sets them at the first visit; later changes by the user stay.
+gets a script that sets them at the first visit; later changes by the user stay. The script also opens long
+descriptions, and rounds numbers in lists.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ _METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid) FROM latest_metr
     WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY key DESC"""
 _TAGS = """SELECT experiment_id, key, COUNT(DISTINCT value) FROM tags JOIN runs USING (run_uuid)
     WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key"""
-_SCRIPT = """<script>
+_SCRIPT = """<style>
+.note-view-outer-container table { margin-bottom: 12px; }
+.note-view-outer-container :is(th, td) { padding: 0 16px 2px 0; }
+.note-view-outer-container th:first-child { text-align: left; }
+.note-view-outer-container td + td:not(:last-child) { white-space: nowrap; }
+</style>
+<script>
 const [start, settings] = %s;
 for (const [key, value, version] of settings) {
   if (localStorage.getItem("fltrain " + key) === version) continue;
@@ -60,6 +67,11 @@ if (!location.hash) location.replace(start);
 // MLflow's lists do not round: means of groups have up to 17 digits.
 const round = (text) => (Math.abs(text) < 1 ? Number(text).toPrecision(3) : Number(text).toFixed(2));
 new MutationObserver(() => {
+  // MLflow shows only the first lines of a run's description.
+  for (const button of document.querySelectorAll('[aria-label="Expand description"]:not([data-opened])')) {
+    button.dataset.opened = true;
+    button.click();
+  }
   for (const cell of document.querySelectorAll('.ag-cell[col-id^="metrics."]')) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {

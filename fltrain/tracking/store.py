@@ -116,7 +116,8 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
             if path and not path.exists():
                 # Creating the tables takes seconds; MLflow cannot use an incomplete database.
                 with replacing(path) as temporary:
-                    mlflow.MlflowClient(f"{SQLITE}{temporary}")
+                    # MLflow makes an experiment, which would stay empty.
+                    mlflow.MlflowClient(f"{SQLITE}{temporary}").delete_experiment("0")
             if path:
                 _check_database(path)
             yield Store(mlflow.MlflowClient(uri), artifacts_of(path) if path else None)

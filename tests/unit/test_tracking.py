@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,9 +31,18 @@ from fltrain.runs.measures import CURVES
 from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
-from fltrain.tracking.export import CELLS, TABLES, Export, _numbers, groups_of, in_words, measures_of
+from fltrain.tracking.export import (
+    CELLS,
+    TABLES,
+    Export,
+    _numbers,
+    groups_of,
+    in_words,
+    measures_of,
+    numbers_of,
+)
 from fltrain.tracking.server import colours_of, experiments, prepared, shown_of, state_of, states_of
-from fltrain.tracking.store import TrackedRun, writing
+from fltrain.tracking.store import NOTE, TrackedRun, writing
 
 from .helpers import seal, tiny, trained
 
@@ -50,6 +60,7 @@ TABLE = SimpleNamespace(
     name="table1",
     rule="table",
     paper=ECGR,
+    scale=SimpleNamespace(reduces=lambda paper: paper is ECGR),
     axes={"method": ["FedAvg", "FedProx"], "feedback": ["BP"], "dataset": ["Digits"]},
     item=SimpleNamespace(title="Accuracy", caption="The caption.", table=Table.model_validate(LAYOUT)),
     entries=[
@@ -467,8 +478,19 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert run["data"]["tags"]["verdicts"] == "1 reproduced, 1 opposite"
     assert store.files(run).keys() == {"table1.html", "table1.csv"}
     note = run["data"]["tags"]["mlflow.note.content"]
-    assert "**Accuracy**" in note and "The caption." in note
-    assert note.startswith("[Page](pages/demo/ecgr/table1.html), [runs](#/experiments/")
+    assert note.startswith("**Accuracy**: [Page](pages/demo/ecgr/table1.html), [cells](#/experiments/")
+    columns = "cell | n | accuracy, % ± SD | gain [90 % interval] | published (full scale)"
+    columns += " | difference [90 % interval] | verdict | verdict on the gain"
+    numbers = "3 | 61.50 ± 0.25 | +1.50 [-0.50, +3.50] | 64.00 | -2.50 [-4.00, -1.00]"
+    assert note.split("\n\n")[1:] == [
+        f"| {columns} |\n| --- {'| ---: ' * 7}|\n"
+        "| FedAvg | 1 | 60.00 |  |  |  |  |  |\n"
+        f"| FedProx | {numbers} | reproduced | opposite |",
+        "The caption.",
+    ]
+    assert run["data"]["metrics"] == {"cells": 2, "reproduced": 1, "opposite": 1}
+    cells = f"tags.item = '{TABLE.id}' and tags.scale = 'demo'"
+    assert quote(cells) in note and len(store.search(f"{cells} and tags.kind = 'cell'")) == 2
     # Its runs are in two experiments: one of them is an FLFA run first.
     condition = "searchFilter=tags.items%20LIKE%20%27%25ecgr/table1%2C%25%27"
     links = (") in ecgr (demo)", ") in flfa (demo)", condition, "compareRunsMode=CHART")
@@ -477,9 +499,38 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert table in store.tags(store.measured)["mlflow.note.content"]
     experiment = store.reader().get_experiment_by_name("ecgr (demo)")
     description = experiment.tags["mlflow.note.content"]
-    links = "[Page](pages/demo/ecgr/index.html), [tables and figures](#/experiments/"
-    assert description.startswith(f"ECGR: runs by cell of a table. {links}")
+    links = "[Page](pages/demo/ecgr/index.html), [tables](#/experiments/"
+    assert description.startswith(f"One row per training run, grouped by table cell. ECGR. {links}")
     assert description.endswith("\n\nAuthors, 2025")
+
+
+def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports) -> None:
+    """It shows the beginning of their source; 40 characters are more than its width."""
+    write_table(store, *table_cells(store))
+    store.export(items=[TABLE])
+    notes = {one.name: one.tags.get(NOTE, "") for one in store.reader().search_experiments()}
+    del notes["flfa (demo)"], notes["unassigned"]  # without an exported table
+    assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
+    for note in notes.values():
+        assert re.match(r"One row per [\w ,]{28}", note)
+
+
+def test_a_long_table_has_only_its_first_cells_in_the_description(store: Exports) -> None:
+    """MLflow truncates longer descriptions."""
+    _, cell = table_cells(store)
+    cells = [(f"{row}, accuracy, %", cell.replace(dropped=row == 70)) for row in range(80)]
+    *lines, _, left_out, _, dropped = numbers_of(cells).split("\n")
+    assert lines[-1].startswith("| 39 | 3 | 61.50 ± 0.25 |") and len(lines) == 2 + 40
+    assert left_out == "The first 40 of 80 cells." and dropped.startswith("† drops out")
+    assert len(numbers_of(cells)) < 6000
+
+
+def test_values_of_several_measures_have_a_general_heading(store: Exports) -> None:
+    _, cell = table_cells(store)
+    cells = [("FedProx, accuracy, %", cell), ("FedProx, time", cell.replace(label="time"))]
+    heading, _, *lines = numbers_of(cells).split("\n")
+    assert heading.startswith("| cell | n | value ± SD |")
+    assert [line.split(" | ")[0] for line in lines] == ["| FedProx, accuracy, %", "| FedProx, time"]
 
 
 def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> None:
