@@ -194,6 +194,11 @@ def nested(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from nested(argument)
 
 
+def _depth(annotation: Any) -> int:
+    """Return the number of keys that lead to the values of nested mappings; 0 for other settings."""
+    return (get_origin(annotation) is dict) + max(map(_depth, get_args(annotation)), default=0)
+
+
 def plain(value: Any) -> Any:
     """Return a setting as plain data, including ``added`` settings at their default."""
     if isinstance(value, Settings):
@@ -209,14 +214,18 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
     wrong_types: dict[tuple[str, ...], str] = {}
     for fault in error.errors(include_url=False):
         keys: tuple[str, ...] = ()
-        kinds, fields = [kind], list[FieldInfo]()
+        kinds, fields, depth = [kind], list[FieldInfo](), 0
         for part in fault["loc"]:
+            if depth and not _ALTERNATIVE.fullmatch(str(part)):  # the key of an item or axis is no field
+                keys, depth = (*keys, str(part)), depth - 1
+                continue
             fields = [one.model_fields[str(part)] for one in kinds if part in one.model_fields]
             chosen = [one for one in kinds if part in _names(one)]
             if chosen and not fields:  # discriminated unions add the chosen name to the location
                 kinds = chosen
             elif not _ALTERNATIVE.fullmatch(str(part)):
                 kinds = [inner for field in fields for inner in nested(field.annotation)] if fields else kinds
+                depth = max((_depth(field.annotation) for field in fields), default=0)
                 keys = (*keys, str(part))
         conflicts = fault.get("ctx", {}).get("error")
         if isinstance(conflicts, Conflicts):

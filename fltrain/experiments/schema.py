@@ -72,6 +72,10 @@ class Point(Settings):
     selected: str | None = None
 
 
+_LABELLED = "write a mapping from labels to values: {weak: fedprox, strong: {name: fedprox, mu: 1.0}}"
+"""Remedy for values of an axis that cannot be their own labels."""
+
+
 def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None) -> Patch:
     """Return the points of an axis in their long form, by label; ``labels`` label the values of lists."""
 
@@ -79,8 +83,10 @@ def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None
         return str(value.get("name", value) if isinstance(value, Mapping) else value)
 
     def point(value: Any, key: str) -> Any:
-        if isinstance(value, Mapping) and (not value or set(value) & set(Point.model_fields)):
-            return value
+        if isinstance(value, Mapping):
+            setting = axis in RunSpec.model_fields or "name" in value  # of a misspelled axis
+            if not (value and setting) or set(value) & set(Point.model_fields):
+                return value
         if axis == TRIAL:
             return {"trial": value}
         return {"set": located({axis: value}, place_of(written, [key])), "reported": {axis: name(value)}}
@@ -92,8 +98,10 @@ def spelled_out(axis: str, written: Any, labels: Mapping[str, str] | None = None
     points: dict[str, Any] = {}
     for place, value in enumerate(written):
         label = (labels or {}).get(name(value), name(value))
+        if isinstance(value, Mapping) and "name" not in value:
+            raise ValueError(f"axis {axis!r}: {dict(value)} in a list has no 'name' as label; {_LABELLED}")
         if label in points:
-            raise ValueError(f"axis {axis!r}: two values have the label {label!r}; write 'label: value'")
+            raise ValueError(f"axis {axis!r}: two values have the label {label!r}; {_LABELLED}")
         points[label] = point(value, str(place))
     return points
 

@@ -657,6 +657,10 @@ COLUMNS = {"kind": "bubbles", "columns": "method"}
 TWO_AXES = {"title": "x", "axes": {"method": ["fedavg", "fedprox"], "rounds": [1, 2]}, "figure": COLUMNS}
 
 
+WEAK_AND_STRONG = {"weak": "fedprox", "strong": {"name": "fedprox", "mu": 1.0}}
+LABELLED = "write a mapping from labels to values: {weak: fedprox, strong: {name: fedprox, mu: 1.0}}"
+
+
 def when(settings: Yaml) -> list[Yaml]:
     return [{"when": settings, "set": {"rounds": 7}}]
 
@@ -670,6 +674,11 @@ def when(settings: Yaml) -> list[Yaml]:
             ["toy.yaml", "normalisation"],
         ),
         (put(["fedprx"], *AXES, "method"), ["toy/table (fedprx, BP)", "'fedprx'", "'fedprox'"]),
+        # Points of an axis: a misspelled key, values without a label of their own, a misspelled axis.
+        (put({"MLP": {"sett": {"model": "mlp"}}}, *AXES, "network"), ["axes.network.MLP.sett", "'set'?"]),
+        (put([*WEAK_AND_STRONG.values()], *AXES, "method"), ["two values have the label", LABELLED]),
+        (put([WEAK_AND_STRONG], *AXES, "method"), ["'method': {'weak': 'fedprox', ", LABELLED]),
+        (put(WEAK_AND_STRONG, *AXES, "metod"), ["'metod'; did you mean 'method'?"]),
         (put(claim(item="tabel"), "claims"), ["claim 'c'", "no item 'tabel'", "'table'"]),
         (put(claim(at={"methd": "fedavg"}), "claims"), ["no axis 'methd'", "'method'"]),
         (put(["iid"], *AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
