@@ -37,7 +37,7 @@ from fltrain.core.files import digest as digest_of
 from fltrain.core.files import flush, json_text, read_arrays, replacing, save_arrays
 from fltrain.core.floats import average
 from fltrain.core.hashing import canonical_json, sha256, short_hash
-from fltrain.core.own import VARIABLE, own_remedy
+from fltrain.core.own import own_remedy
 from fltrain.data.datasets import Dataset
 from fltrain.runs.spec import RunSpec
 
@@ -267,9 +267,11 @@ class Record:
         try:
             return RunSpec.recorded(recorded)
         except FltrainError as error:
-            text = str(error)
-            named = VARIABLE in text or not re.search("unknown (?!key)", text)
-            return text if named else text + own_remedy()
+            lines = [line.strip() for line in str(error).splitlines()]  # of several, the first is a heading
+            text = "; ".join(lines[1:] or lines).removeprefix("spec.json: ")
+            unknown = re.findall(r"[\w.]+: unknown [^;(]*'", text)  # without guesses at other names
+            remedy = own_remedy() * any(": unknown key " not in one for one in unknown)
+            return ("; ".join(unknown) or text) + remedy
 
     @property
     def run_spec(self) -> RunSpec | None:
@@ -281,10 +283,8 @@ class Record:
 
     @property
     def lacking(self) -> str:
-        """Setting that the code lacks: ``method: unknown method 'mine'``, without known names; else empty."""
-        text = self._today if not self.damage and isinstance(self._today, str) else ""
-        lines = [line.strip() for line in text.splitlines()]  # of several problems, the first is a heading
-        return re.sub(r" \(known: [^)]*\)", "", "; ".join(lines[1:] or lines)).removeprefix("spec.json: ")
+        """Settings that the code lacks, such as ``method: unknown method 'mine'``; else empty."""
+        return self._today if not self.damage and isinstance(self._today, str) else ""
 
     @property
     def stale(self) -> str:

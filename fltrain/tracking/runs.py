@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -17,8 +16,8 @@ from typing import Self
 
 import pandas as pd
 
-from fltrain.core.errors import FltrainError, count
-from fltrain.core.own import places
+from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.own import own_remedy, places
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
@@ -135,7 +134,7 @@ def _warn(_folder: Path, text: str) -> None:
 def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
     """Return the chosen runs of a results folder, without stale ones.
 
-    Damaged records, and records with settings that the code lacks, are left out with a warning per cause.
+    Records with settings that the code lacks, and damaged ones, are left out, each with one warning.
 
     Raises:
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
@@ -147,14 +146,19 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     plans = {scale: plan(Path(config), scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
-    left = Counter[str]()
+    left: list[str] = []
     for record in folder.records():
         try:
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError:
-            left[record.lacking or "damaged (fltrain verify lists them)"] += 1
-    for cause, number in left.items():
-        _warn(folder.runs, f"left out: {count(number, 'record')}, {cause}")
+            left.append(record.lacking)
+    remedy, lacking = own_remedy(), list(filter(None, left))
+    if lacking:
+        causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
+        remedy *= any(text.endswith(remedy) for text in lacking)
+        _warn(folder.runs, f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
+    if damaged := left.count(""):
+        _warn(folder.runs, f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     if not runs:
         raise FltrainError(
