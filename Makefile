@@ -45,6 +45,9 @@ golden docs: export FLTRAIN_PATH :=
 
 .PHONY: help env quick reproduce tables results test test-slow test-gpu coverage golden lint format docs ui lock clean
 
+.DEFAULT:
+	$(error unknown target or missing file '$@'; `make help` lists the targets)
+
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=$(PYTHON)] [CORES=$(CORES)] [PORT=$(PORT)] [SCALE=$(SCALE)]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -27,22 +27,29 @@ def compare(
     metric: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first one of the "
-            "item that you name, or final_accuracy)."
+            "item that you name, or final_accuracy).",
         ),
     ] = None,
     over: Annotated[
         str | None,
         typer.Option(
+            metavar="SETTINGS",
             help="Settings to compare instead of an item's cells, by dotted names (default: method and "
-            "plug-ins)."
+            "plug-ins).",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(help="Variant of these settings to compare with (default: fedavg, or the first one)."),
+        typer.Option(
+            metavar="VARIANT",
+            help="Variant of these settings to compare with (default: fedavg, or the first one).",
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write all numbers to this CSV file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all numbers to this CSV file.")
+    ] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:

@@ -10,6 +10,8 @@ import typer
 
 from fltrain.cli.options import ResultsOption
 from fltrain.cli.output import print_table
+from fltrain.core.config import check_known
+from fltrain.core.own import own_remedy
 from fltrain.runs.record import Results
 
 if TYPE_CHECKING:
@@ -53,12 +55,13 @@ def fetch_data(
 
     Files in the folder FLTRAIN_DATA are not downloaded, and prepared datasets are not prepared again.
     """
-    from fltrain.data.datasets import Dataset
+    from fltrain.data.datasets import Dataset, registry
     from fltrain.data.prepared import load_or_prepare
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     folder = Results(results)
-    for dataset in [Dataset.parse({"name": name, "image_size": image_size}, "dataset") for name in names]:
+    check_known("unknown dataset", names, registry(), remedy=own_remedy())
+    for dataset in [Dataset.parse({"name": name, "image_size": image_size}, name) for name in names]:
         path = folder.data(dataset)
         _show(dataset.entry, load_or_prepare(dataset, path, folder.downloads), path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import typer
 from fltrain.cli import options
 from fltrain.cli.output import print_table
 from fltrain.core.config import check_known
-from fltrain.core.errors import FltrainError, count, duration
+from fltrain.core.errors import FltrainError, count, duration, listed
 from fltrain.core.files import write_text
 from fltrain.experiments.costs import GPUS, SHARES, Range, hours, run_table, together
 from fltrain.experiments.plan import plan
@@ -31,9 +32,14 @@ def show_plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Time on this machine, from a short run of each network.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Device to measure: auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="Device to measure: auto, cpu, cuda or cuda:N.")
+    ] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Write a table of the runs and their multiply-adds to this CSV file.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a table of the runs and their multiply-adds to this CSV file."
+        ),
     ] = None,
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
@@ -95,8 +101,8 @@ def show_plan(
     typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
     optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
     print_table(("item", "title", *numbers), [*rows, (), total], right=numbers, optional=optional)
-    cohorts = (spec.participation.in_words(spec.partition.clients) for spec in runs.values())
-    typer.echo(f"cohorts: {', '.join(dict.fromkeys(cohorts))}")
+    cohorts = Counter(spec.participation.in_words(spec.partition.clients) for spec in runs.values())
+    typer.echo(f"cohorts: {listed((cohort for cohort, _ in cohorts.most_common()), 3)}")
     prefixes = "G 1e9, T 1e12, P 1e15, E 1e18"
     typer.echo(f"multiply-adds: of convolutions and linear layers ({prefixes}); mean per run")
     if unknown := [spec.dataset.name for run, spec in runs.items() if run not in counts]:

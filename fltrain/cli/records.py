@@ -21,11 +21,16 @@ app = typer.Typer(
 
 @app.command("export")
 def export_archive(
-    archive: Annotated[Path, typer.Argument(help="Archive to write, for example records.tar.gz.")],
+    archive: Annotated[
+        Path, typer.Argument(metavar="ARCHIVE", help="Archive to write, for example records.tar.gz.")
+    ],
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Run IDs (default: all records that are not stale).")
+        list[str] | None,
+        typer.Argument(metavar="RUN", help="Run IDs (default: all records that are not stale)."),
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="Export all trained runs of a scale.")] = None,
+    scale: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Export all trained runs of a scale.")
+    ] = None,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
@@ -53,7 +58,9 @@ def export_archive(
 
 @app.command("import")
 def import_archive(
-    archive: Annotated[Path, typer.Argument(help="Archive from `fltrain records export`.")],
+    archive: Annotated[
+        Path, typer.Argument(metavar="ARCHIVE", help="Archive from `fltrain records export`.")
+    ],
     results: ResultsOption = Path("results"),
 ) -> None:
     """Import the records of an archive into RESULTS/runs.

@@ -14,7 +14,9 @@ from fltrain.runs.record import Results
 
 
 def select(
-    item: Annotated[str, typer.Argument(help="Item with the trials, for example fair/trials.")],
+    item: Annotated[
+        str, typer.Argument(metavar="ITEM", help="Item with the trials, for example fair/trials.")
+    ],
     scale: ScaleOption,
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),

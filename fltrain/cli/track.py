@@ -22,7 +22,9 @@ def track(
     uri: Annotated[
         str | None,
         typer.Option(
-            envvar="MLFLOW_TRACKING_URI", help="MLflow store (default: sqlite:///RESULTS/mlflow.db)."
+            envvar="MLFLOW_TRACKING_URI",
+            metavar="URI",
+            help="MLflow store (default: sqlite:///RESULTS/mlflow.db).",
         ),
     ] = None,
     every: Annotated[

@@ -92,7 +92,8 @@ def _patch(key: str, text: str) -> dict[str, Any]:
 
 def train(
     specs: Annotated[
-        list[str], typer.Argument(help="YAML or JSON files with one run each; - reads one from stdin.")
+        list[str],
+        typer.Argument(metavar="FILE", help="YAML or JSON files with one run each; - reads one from stdin."),
     ],
     results: ResultsOption = Path("results"),
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda or cuda:N.")] = "auto",

@@ -15,7 +15,8 @@ from fltrain.runs.record import Results
 def verify(
     results: ResultsOption = Path("results"),
     scale: Annotated[
-        str | None, typer.Option(help="Check only the tables of this scale (default: of all scales).")
+        str | None,
+        typer.Option(metavar="NAME", help="Check only the tables of this scale (default: of all scales)."),
     ] = None,
     config: ConfigOption = Path("config"),
 ) -> None:

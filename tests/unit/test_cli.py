@@ -106,6 +106,7 @@ def test_commands_and_their_options_are_documented() -> None:
         assert command.help
         for parameter in command.params:
             assert parameter.help, f"{path} {parameter.name}"
+        assert not re.findall(r"<(?!run id>).*>|{[a-z]", cli(*path, "--help").stdout), "a type, or no metavar"
 
 
 def spec(**changes: Any) -> str:
@@ -375,7 +376,7 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
     ("arguments", "message"),
     [
         ("trian", "no such command 'trian'. Did you mean 'train', 'track'? (see fltrain --help)"),
-        ("train", "missing argument 'specs' (see fltrain train --help)"),
+        ("train", "missing argument 'FILE' (see fltrain train --help)"),
         (
             "data fetch --imagesize 3 mnist",
             "(Possible options: --image-size) (see fltrain data fetch --help)",
@@ -456,7 +457,7 @@ def test_data_are_fetched_once_and_shown() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("fetch digits digit", ["unknown dataset 'digit'; did you mean 'digits'?\n"]),
+        ("fetch digits digit", ["error: unknown dataset 'digit'; did you mean 'digits'?\n"]),
         ("fetch by-hand", ["'by-hand'", "Ask its owner.", OFFLINE, "by-hand.zip"]),
     ],
 )
@@ -508,6 +509,18 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     further = "\n1 further run that no item of one declares (fltrain compare --results results)\n"
     assert further in cli("status", "toy_table", "--scale", "one").stdout
+
+
+def test_plan_names_the_most_frequent_cohorts(config: Path) -> None:
+    (measured,) = TWO_METHODS["table"]["measures"]
+    axes = {"participation": [0.25, 0.5, 0.75, 1.0]}
+    shares = {"title": "Shares", "axes": axes, "table": {"rows": "participation", "measures": [measured]}}
+    methods = {**TWO_METHODS, "settings": {"participation": 1.0}}
+    write_config(config, {"shares": shares, "table": methods}, partition={"name": "iid", "clients": 4})
+    cohorts = (
+        "cohorts: 4 of 4 clients per round, 1 of 4 clients per round, 2 of 4 clients per round and 1 more"
+    )
+    assert f"\n{cohorts}\n" in cli("plan", "--scale", "one").stdout
 
 
 @pytest.mark.parametrize(

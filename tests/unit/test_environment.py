@@ -132,6 +132,14 @@ def test_make_env_tells_why_a_python_cannot_be_used(command: str, line: str, tmp
     assert all(text.startswith("make: ") for text in rest)
 
 
+def test_make_names_an_unknown_target(tmp_path: Path) -> None:
+    failed = subprocess.run(
+        ["make", "-f", ROOT / "Makefile", "quik"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert failed.returncode == 2
+    assert "unknown target or missing file 'quik'; `make help` lists the targets" in failed.stderr
+
+
 def test_make_env_does_not_keep_an_environment_of_another_python_silently(tmp_path: Path) -> None:
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
