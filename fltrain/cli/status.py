@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,11 @@ from fltrain.cli.output import print_table, print_text
 from fltrain.core.errors import count, listed
 from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
-from fltrain.runs.record import Results
+from fltrain.runs.record import Record, Results
+from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import RunStatus, changed_runs, stale_runs
 
+_MISSING = "not trained"
 _VERIFY, _CHANGED = "verify", "status --changed"
 _LISTED_BY = {"damaged": _VERIFY, "stale": _VERIFY, "completed": _CHANGED, "diverged": _CHANGED}
 """Command that lists the runs of a state, if they differ in their details."""
@@ -39,6 +42,7 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
+    If you name no scale and the folder only has runs that the default scale lacks, it lists these.
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
     has to be retrained. A damaged record was changed after training; tables leave it out.
     """
@@ -49,14 +53,20 @@ def status(
         for run in changed_runs(planned.runs, folder):
             typer.echo(folder.run(run) / "summary.json")
         return
-    stale = stale_runs(planned.runs, folder)
-    states = {run: RunStatus.of(spec, folder, stale.get(run)) for run, spec in planned.runs.items()}
+    specs: Mapping[str, RunSpec | None] = planned.runs
+    states, other = _states(specs, folder), dict[str, RunSpec | None]()
+    chosen = scale != options.DEMO or items or seeds or where
+    if not chosen and all(state.name == _MISSING for state in states.values()):
+        records = [record for record in map(Record, folder.folders()) if record.run_id not in specs]
+        other = {record.run_id: record.run_spec if record.usable else None for record in records}
+    if other:
+        specs, states = other, _states(other, folder)
     rows = []
     for run, state in states.items():
-        members = ", ".join(planned.memberships[run])
+        members, spec = ", ".join(planned.memberships.get(run, ())), specs[run]
         final = "" if state.final is None else f"{100 * state.final:.2f}"
         seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
-        rows.append((run, str(planned.runs[run].seed), members, state.name, final, seconds))
+        rows.append((run, str(spec.seed) if spec else "", members, state.name, final, seconds))
     numbers = ("final accuracy, %", "seconds")
     print_table(("run", "seed", "items", "status", *numbers), rows, right=numbers, whole=["run"])
     details: dict[str, dict[str, list[str]]] = {}
@@ -64,7 +74,7 @@ def status(
         if state.detail:
             details.setdefault(state.name, {}).setdefault(state.detail, []).append(run)
     for name, same in details.items():
-        if len(same) > 1 and name in _LISTED_BY:
+        if len(same) > 1 and name in _LISTED_BY and not (other and _LISTED_BY[name] == _CHANGED):
             why = ", trained by changed or unrecorded code" if _LISTED_BY[name] == _CHANGED else ""
             command = f"fltrain {_LISTED_BY[name]} --scale {scale} --results {results}"
             print_text(f"{sum(map(len, same.values()))} {name}{why}: see {command}")
@@ -73,8 +83,7 @@ def status(
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
     if further := sum(record.run_id not in whole.runs for record in folder.records()):
         print_text(
-            f"{count(further, 'further run')} that no item of {scale} declares (fltrain compare --results "
-            f"{results})"
+            f"{count(further, 'run')} that no item of {scale} declares (fltrain compare --results {results})"
         )
     if outdated := outdated_pages(folder.root / scale):
         print_text(
@@ -82,4 +91,10 @@ def status(
             f"snakemake --config scale={scale} train=false"
         )
     counts = Counter(state.name for state in states.values())
-    print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())))
+    missing = f"; of {scale}: {len(planned.runs)} {_MISSING}" if other else ""
+    print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())) + missing)
+
+
+def _states(specs: Mapping[str, RunSpec | None], results: Results) -> dict[str, RunStatus]:
+    stale = stale_runs(specs, results)
+    return {run: RunStatus.of(run, spec, results, stale.get(run)) for run, spec in specs.items()}

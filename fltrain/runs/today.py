@@ -182,20 +182,25 @@ class RunStatus(NamedTuple):
     seconds: float | None = None
 
     @classmethod
-    def of(cls, spec: RunSpec, results: Results, stale: Record | None = None) -> Self:
-        """Return the status of a run, which may have a stale record."""
-        record = results.record(spec.run_id)
+    def of(cls, run: str, spec: RunSpec | None, results: Results, stale: Record | None = None) -> Self:
+        """Return the status of a run, which may have a stale record of another ID.
+
+        ``spec`` is None if today's code cannot read it, and has another ID if the run's own record is stale.
+        """
+        record = results.record(run)
         if record.complete:
             try:
-                record.check_settings(spec)
                 summary, seconds = record.summary, record.costs["seconds"]["total"]
+                if spec is None or spec.run_id != run:
+                    return cls("stale", record.stale)
+                record.check_settings(spec)
                 change = changed_code(record, spec)
                 return cls(summary["status"], change, summary["accuracy"]["final"], seconds)
             except FltrainError as error:
                 return cls("damaged", str(error))
-        if held(results.lease(spec.run_id)):
+        if held(results.lease(run)):
             return cls("training")
-        if finished := results.saved_rounds(spec.run_id):
+        if finished := results.saved_rounds(run):
             return cls("stopped", f"after round {finished}; the next start resumes there")
         if os.path.exists(record.folder / "train.log"):
             return cls("started")

@@ -507,7 +507,7 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     assert planned()[4] == "1"
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
-    further = "\n1 further run that no item of one declares (fltrain compare --results results)\n"
+    further = "\n1 run that no item of one declares (fltrain compare --results results)\n"
     assert further in cli("status", "toy_table", "--scale", "one").stdout
 
 

@@ -190,9 +190,9 @@ def test_another_run_with_the_same_id_is_refused(tmp_path: Path, monkeypatch: py
     message = f"{one.run_id}: {record.folder} is the record of other settings with the same ID"
     with pytest.raises(FltrainError, match=re.escape(message)):
         trained(other, results.root)
-    state = RunStatus.of(other, results)
+    state = RunStatus.of(other.run_id, other, results)
     assert (state.name, state.detail.startswith(message)) == ("damaged", True)
-    assert RunStatus.of(one, results).name == "completed"
+    assert RunStatus.of(one.run_id, one, results).name == "completed"
 
 
 def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_folder_and_a_lock_of_another_user_are_read(measured: Record, tmp_path
     lease = results.lease(MEASURED.run_id)
 
     def status() -> str:
-        return RunStatus.of(MEASURED, results).name
+        return RunStatus.of(MEASURED.run_id, MEASURED, results).name
 
     def looks() -> None:
         folder.chmod(0)

@@ -141,7 +141,7 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
     record = Record(Path(shutil.copytree(prox.folder, results.run(prox.run_id))))
     original = record.provenance
     assert original["sources"] == source_digests(spec)
-    assert RunStatus.of(spec, results).detail == "" and notes_on([record, record]) == []
+    assert RunStatus.of(spec.run_id, spec, results).detail == "" and notes_on([record, record]) == []
     (tmp_path / "run.json").write_text(spec.to_json())
     arguments = ("train", tmp_path / "run.json", "--results", results.root)
     edited = {**original["sources"], "methods.fedprox": "0"}
@@ -152,7 +152,7 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
         write_json(record.folder / "provenance.json", sealed({**original, "sources": sources}))
         changed = Record(record.folder)
         assert changed.usable and changed_code(changed, spec) == expected
-        assert RunStatus.of(spec, results)[:2] == ("completed", expected)
+        assert RunStatus.of(spec.run_id, spec, results)[:2] == ("completed", expected)
         assert cli(*arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
         assert changed_modules(changed, spec) == (["methods.fedprox"] if sources else [])
     assert changed_code(trained(spec, results.root), spec) == ""

@@ -16,7 +16,7 @@ from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import RunStatus, stale_runs
 
-from .helpers import MISSING, TWO_METHODS, Cells, cli, tiny, write_config
+from .helpers import MISSING, PAPER, SCALE, TWO_METHODS, Cells, cli, seal, tiny, write_config, write_papers
 
 SUMMARY = {"status": "completed", "accuracy": {"final": 0.5}, "digests": {}}
 COSTS = {"seconds": {"total": 2.0}}
@@ -84,7 +84,7 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
     run, checkpoints = results.record(spec.run_id), results.checkpoints(spec.run_id)
 
     def status(stale: Record | None = None) -> tuple[str, str]:
-        return RunStatus.of(spec, results, stale)[:2]
+        return RunStatus.of(spec.run_id, spec, results, stale)[:2]
 
     assert status() == ("not trained", "")
     assert status(stale) == ("stale", f"methods 1 -> 2 ({made.run_id})")
@@ -130,6 +130,38 @@ def test_status_names_stale_and_damaged_runs(
         f"2 damaged: see fltrain verify --scale one --results {results.root}",
         "2 damaged, 1 not trained, 1 stale",
     ]
+
+
+def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(tmp_path: Path, results: Results) -> None:
+    config = write_papers(tmp_path / "config", PAPER, scale={**SCALE, "scale": "demo"})
+    place = ("--results", results.root, "--config", config)
+
+    def listed(*arguments: str) -> dict[str, str]:
+        *lines, last = cli("status", *arguments, *place).stdout.splitlines()
+        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│ digits-" in line]
+        return {run: f"seed {seed} {status}" for run, seed, _, status, *_ in cells} | {"": last}
+
+    declared = dict.fromkeys([tiny().run_id, tiny(method="fedprox").run_id], "seed 0 not trained")
+    declared |= {"": "2 not trained"}
+    assert listed() == declared, "an empty folder"
+    own, unknown, damaged = (record(tiny(seed=seed), results) for seed in (7, 8, 9))
+    data = {**json.loads((unknown.folder / "spec.json").read_text()), "method": {"name": "mine"}}
+    (unknown.folder / "spec.json").write_text(json.dumps(data))
+    seal(unknown.folder)
+    (damaged.folder / "summary.json").write_text("{")
+    begun = tiny(seed=10).run_id
+    results.run(begun).mkdir()
+    (results.run(begun) / "train.log").touch()
+    assert listed() == {
+        own.run_id: "seed 7 completed",
+        unknown.run_id: "seed  stale",
+        damaged.run_id: "seed  damaged",
+        begun: "seed  started",
+        "": "1 completed, 1 damaged, 1 stale, 1 started; of demo: 2 not trained",
+    }
+    assert listed("toy/table", "--seeds", "1") == listed("toy") == declared
+    record(tiny(), results)
+    assert listed() == declared | {tiny().run_id: "seed 0 completed", "": "1 completed, 1 not trained"}
 
 
 def rows(text: str) -> dict[str, str]:
