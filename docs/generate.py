@@ -588,7 +588,10 @@ def results() -> str:
     papers = by_paper(lambda paper: listed(known.main(paper)), notes_on)
     ran = sum(bool(known.decided(paper)) for paper in MAIN)
     counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
-    datasets = ", ".join(f"{runs} runs on {title}" for title, runs in counts.most_common())
+    datasets = ", ".join(
+        f"{runs} runs on {title.replace('Handwritten', 'handwritten')}"
+        for title, runs in counts.most_common()
+    )
     fair = ([part, runs, tuned, default] for part, _, runs, *_, tuned, default in known.fair() if tuned)
     controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
     return RESULTS.format(

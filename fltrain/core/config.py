@@ -23,14 +23,13 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _ALTERNATIVE = re.compile(r"(constrained-)?(bool|int|float|str)|(literal|tuple|function-[\w-]+)\[.*")
 """Pydantic's names of the alternatives of a setting, as parts of the place of a fault."""
 _LIST = "input should be a list ([a, b], or [a] for a single one)"
+_MAPPING = "input should be a mapping ({key: value})"
 _WANTED = {
     "bool_type": "input should be true or false",
     "tuple_type": _LIST,
     "list_type": _LIST,
-    "model_type": "input should be a mapping",
-    "model_attributes_type": "input should be a mapping",
-    "dict_type": "input should be a mapping",
-    "is_instance_of": "input should be a mapping",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "is_instance_of"), _MAPPING),
+    "union_tag_not_found": _MAPPING,
 }
 """Message by type of fault, for faults whose message by pydantic names types of Python."""
 _SYNONYMS = {
@@ -262,7 +261,13 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     names = [one for field in fields for one in field.metadata if isinstance(one, KnownNames)]
     if kind == "missing" and names:
         return f"field required (known: {', '.join(names[0])})"
+    if kind == "union_tag_invalid":
+        key, tag, expected = (fault["ctx"][one] for one in ("discriminator", "tag", "expected_tags"))
+        known = re.findall("'(.*?)'", expected)
+        return f"unknown {key[1:-1]} {tag!r}{hint(tag, known)}"
     message = _WANTED.get(kind) or fault["msg"].removeprefix("Value error, ")
+    if names and message == _MAPPING:
+        message = "input should be one name, or a mapping with 'name'"
     message = re.sub("^(Tuple|Dictionary) (should have .* items?).*", r"input \2", message)
     message = message[0].lower() + message[1:]
     if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
@@ -271,6 +276,8 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
             message += f"; write {shown:.0f}"
         if kind in ("int_type", "float_type") and re.fullmatch(r"[-+]?[0-9]*,[0-9.,eE+-]+", str(shown)):
             message += f"; {NO_COMMA}"
+    elif isinstance(shown, list | tuple) and kind.endswith(("_type", "_tag_not_found")) and message != _LIST:
+        message += ", got a list"
     return message
 
 

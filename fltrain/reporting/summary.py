@@ -158,9 +158,9 @@ def true_values(cells: Iterable[TableCell]) -> str:
     """Return how many true values controls have, in how many cells, and how many the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    values = count(len({cell.published for cell in true}), "true value")
-    power = f"the rule can be expected to confirm {expected:.1f} cells with these spreads and seeds"
-    return f"{values} in {count(len(true), 'cell')}, {power}"
+    values = len({cell.published for cell in true})
+    power = f"with these spreads and seeds, the rule should confirm about {expected:.1f} of them"
+    return f"{count(len(true), 'cell')} with true values ({values} different ones); {power}"
 
 
 def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:

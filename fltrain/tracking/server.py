@@ -37,8 +37,13 @@ COLUMNS = {
 """Columns of the lists of tables and of cells, with their widths in pixels: 1,400 show all of them."""
 STATUS = 44
 """Width of MLflow's column *Created*, which cannot be hidden: its icon shows the status of a run."""
-TAGS = {"method": 80, "plugins": 80, "dataset": 80, "skew": 115, "seed": 55}
-"""Tags in lists of runs, with the widths of their columns; those that differ within a list come first."""
+TAGS = {
+    **{"tags.`method`": 80, "tags.`plugins`": 80, "tags.`dataset`": 80, "tags.`skew`": 115},
+    "tags.`seed`": 55,
+}
+"""Tags in lists of runs, with the widths of their columns."""
+SETTINGS, SETTING = 7, 115
+"""Most columns of tags and parameters in such a list, and the width of a parameter's column."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -48,8 +53,14 @@ _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run
     WHERE key = 'cell' AND value LIKE '% · %'"""
 _METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid) FROM latest_metrics JOIN runs USING (run_uuid)
     WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY key DESC"""
-_TAGS = """SELECT experiment_id, key, COUNT(DISTINCT value) FROM tags JOIN runs USING (run_uuid)
-    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key"""
+_SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
+    FROM tags JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key
+    UNION ALL SELECT experiment_id, 'params.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
+    FROM params JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active'
+    AND key NOT IN ('method.name', 'plugins', 'seed', 'dataset.name') AND key NOT GLOB 'partition.*'
+    AND key NOT GLOB 'revisions.*' AND key NOT GLOB 'evaluation.*' GROUP BY experiment_id, key
+    ORDER BY 4 DESC, 3 DESC"""
+"""Number of values of each tag and of each parameter that no tag has; settings of most runs come first."""
 _SCRIPT = """<style>
 .note-view-outer-container table { margin-bottom: 12px; }
 .note-view-outer-container :is(th, td) { padding: 0 16px 2px 0; }
@@ -94,13 +105,26 @@ def shown_of(metrics: Mapping[str, Set[str]]) -> list[str]:
     return [*dict.fromkeys([*needed, *usual[:2]])][:3]
 
 
-def state_of(name: str, metrics: Mapping[str, Set[str]], tags: Mapping[str, int]) -> dict[str, Any]:
+def settings_of(values: Mapping[str, int]) -> dict[str, int]:
+    """Return columns of settings with their widths: differing tags and parameters, then tags that are equal.
+
+    Args:
+        values: number of different values by column; the first parameters are shown.
+    """
+    tags = sorted(TAGS, key=lambda tag: values.get(tag, 1) == 1)
+    differing = [column for column, number in values.items() if number > 1 and column.startswith("params.")]
+    place = sum(values.get(tag, 1) > 1 for tag in tags)
+    shown = [*tags[:place], *differing, *tags[place:]][:SETTINGS]
+    return {column: TAGS.get(column, SETTING) for column in shown}
+
+
+def state_of(name: str, metrics: Mapping[str, Set[str]], settings: Mapping[str, int]) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
 
     Args:
         name: of the experiment.
         metrics: its runs that have a metric.
-        tags: number of different values of a tag.
+        settings: number of different values of tags and parameters, by column.
     """
     numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
@@ -108,7 +132,7 @@ def state_of(name: str, metrics: Mapping[str, Set[str]], tags: Mapping[str, int]
     shown += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     columns = COLUMNS.get(name) or {
         **{NAME: 340, **{f"metrics.`{metric}`": max(125, 7 * len(metric) + 20) for metric in shown}},
-        **{f"tags.`{tag}`": TAGS[tag] for tag in sorted(TAGS, key=lambda tag: tags.get(tag, 1) == 1)},
+        **settings_of(settings),
     }
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
@@ -176,11 +200,12 @@ def colours_of(database: Path) -> dict[str, str]:
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
     runs: list[Any] = [(of, metric, set(ids.split(","))) for of, metric, ids in read(database, _METRICS)]
-    answers = runs, read(database, _TAGS)
+    answers = runs, read(database, _SETTINGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {
         key % experiment: state_of(
-            name, *({one: number for of, one, number in found if str(of) == experiment} for found in answers)
+            name,
+            *({one: number for of, one, number, *_ in found if str(of) == experiment} for found in answers),
         )
         for name, experiment in experiments(database).items()
     }

@@ -539,8 +539,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"1 true value in {len(true)} cells, the rule can be expected to confirm {expected:.1f} cells "
-        "with these spreads and seeds"
+        f"{len(true)} cells with true values (1 different ones); with these spreads and seeds, the rule "
+        f"should confirm about {expected:.1f} of them"
     )
 
 

@@ -736,10 +736,15 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
     experiment = experiments(exported.path)["ecgr (demo)"]
     (state,) = [one for key, one in states_of(exported.path).items() if f'"{experiment}"' in key]
     columns = [column.partition(".")[2].strip("`") for column in state["selectedColumns"]]
-    assert columns == ["Run Name", "final_accuracy", "method", "plugins", "dataset", "skew", "seed"]
+    differing = ["method", "plugins", "dataset", "skew", "seed"]
+    assert columns == ["Run Name", "final_accuracy", *differing]
     metrics = {"best_accuracy": {"a"}, "final_accuracy": {"a", "b", "c"}, "seconds": {"a", "b", "c"}}
-    varying = state_of("ecgr (demo)", metrics, {"method": 1, "seed": 2, "items": 3})["selectedColumns"]
-    assert varying[1:4] == ["metrics.`final_accuracy`", "tags.`seed`", "tags.`method`"]
+    values = {"tags.`items`": 3, "tags.`seed`": 2, "params.`rounds`": 2, "params.`training.lr`": 2}
+    values |= {"tags.`method`": 1, "params.`model.name`": 1}
+    shown = state_of("ecgr (demo)", metrics, values)["selectedColumns"]
+    assert shown[1:3] == ["metrics.`final_accuracy`", "tags.`seed`"]
+    equal = ["tags.`method`", "tags.`plugins`", "tags.`dataset`", "tags.`skew`"]
+    assert shown[3:] == ["params.`rounds`", "params.`training.lr`", *equal]
 
 
 def test_each_run_has_a_number_in_the_first_columns() -> None:
