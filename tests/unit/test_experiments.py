@@ -682,6 +682,12 @@ def when(settings: Yaml) -> list[Yaml]:
         (put(claim(item="tabel"), "claims"), ["claim 'c'", "no item 'tabel'", "'table'"]),
         (put(claim(at={"methd": "fedavg"}), "claims"), ["no axis 'methd'", "'method'"]),
         (put(["iid"], *AXES, "value"), ["items.table.axes", "'value' is taken by a column"]),
+        (
+            put(TWO_AXES | {"figure": {"kind": "bubble"}}, "items", "x"),
+            ["unknown kind 'bubble'", "'bubbles'?"],
+        ),
+        (put("fedavg", *MEASURE, "gain_over"), ["gain_over: input should be a mapping ({key: value})"]),
+        (put(["fedavg"], "settings", "method"), ["one name, or a mapping with 'name', got a list"]),
         (put(None, *TABLE, "table", "columns"), ["toy/table", "'plugin'"]),
         (put("final_acc", *MEASURE, "measure"), ["toy/table", "'final_acc'", "'final_accuracy'"]),
         (put("rounds_to_target", *MEASURE, "measure"), ["toy/table", "needs 'target_of'"]),
