@@ -182,7 +182,8 @@ def _refusing(where: str, text: str = "") -> Iterator[None]:
     except (yaml.YAMLError, ValueError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
         place = f"{mark.name}: line {mark.line + 1}" if mark else where
-        remedy = ""
+        remedy = "; check the indentation of this line and the line before"
+        remedy *= "mapping values" in str(problem) or "block" in str(problem)
         if mark and "cannot start any token" in str(problem):
             letter = text[mark.index : mark.index + 1]
             remedy = f"; write a text that begins with {letter!r} in quotes"

@@ -98,9 +98,8 @@ class Comparison:
         """Notes below the table; the page's notes come first."""
         marked = ["Difference: minus published, with its 90 % interval."]
         marked *= any(cell.interval("difference_") for cell in self.cells)
-        unpaired = [cell for cell in self.cells if 0 < len(cell.gains) < cell.n]
-        if any(not cell.interval("gain_") for cell in unpaired):
-            marked.append("A gain has no interval if too few seeds have both runs.")
+        if any(cell.gains and not cell.interval("gain_") for cell in self.cells):
+            marked.append("A gain has no interval if fewer than three seeds have both runs.")
         marked += own_margins(self.cells)
         marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
         marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []

@@ -161,7 +161,7 @@ class Export:
                 tables = link(store, TABLES, TABLES, place)
                 page = self._page(store, "Page", f"{paper.paper}/index.html")
                 # The list is too narrow to show the links.
-                note = f"One row per training run, grouped by table cell. {paper.title}. {page}, {tables}"
+                note = f"{paper.title}. One row per training run, grouped by table cell. {page}, {tables}"
                 store.experiment(f"{paper.paper} ({self.scale})", f"{note}\n\n{paper.citation}")
             present = store.present("tags.kind = 'run'") if self.runs else {}
             records = [record for record in map(self.results.record, self.runs) if record.complete]

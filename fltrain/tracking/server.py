@@ -77,16 +77,18 @@ for (const [key, value, version] of settings) {
 if (!location.hash) location.replace(start);
 // MLflow's lists do not round: means of groups have up to 17 digits.
 const round = (text) => (Math.abs(text) < 1 ? Number(text).toPrecision(3) : Number(text).toFixed(2));
+const shorten = (text) => String(Number(Number(text).toPrecision(6)));
 new MutationObserver(() => {
   // MLflow shows only the first lines of a run's description.
   for (const button of document.querySelectorAll('[aria-label="Expand description"]:not([data-opened])')) {
     button.dataset.opened = true;
     button.click();
   }
-  for (const cell of document.querySelectorAll('.ag-cell[col-id^="metrics."]')) {
+  for (const cell of document.querySelectorAll('.ag-cell:is([col-id^="metrics."], [col-id^="params."])')) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    const way = cell.getAttribute("col-id").startsWith("params.") ? shorten : round;
     while (texts.nextNode()) {
-      const node = texts.currentNode, rounded = node.data.replace(/-?\\d+\\.\\d+/, round);
+      const node = texts.currentNode, rounded = node.data.replace(/-?\\d+\\.\\d+/, way);
       if (rounded !== node.data) node.data = rounded;
     }
   }
@@ -106,16 +108,14 @@ def shown_of(metrics: Mapping[str, Set[str]]) -> list[str]:
 
 
 def settings_of(values: Mapping[str, int]) -> dict[str, int]:
-    """Return columns of settings with their widths: differing tags and parameters, then tags that are equal.
+    """Return columns with their widths: tags, then parameters, that differ; all tags if nothing differs.
 
     Args:
         values: number of different values by column; the first parameters are shown.
     """
-    tags = sorted(TAGS, key=lambda tag: values.get(tag, 1) == 1)
     differing = [column for column, number in values.items() if number > 1 and column.startswith("params.")]
-    place = sum(values.get(tag, 1) > 1 for tag in tags)
-    shown = [*tags[:place], *differing, *tags[place:]][:SETTINGS]
-    return {column: TAGS.get(column, SETTING) for column in shown}
+    shown = [*(tag for tag in TAGS if values.get(tag, 1) > 1), *differing][:SETTINGS]
+    return {column: TAGS.get(column, SETTING) for column in shown or TAGS}
 
 
 def state_of(name: str, metrics: Mapping[str, Set[str]], settings: Mapping[str, int]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert lines["fedprox training.lr=0.1"]["gain"] == pytest.approx(8 / 3)
     assert compared.frame["training.lr"].tolist() == [0.1, 0.1, 0.5, 0.5]
     assert compared.rows()[3]["training.lr"] == "0.5" and "condition" not in compared.rows()[0]
-    page, note = compared.notes
+    page, lacking, note = compared.notes
+    assert lacking == "A gain has no interval if fewer than three seeds have both runs."
     gain = "Gain: minus fedavg, paired by seed, with its 90 % interval."
     assert page == f"Mean ± standard deviation over up to 3 seeds. {gain}"
     assert note == (
@@ -429,7 +430,7 @@ def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     assert (base["seeds"], other["seeds"]) == ("2 of 3", "2 of 3")
     assert "1 of 3 damaged" in base["final accuracy, %"] and "1 of 3 not run" in other["final accuracy, %"]
     assert other["gain"].endswith("(1 pair)")
-    assert "A gain has no interval if too few seeds have both runs." in compared.notes
+    assert "A gain has no interval if fewer than three seeds have both runs." in compared.notes
 
 
 # ------------------------------------------------------------------------------------------ runs by settings

@@ -213,9 +213,9 @@ def test_the_readme_counts_the_published_runs() -> None:
     of_papers = len(declared & published)
     assert {plans[1].runs[run].dataset.name for run in declared & published} == {"mnist"}
     text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"Of the {len(declared):,} runs declared for the six papers ({len(plans[0].runs):,} with " in text
-    assert f" with further comparisons), we have trained only {of_papers}, all on MNIST. " in text
-    assert f" The other {len(published) - of_papers:,} published runs " in text
+    assert f" {len(declared):,} declared runs ({len(plans[0].runs):,} with further comparisons); " in text
+    assert f" trained {of_papers} of the {len(declared):,}, all on MNIST. " in text
+    assert f" Another {len(published) - of_papers:,} published runs " in text
     assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text
 
 
