@@ -289,7 +289,9 @@ class Export:
         tagged = [(cell_tags(cell, item), cell) for cell in cells]
         named_cells = [(tags["cell"], cell) for tags, cell in tagged]
         numbers = numbers_of(named_cells, item.scale.reduces(item.paper)) if cells else ""
-        parts = [f"**{item.item.title}**: {', '.join(links)}", numbers, item.item.caption]
+        image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
+        figure = "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else ""
+        parts = [f"**{item.item.title}**: {', '.join(links)}", figure, numbers, item.item.caption]
         verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
         plain = Counter(one for cell in cells for one in ("cells", cell.verdict, cell.gain_verdict) if one)
         key = f"{item.id} ({self.scale})"

@@ -63,6 +63,7 @@ _SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT valu
 """Number of values of each tag and of each parameter that no tag has; settings of most runs come first."""
 _SCRIPT = """<style>
 .note-view-outer-container table { margin-bottom: 12px; }
+.note-view-outer-container img { max-width: min(100%%, 760px); }
 .note-view-outer-container :is(th, td) { padding: 0 16px 2px 0; }
 .note-view-outer-container th:first-child { text-align: left; }
 .note-view-outer-container td + td:not(:last-child) { white-space: nowrap; }

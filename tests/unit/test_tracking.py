@@ -479,6 +479,19 @@ def table_cells(store: Exports) -> list[TableCell]:
     ]
 
 
+def test_the_run_of_a_figure_shows_its_picture(store: Exports) -> None:
+    item = SimpleNamespace(title="Curves", caption="The caption.", table=None)
+    figure = SimpleNamespace(
+        **{**vars(TABLE), "id": "ecgr/figure1", "name": "figure1", "rule": "figure", "item": item}
+    )
+    (folder := store.results.root / "demo" / "ecgr").mkdir(parents=True)
+    (folder / "figure1.png").write_bytes(b"picture")
+    store.export(items=[figure])
+    (run,) = store.search("tags.kind = 'item' and tags.item = 'ecgr/figure1'")
+    _, picture, caption = run["data"]["tags"]["mlflow.note.content"].split("\n\n")
+    assert (picture, caption) == ("![Curves](pages/demo/ecgr/figure1.png)", "The caption.")
+
+
 def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -> None:
     write_table(store, *table_cells(store))
     assert store.export(items=[TABLE, NOT_MADE])["tables and figures written"] == 1
