@@ -413,6 +413,7 @@ def test_the_front_page_explains_its_brackets_places_and_verdicts(toy: Toy) -> N
     text = text_of(front(toy)).partition("A paper on <toys> Small")[0]
     words = re.findall(r"(Brackets|Place|Weakest|Tested): ", text)
     assert words == ["Brackets", "Place", "Weakest"], "no result has a tested range"
+    assert "Claims are in our words" in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
     assert "has the other sign" not in meanings, "no gain of this scale is opposite"
