@@ -1,9 +1,9 @@
 """Run records, tables and figures -> MLflow: a view for browsing; you can delete and recreate it at any time.
 
-Each paper has an experiment for each scale, such as ``ecgr (published)``, with an MLflow run for each run ID.
-The experiment ``tables`` has an MLflow run per table or figure, with its numbers and files, and ``cells`` one
-per cell of every table, with mean, gain and verdict. Tags and descriptions link runs, cells and tables. The
-tag ``order`` sorts every list.
+Each paper has an experiment for each scale, such as ``ecgr (published)``, with an MLflow run for each run ID
+of its tables and figures: a run that two papers use is in both. The experiment ``tables`` has an MLflow run
+per table or figure, with its numbers and files, and ``cells`` one per cell of every table, with mean, gain
+and verdict. Tags and descriptions link runs, cells and tables. The tag ``order`` sorts every list.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from rich.console import Console
@@ -43,7 +44,7 @@ TABLES, CELLS = "tables", "cells"
 ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
 NOTES = {
-    TABLES: "One row per table or figure, with its verdicts. Open one for its numbers, page and runs.",
+    TABLES: "One row per table or figure, with a first result. Open one for its numbers, page and runs.",
     CELLS: "One row per cell of a table, decided verdicts first. Difference: mean minus published value. "
     "Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
 }
@@ -64,7 +65,7 @@ _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_pe
 Groups = Mapping[str, Mapping[str, Mapping[str, str]]]
 """Tags ``cell`` and ``order`` of a run by run ID and item, such as ``flfa/table1``.
 
-The first item of a run decides its group and, by its paper, its experiment.
+The first item of a paper decides a run's group in the paper's experiment.
 """
 
 
@@ -152,7 +153,7 @@ class Export:
         counts = Counter[str]()
         with writing(uri, self.results.root) as store:
             # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
-            for home in dict.fromkeys(self._home(run) for run in self.runs if run in self.groups):
+            for home in dict.fromkeys(home for run in self.runs for home in self._homes(run)):
                 store.experiment(home)
             for name, note in NOTES.items() if self.items else ():
                 store.experiment(name, note)
@@ -161,7 +162,8 @@ class Export:
                 tables = link(store, TABLES, TABLES, place)
                 page = self._page(store, "Page", f"{paper.paper}/index.html")
                 # The list is too narrow to show the links.
-                note = f"{paper.title}. One row per training run, grouped by table cell. {page}, {tables}"
+                rows = "One row per training run, grouped by table cell"
+                note = f"{paper.title}. {rows}. {page}, {tables} and their curves"
                 store.experiment(f"{paper.paper} ({self.scale})", f"{note}\n\n{paper.citation}")
             present = store.present("tags.kind = 'run'") if self.runs else {}
             records = [record for record in map(self.results.record, self.runs) if record.complete]
@@ -180,10 +182,12 @@ class Export:
                     counts["left out"] += 1
         return counts
 
-    def _home(self, run: str) -> str:
-        """Return the name of a run's experiment."""
-        first = next(iter(self.groups.get(run, ())), "")
-        return f"{first.partition('/')[0]} ({self.scale})" if first else UNASSIGNED
+    def _homes(self, run: str) -> dict[str, Mapping[str, str]]:
+        """Return the experiments of a run, one per paper, with the tags of its group there."""
+        homes: dict[str, Mapping[str, str]] = {}
+        for item, tags in self.groups.get(run, {}).items():
+            homes.setdefault(f"{item.partition('/')[0]} ({self.scale})", tags)
+        return homes
 
     def _item_link(self, store: Store, item: str) -> str:
         return link(store, item, TABLES, f"attributes.run_name = '{item} ({self.scale})'")
@@ -195,7 +199,7 @@ class Export:
 
     # -------------------------------------------------------------------------------------------------- runs
     def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
-        """Export a run."""
+        """Export a run to the experiment of each of its papers."""
         groups = self.groups.get(record.run_id, {})
         scales = [one.data.tags.get("scale", NONE) for one in present]
         if not groups and {*scales} - {NONE}:
@@ -222,8 +226,9 @@ class Export:
             for step, y in curve
         ]
         alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({settings[:4]})"
+        homes = self._homes(record.run_id) or {UNASSIGNED: {"cell": alone, "order": alone}}
         entry = TrackedRun(
-            experiment=self._home(record.run_id),
+            experiment=UNASSIGNED,
             key=record.run_id,
             tags={
                 **{key: value or NONE for key, value in fields.items()},
@@ -231,7 +236,6 @@ class Export:
                 "items": " ".join(f"{item}," for item in groups) or NONE,
                 "partition_id": run.spec.partition_id,
                 "skew": skew(run),
-                **next(iter(groups.values()), {"cell": alone, "order": alone}),
                 "kind": "run",
                 NOTE: f"{note}; record in `{fields['folder']}`.",
                 "mlflow.source.name": "fltrain train",
@@ -252,7 +256,15 @@ class Export:
             status=_STATUS[fields["status"]],
         )
         ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
-        return Counter([store.put(entry, ours)])
+        counts, rest = Counter[str](), {one.info.run_id: one for one in ours}
+        for home, tags in homes.items():
+            here = [one for one in ours if one.info.experiment_id == store.experiment(home)]
+            copy = replace(entry, experiment=home, tags={**entry.tags, **tags})
+            counts[store.put(copy, here)] += 1
+            rest = {key: one for key, one in rest.items() if one not in here}
+        for obsolete in rest.values():
+            store.delete(obsolete)
+        return counts
 
     # ------------------------------------------------------------------------------------ tables and figures
     def _put_item(self, store: Store, item: PlannedItem) -> Counter[str]:
@@ -283,9 +295,10 @@ class Export:
         if cells:
             place = f"tags.item = '{item.id}' and tags.scale = '{self.scale}'"
             links.append(link(store, CELLS, CELLS, place))
-        for home in sorted({self._home(run) for run, groups in self.groups.items() if item.id in groups}):
+        home = f"{item.paper.paper} ({self.scale})"
+        if item.trains:
             address = opened(store.experiment(home), f"tags.items LIKE '%{item.id},%'")
-            links.append(f"[runs]({address}) and [curves]({address}&compareRunsMode=CHART) in {home}")
+            links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
         tagged = [(cell_tags(cell, item), cell) for cell in cells]
         named_cells = [(tags["cell"], cell) for tags, cell in tagged]
         numbers = numbers_of(named_cells, item.scale.reduces(item.paper)) if cells else ""
@@ -297,24 +310,28 @@ class Export:
         key = f"{item.id} ({self.scale})"
         order = f"{self.scale == 'demo':d} {key}"  # the demonstration last
         of_cells = in_words(dict(verdicts.most_common())) if verdicts else ""
-        judged = "; ".join(filter(None, [of_cells, claims_on(item, files[0].with_name("summary.json"))]))
-        counts = {"verdicts": judged} if judged else {}
+        claims = claims_on(item, files[0].with_name("summary.json"))
+        judged = "; ".join(filter(None, [of_cells, claims_text(claims)]))
+        ranked = sorted(tagged, key=lambda one: rank_of(*one))
+        found = [str(claim["number"]) for claim in claims] + [result_of(*one) for one in ranked]
+        texts = {"verdicts": judged, "first_result": next(filter(None, found), "")}
         yield TrackedRun(
             experiment=TABLES,
             key=key,
-            tags={**same, **counts, "kind": "item", "order": order, NOTE: "\n\n".join(filter(None, parts))},
+            tags={
+                **same,
+                **{tag: text for tag, text in texts.items() if text},
+                **{"kind": "item", "order": order, NOTE: "\n\n".join(filter(None, parts))},
+            },
             made=made,
             params={"title": item.item.title},
             metrics=[(one.replace(" ", "_"), 0, number) for one, number in plain.items()],
             files=files,
         )
         for number, (tags, cell) in enumerate(tagged):
-            undecided = (None, "inconclusive", "not run")
-            decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
-            rank = (*decided, "verdict" in tags, "base" in tags, True).index(True)
-            order = f"{rank} {tags.get('verdict', '-')} {key} {number:04}"
+            order = f"{rank_of(tags, cell)} {tags.get('verdict', '-')} {key} {number:04}"
             runs = [run for run in cell.runs if run in self.groups]
-            shown = [link(store, run, self._home(run), f"attributes.run_name = '{run}'") for run in runs[:10]]
+            shown = [link(store, run, home, f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
             seeds = self._page(store, "its seeds on the page", f"{page}#{cell.anchor}")
             note = f"{tags['cell']}{over}: {seeds}; {self._item_link(store, item.id)}, {item.item.title}."
@@ -352,10 +369,31 @@ def numbers_of(cells: Sequence[tuple[str, TableCell]], reduced: bool = False) ->
     return "\n\n".join([markdown_table([*zip(*shown, strict=True)]), *notes])
 
 
-def claims_on(item: PlannedItem, summary: Path) -> str:
-    """Return the numbers of verdicts on the claims that rest on an item, by the summary of its paper."""
+def rank_of(tags: Mapping[str, str], cell: TableCell) -> int:
+    """Return the rank of a cell by its verdicts: decided values, decided gains, verdicts, gains, the rest."""
+    undecided = (None, "inconclusive", "not run")
+    decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
+    return (*decided, "verdict" in tags, "base" in tags, True).index(True)
+
+
+def result_of(tags: Mapping[str, str], cell: TableCell) -> str:
+    """Return the result of a cell in a line: its value and, if it has one, its gain."""
+    if cell.mean is None:
+        return ""
+    gain = f", gain {tags['gain']}" if "gain" in tags else ""
+    value = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
+    return f"{tags['cell']}: {value}{gain}"
+
+
+def claims_on(item: PlannedItem, summary: Path) -> list[Mapping[str, Any]]:
+    """Return the claims that rest on an item, from the summary of its paper."""
     claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
-    verdicts = Counter(full_verdict(one) for one in claims if item.name in one["item"].split(", "))
+    return [one for one in claims if item.name in one["item"].split(", ")]
+
+
+def claims_text(claims: Sequence[Mapping[str, Any]]) -> str:
+    """Return the numbers of verdicts on claims."""
+    verdicts = Counter(map(full_verdict, claims))
     # Exploratory verdicts contain a comma.
     text = "; ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
     return f"claims: {text}".replace("reduced scale", "without verdict (reduced scale)") if text else ""
@@ -397,10 +435,10 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
 
 
 def _numbers(cell: TableCell) -> dict[str, float]:
-    """Return the finite metrics of a cell that are measurements, with the decimals of the table."""
+    """Return the finite metrics of a cell that are measurements, two decimals finer than its table."""
     values = {"n": len(cell.gains) or cell.n, **cell.measured(CELL_METRICS)}
     return {
-        name: round(value, cell.decimals)  # MLflow's lists do not round
+        name: round(value, cell.decimals + 2)
         for name, value in values.items()
         if value is not None and math.isfinite(value)
     }
