@@ -12,6 +12,7 @@ import itertools
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -313,7 +314,9 @@ class Export:
         claims = claims_on(item, files[0].with_name("summary.json"))
         judged = "; ".join(filter(None, [of_cells, claims_text(claims)]))
         ranked = sorted(tagged, key=lambda one: rank_of(*one))
-        found = [str(claim["number"]) for claim in claims] + [result_of(*one) for one in ranked]
+        # A narrow column shows the beginning of a text.
+        claimed = [re.sub(r"^([^;\[]*?): (.*)$", r"\2 (\1)", claim["number"]) for claim in claims]
+        found = [*claimed, *(result_of(*one) for one in ranked)]
         texts = {"verdicts": judged, "first_result": next(filter(None, found), "")}
         yield TrackedRun(
             experiment=TABLES,
@@ -382,7 +385,7 @@ def result_of(tags: Mapping[str, str], cell: TableCell) -> str:
         return ""
     gain = f", gain {tags['gain']}" if "gain" in tags else ""
     value = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
-    return f"{tags['cell']}: {value}{gain}"
+    return f"{value}{gain} ({tags['cell']})"
 
 
 def claims_on(item: PlannedItem, summary: Path) -> list[Mapping[str, Any]]:
@@ -394,9 +397,11 @@ def claims_on(item: PlannedItem, summary: Path) -> list[Mapping[str, Any]]:
 def claims_text(claims: Sequence[Mapping[str, Any]]) -> str:
     """Return the numbers of verdicts on claims."""
     verdicts = Counter(map(full_verdict, claims))
+    unjudged = verdicts.pop("not run", 0)
+    shown = [*verdicts.most_common(), *([("not run", unjudged)] if unjudged else [])]
     # Exploratory verdicts contain a comma.
-    text = "; ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
-    return f"claims: {text}".replace("reduced scale", "without verdict (reduced scale)") if text else ""
+    text = "; ".join(f"{number} {verdict}" for verdict, number in shown)
+    return f"claims: {text}".replace("reduced scale", "at reduced scale") if text else ""
 
 
 def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "attributes.`Run Name`"
 COLUMNS = {
-    TABLES: {NAME: 245, "params.`title`": 270, "tags.`first_result`": 300, "tags.`verdicts`": 210},
+    TABLES: {NAME: 245, "params.`title`": 245, "tags.`first_result`": 300, "tags.`verdicts`": 235},
     CELLS: {
         **{NAME: 380, "tags.`verdict`": 195, "metrics.`mean`": 60, "metrics.`published`": 75},
         **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 145},

@@ -518,7 +518,7 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert (run["info"]["run_name"], run["paper"]) == ("ecgr/table1 (demo)", "tables")
     tags = run["data"]["tags"]
     assert tags["verdicts"] == "1 reproduced, 1 opposite"
-    assert tags["first_result"] == "FedProx, accuracy, %: 61.50 ± 0.25, gain +1.50 [-0.50, +3.50]"
+    assert tags["first_result"] == "61.50 ± 0.25, gain +1.50 [-0.50, +3.50] (FedProx, accuracy, %)"
     assert store.files(run).keys() == {"table1.html", "table1.csv"}
     note = tags["mlflow.note.content"]
     assert note.startswith("**Accuracy**: [Page](pages/demo/ecgr/table1.html), [cells](#/experiments/")
@@ -588,7 +588,7 @@ def test_a_table_has_verdicts_and_first_number_of_the_claims_that_rest_on_it(sto
     verdicts = [("table1", "supported", False), ("table2, table1", "supported", False)]
     verdicts += [("table1", "undecided", True), ("table2", "undecided", False), ("", "tested", False)]
     claims = [
-        {"item": item, "verdict": verdict, "exploratory": late, "dropped": False, "number": f"+{number}"}
+        {"item": item, "verdict": verdict, "exploratory": late, "dropped": False, "number": f"A: +{number}"}
         for number, (item, verdict, late) in enumerate(verdicts)
     ]
     claims[0]["number"] = ""  # not run
@@ -600,7 +600,7 @@ def test_a_table_has_verdicts_and_first_number_of_the_claims_that_rest_on_it(sto
     for values in ("1 reproduced, 1 opposite; ", ""):
         (run,) = store.search("tags.kind = 'item'")
         tags = run["data"]["tags"]
-        assert (tags["verdicts"], tags["first_result"]) == (values + expected, "+1")
+        assert (tags["verdicts"], tags["first_result"]) == (values + expected, "+1 (A)")
         store.export(items=[TABLE])
 
 
