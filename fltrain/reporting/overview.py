@@ -17,7 +17,7 @@ from fltrain.reporting.pages import TEMPLATES, TONES
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
-from fltrain.reporting.verdict import MISSED, NO_INTERVAL
+from fltrain.reporting.verdict import NO_INTERVAL, WITH_MISSES
 from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
@@ -27,7 +27,7 @@ VERDICT_FILE = "verdicts.csv"
 JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replications or comparisons"}
 """Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
 
-SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", MISSED, NO_INTERVAL, "undecided"}
+SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", WITH_MISSES, NO_INTERVAL, "undecided"}
 """Verdicts in the sums over all papers."""
 
 

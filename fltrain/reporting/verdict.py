@@ -33,8 +33,10 @@ from fltrain.core.statistics import (
 from fltrain.reporting.tables.table_cell import CORRECTED, GainVerdict, Side, TableCell, Verdict
 from fltrain.runs.measures import measure
 
-NO_INTERVAL, MISSED = "without an interval", "target missed"
-"""Inconclusive for want of an interval: pages count such values apart."""
+MISSED = "target missed"
+"""Reason of an inconclusive cell."""
+WITH_MISSES, NO_INTERVAL = f"inconclusive ({MISSED})", "inconclusive (no interval)"
+"""Names under which pages count cells without an interval apart."""
 
 EXPECTED = {"reproduced": "expected_reproduced", "not reproduced": "expected_not_reproduced"}
 EXPECTED_GAINS = {
@@ -118,7 +120,7 @@ def _corrected(cell: TableCell, discovered: bool, shown: bool) -> TableCell:
 
 def without_interval(reason: str) -> str:
     """Return the name under which pages count a cell without an interval; empty if it has one."""
-    return {"": "", CORRECTED: "", MISSED: MISSED}.get(reason, NO_INTERVAL)
+    return {"": "", CORRECTED: "", MISSED: WITH_MISSES}.get(reason, NO_INTERVAL)
 
 
 def repeated(cells: Iterable[TableCell]) -> int:

@@ -247,13 +247,14 @@ def rows_of(federation: Simulation, kind: str) -> list[Row]:
     return [row for row in federation.rows if row["kind"] == kind]
 
 
-def assert_same_model(first: Simulation, second: Simulation) -> None:
+def assert_same_model(first: Simulation, second: Simulation, hint: str = "") -> None:
     """Check that models agree bit for bit, with buffers and counters: the global and the clients' models.
 
-    Client states of the methods that both federations use must agree, too.
+    Client states of the methods that both federations use must agree, too. ``hint`` is for the message.
     """
     for part in ("weights", "buffers", "counters"):
-        assert torch.equal(getattr(first.server, part), getattr(second.server, part)), part
+        same = torch.equal(getattr(first.server, part), getattr(second.server, part))
+        assert same, f"{part} of the global models differ{hint}"
     assert first.clients.keys() == second.clients.keys()
     for client, kept in first.clients.items():
         others = second.clients[client]

@@ -117,11 +117,14 @@ def assert_positive_variances(federation: Simulation) -> None:
         assert (variance > 0).all()
 
 
+ROUNDING = "; if the formulas are equal and only their rounding differs, declare no `neutral`"
+
+
 @pytest.mark.parametrize("method", [m for m in BASES if m.neutral is not None], ids=by_name)
 def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -> None:
     model = MODEL_FOR.get(by_name(method))
     neutral, plain = trained(method(**method.neutral), model=model), reference(FedAvg(), model=model)
-    assert_same_model(neutral, plain)
+    assert_same_model(neutral, plain, ROUNDING)
     assert not torch.equal(reference(method(), model=model).server.weights, plain.server.weights)
 
 
@@ -136,7 +139,7 @@ def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -
     ids=by_name,
 )
 def test_neutral_plugin_is_its_base_bit_for_bit(plugin: type[Method], base: type[Method]) -> None:
-    assert_same_model(trained(base(), plugin(**plugin.neutral)), reference(base()))
+    assert_same_model(trained(base(), plugin(**plugin.neutral)), reference(base()), ROUNDING)
 
 
 class Scribbling(Method):

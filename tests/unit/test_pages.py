@@ -552,7 +552,7 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
     cells.append(cells[0].replace(**one_seed))
     rule = next(text for text in Notes.of(toy.sheet, cells).texts if text.startswith("Verdicts"))
     assert f"Of {known} cells with an interval, " in rule and known > 1
-    assert "Without an interval: 1." in rule
+    assert "Inconclusive (no interval): 1." in rule
     points = r"[\d.]+(?: to [\d.]+)? points? of final accuracy"
     assert re.search(
         rf"The margin is {points}\. The smallest true difference .* 80 %: {points}\.",
@@ -779,7 +779,7 @@ def test_cells_without_an_interval_are_counted_apart() -> None:
     known = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
     without = [TableCell(verdict="inconclusive", reason=why) for why in ("target missed", "one seed")]
     ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, *without], []).values()
-    assert verdicts == {"inconclusive": 2, "target missed": 1, "without an interval": 1}
+    assert verdicts == {"inconclusive": 2, "inconclusive (target missed)": 1, "inconclusive (no interval)": 1}
     assert sum(expected.values()) == pytest.approx(2)
 
 
@@ -832,7 +832,12 @@ def test_the_front_page_sums_up_all_papers() -> None:
             "counts": {name.replace("_", " "): (found, {}) for name, found in counts.items()},
         }
 
-    values = {"not reproduced": 14, "inconclusive": 4, "target missed": 1, "without an interval": 1}
+    values = {
+        "not reproduced": 14,
+        "inconclusive": 4,
+        "inconclusive (target missed)": 1,
+        "inconclusive (no interval)": 1,
+    }
     summaries = [
         one("paper", published_values=values, claims={"supported": 2, "tested": 3, "not run": 9}),
         one("paper", claims={"supported": 1, "undecided": 4, "undecided, exploratory": 5}),
