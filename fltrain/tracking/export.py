@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,9 @@ _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 # MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
+
+TaggedCell = tuple[Mapping[str, str], TableCell]
+"""A cell of a table with its tags, see ``cell_tags``."""
 
 Groups = Mapping[str, Mapping[str, Mapping[str, str]]]
 """Tags ``cell`` and ``order`` of a run by run ID and item, such as ``flfa/table1``.
@@ -201,10 +204,24 @@ class Export:
     # -------------------------------------------------------------------------------------------------- runs
     def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
         """Export a run to the experiment of each of its papers."""
-        groups = self.groups.get(record.run_id, {})
         scales = [one.data.tags.get("scale", NONE) for one in present]
-        if not groups and {*scales} - {NONE}:
+        if record.run_id not in self.groups and {*scales} - {NONE}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
+        ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
+        counts, obsolete = Counter[str](), {one.info.run_id: one for one in ours}
+        for entry in self._run_entries(store, record):
+            home = store.experiment(entry.experiment)
+            here = [one for one in ours if one.info.experiment_id == home]
+            counts[store.put(entry, here)] += 1
+            for one in here:
+                del obsolete[one.info.run_id]
+        for one in obsolete.values():
+            store.delete(one)
+        return counts
+
+    def _run_entries(self, store: Store, record: Record) -> Iterator[TrackedRun]:
+        """Yield the entries of a run, which differ in experiment and group."""
+        groups = self.groups.get(record.run_id, {})
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
         fields, data = run.fields, run.spec.dataset.id
         links = ", ".join(self._item_link(store, item) for item in groups)
@@ -228,44 +245,36 @@ class Export:
         ]
         alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({settings[:4]})"
         homes = self._homes(record.run_id) or {UNASSIGNED: {"cell": alone, "order": alone}}
-        entry = TrackedRun(
-            experiment=UNASSIGNED,
-            key=record.run_id,
-            tags={
-                **{key: value or NONE for key, value in fields.items()},
-                # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
-                "items": " ".join(f"{item}," for item in groups) or NONE,
-                "partition_id": run.spec.partition_id,
-                "skew": skew(run),
-                "kind": "run",
-                NOTE: f"{note}; record in `{fields['folder']}`.",
-                "mlflow.source.name": "fltrain train",
-                "mlflow.source.git.commit": str(record.provenance.get("commit") or NONE),
-            },
-            made=record.written,
-            seconds=record.costs["seconds"]["total"],
-            params={
-                **run.settings,
-                # Charts of MLflow need a value in every run.
-                "plugins": fields["plugins"],
-                "local_test": run.settings.get("local_test.fraction", NONE),
-            },
-            dataset=(data, record.summary["digests"]["data"], f"data/{data}.safetensors"),
-            metrics=metrics,
-            files=[record.folder / name for name in RECORD_FILES],
-            folder="record",
-            status=_STATUS[fields["status"]],
-        )
-        ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
-        counts, rest = Counter[str](), {one.info.run_id: one for one in ours}
-        for home, tags in homes.items():
-            here = [one for one in ours if one.info.experiment_id == store.experiment(home)]
-            copy = replace(entry, experiment=home, tags={**entry.tags, **tags})
-            counts[store.put(copy, here)] += 1
-            rest = {key: one for key, one in rest.items() if one not in here}
-        for obsolete in rest.values():
-            store.delete(obsolete)
-        return counts
+        for home, group in homes.items():
+            yield TrackedRun(
+                experiment=home,
+                key=record.run_id,
+                tags={
+                    **{key: value or NONE for key, value in fields.items()},
+                    # With a comma after each, `%flfa/table1,%` does not match `flfa/table10`.
+                    "items": " ".join(f"{item}," for item in groups) or NONE,
+                    "partition_id": run.spec.partition_id,
+                    "skew": skew(run),
+                    **group,
+                    "kind": "run",
+                    NOTE: f"{note}; record in `{fields['folder']}`.",
+                    "mlflow.source.name": "fltrain train",
+                    "mlflow.source.git.commit": str(record.provenance.get("commit") or NONE),
+                },
+                made=record.written,
+                seconds=record.costs["seconds"]["total"],
+                params={
+                    **run.settings,
+                    # Charts of MLflow need a value in every run.
+                    "plugins": fields["plugins"],
+                    "local_test": run.settings.get("local_test.fraction", NONE),
+                },
+                dataset=(data, record.summary["digests"]["data"], f"data/{data}.safetensors"),
+                metrics=metrics,
+                files=[record.folder / name for name in RECORD_FILES],
+                folder="record",
+                status=_STATUS[fields["status"]],
+            )
 
     # ------------------------------------------------------------------------------------ tables and figures
     def _put_item(self, store: Store, item: PlannedItem) -> Counter[str]:
@@ -276,63 +285,70 @@ class Export:
         counts = Counter[str]()
         if not files:
             return counts
+        csv = next((file for file in files if file.suffix == ".csv"), None)
+        cells = [(cell_tags(cell, item), cell) for cell in read_csv(csv)] if csv and item.item.table else []
+        whole = any(file.suffix == ".html" for file in files)
+        page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
+        made = max(file.stat().st_mtime for file in files)
+        entries = [self._item_entry(store, item, page, files, cells, made)]
+        entries += self._cell_entries(store, item, page, cells, made)
         present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
-        for entry in self._entries(store, item, files):
+        for entry in entries:
             what = "tables and figures" if entry.experiment == TABLES else "cells"
             counts[f"{what} written"] += store.put(entry, present.pop(entry.key, ())) != UNCHANGED
         for obsolete in itertools.chain.from_iterable(present.values()):
             store.delete(obsolete)
         return counts
 
-    def _entries(self, store: Store, item: PlannedItem, files: Sequence[Path]) -> Iterator[TrackedRun]:
-        """Yield the entry of a table or figure, and of its cells."""
-        made = max(file.stat().st_mtime for file in files)
-        same = {"paper": item.paper.paper, "item": item.id, "scale": self.scale}
-        whole = any(file.suffix == ".html" for file in files)
-        page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
-        csv = next((file for file in files if file.suffix == ".csv"), None)
-        cells = read_csv(csv) if csv and item.item.table else []
+    def _item_entry(
+        self,
+        store: Store,
+        item: PlannedItem,
+        page: str,
+        files: Sequence[Path],
+        cells: Sequence[TaggedCell],
+        made: float,
+    ) -> TrackedRun:
+        """Return the entry of a table or figure."""
         links = [self._page(store, "Page", page)]
         if cells:
             place = f"tags.item = '{item.id}' and tags.scale = '{self.scale}'"
             links.append(link(store, CELLS, CELLS, place))
-        home = f"{item.paper.paper} ({self.scale})"
         if item.trains:
-            address = opened(store.experiment(home), f"tags.items LIKE '%{item.id},%'")
+            home = store.experiment(f"{item.paper.paper} ({self.scale})")
+            address = opened(home, f"tags.items LIKE '%{item.id},%'")
             links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
-        tagged = [(cell_tags(cell, item), cell) for cell in cells]
-        named_cells = [(tags["cell"], cell) for tags, cell in tagged]
-        numbers = numbers_of(named_cells, item.scale.reduces(item.paper)) if cells else ""
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
-        figure = "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else ""
-        parts = [f"**{item.item.title}**: {', '.join(links)}", figure, numbers, item.item.caption]
-        verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
-        plain = Counter(one for cell in cells for one in ("cells", cell.verdict, cell.gain_verdict) if one)
-        key = f"{item.id} ({self.scale})"
-        order = f"{self.scale == 'demo':d} {key}"  # the demonstration last
-        of_cells = in_words(dict(verdicts.most_common())) if verdicts else ""
+        parts = [
+            f"**{item.item.title}**: {', '.join(links)}",
+            "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else "",
+            numbers_of(cells, item.scale.reduces(item.paper)) if cells else "",
+            item.item.caption,
+        ]
         claims = claims_on(item, files[0].with_name("summary.json"))
-        judged = "; ".join(filter(None, [of_cells, claims_text(claims)]))
-        ranked = sorted(tagged, key=lambda one: rank_of(*one))
-        # A narrow column shows the beginning of a text.
-        claimed = [re.sub(r"^([^;\[]*?): (.*)$", r"\2 (\1)", claim["number"]) for claim in claims]
-        found = [*claimed, *(result_of(*one) for one in ranked)]
-        texts = {"verdicts": judged, "first_result": next(filter(None, found), "")}
-        yield TrackedRun(
+        key = f"{item.id} ({self.scale})"
+        tags = {
+            **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
+            "verdicts": verdicts_of([cell for _, cell in cells], claims),
+            "first_result": first_result(cells, claims),
+            "order": f"{self.scale == 'demo':d} {key}",  # the demonstration last
+            NOTE: "\n\n".join(filter(None, parts)),
+        }
+        return TrackedRun(
             experiment=TABLES,
             key=key,
-            tags={
-                **same,
-                **{tag: text for tag, text in texts.items() if text},
-                **{"kind": "item", "order": order, NOTE: "\n\n".join(filter(None, parts))},
-            },
+            tags={tag: text for tag, text in tags.items() if text},
             made=made,
             params={"title": item.item.title},
-            metrics=[(one.replace(" ", "_"), 0, number) for one, number in plain.items()],
             files=files,
         )
-        for number, (tags, cell) in enumerate(tagged):
-            order = f"{rank_of(tags, cell)} {tags.get('verdict', '-')} {key} {number:04}"
+
+    def _cell_entries(
+        self, store: Store, item: PlannedItem, page: str, cells: Sequence[TaggedCell], made: float
+    ) -> Iterator[TrackedRun]:
+        """Yield the entries of the cells of a table."""
+        home, key = f"{item.paper.paper} ({self.scale})", f"{item.id} ({self.scale})"
+        for number, (tags, cell) in enumerate(cells):
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, home, f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
@@ -342,14 +358,19 @@ class Export:
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{tags['cell']} · {key}",
-                tags={**same, **tags, "kind": "cell", "order": order, NOTE: note},
+                tags={
+                    **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "cell"},
+                    **tags,
+                    "order": f"{rank_of((tags, cell))} {tags.get('verdict', '-')} {key} {number:04}",
+                    NOTE: note,
+                },
                 made=made,
                 metrics=[(name, 0, value) for name, value in _numbers(cell).items()],
             )
 
 
-def numbers_of(cells: Sequence[tuple[str, TableCell]], reduced: bool = False) -> str:
-    """Return the numbers of named cells, of a ``reduced`` scale or not, as a Markdown table.
+def numbers_of(cells: Sequence[TaggedCell], reduced: bool = False) -> str:
+    """Return the numbers of cells, of a ``reduced`` scale or not, as a Markdown table.
 
     It leaves out empty columns. A measure that all cells share is the heading of their values, not a part of
     their names.
@@ -357,8 +378,8 @@ def numbers_of(cells: Sequence[tuple[str, TableCell]], reduced: bool = False) ->
     measures = {cell.label for _, cell in cells}
     value = measures.pop() if len(measures) == 1 else "value"
     columns: dict[str, list[str]] = {"cell": [], "n": []}
-    for name, cell in cells:
-        columns["cell"].append(name.removesuffix(f", {value}"))
+    for tags, cell in cells:
+        columns["cell"].append(tags["cell"].removesuffix(f", {value}"))
         columns["n"].append(str(_numbers(cell)["n"]))
         for heading, entry in entries_of(cell, as_interval=False, reduced=reduced).items():
             columns.setdefault(value if entry.kind == "own" else heading, []).append(entry.text)
@@ -372,20 +393,28 @@ def numbers_of(cells: Sequence[tuple[str, TableCell]], reduced: bool = False) ->
     return "\n\n".join([markdown_table([*zip(*shown, strict=True)]), *notes])
 
 
-def rank_of(tags: Mapping[str, str], cell: TableCell) -> int:
+def rank_of(tagged: TaggedCell) -> int:
     """Return the rank of a cell by its verdicts: decided values, decided gains, verdicts, gains, the rest."""
+    tags, cell = tagged
     undecided = (None, "inconclusive", "not run")
     decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
     return (*decided, "verdict" in tags, "base" in tags, True).index(True)
 
 
-def result_of(tags: Mapping[str, str], cell: TableCell) -> str:
-    """Return the result of a cell in a line: its value and, if it has one, its gain."""
-    if cell.mean is None:
-        return ""
-    gain = f", gain {tags['gain']}" if "gain" in tags else ""
-    value = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
-    return f"{value}{gain} ({tags['cell']})"
+def first_result(cells: Sequence[TaggedCell], claims: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of the first claim that has one, else value and gain of the cell of highest rank.
+
+    The number comes first, because a narrow column shows the beginning.
+    """
+    for claim in claims:
+        if claim["number"]:
+            return re.sub(r"^([^;\[]*?): (.*)$", r"\2 (\1)", claim["number"])
+    for tags, cell in sorted(cells, key=rank_of):
+        if cell.mean is not None:
+            gain = f", gain {tags['gain']}" if "gain" in tags else ""
+            value = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
+            return f"{value}{gain} ({tags['cell']})"
+    return ""
 
 
 def claims_on(item: PlannedItem, summary: Path) -> list[Mapping[str, Any]]:
@@ -394,14 +423,14 @@ def claims_on(item: PlannedItem, summary: Path) -> list[Mapping[str, Any]]:
     return [one for one in claims if item.name in one["item"].split(", ")]
 
 
-def claims_text(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Return the numbers of verdicts on claims."""
-    verdicts = Counter(map(full_verdict, claims))
-    unjudged = verdicts.pop("not run", 0)
-    shown = [*verdicts.most_common(), *([("not run", unjudged)] if unjudged else [])]
+def verdicts_of(cells: Sequence[TableCell], claims: Sequence[Mapping[str, Any]]) -> str:
+    """Return the numbers of verdicts on cells and claims; claims that were not run come last."""
+    verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
+    on_claims = sorted(Counter(map(full_verdict, claims)).most_common(), key=lambda one: one[0] == "not run")
     # Exploratory verdicts contain a comma.
-    text = "; ".join(f"{number} {verdict}" for verdict, number in shown)
-    return f"claims: {text}".replace("reduced scale", "at reduced scale") if text else ""
+    text = "; ".join(f"{number} {verdict}" for verdict, number in on_claims)
+    text = f"claims: {text}".replace("reduced scale", "at reduced scale") if text else ""
+    return "; ".join(filter(None, [in_words(dict(verdicts.most_common())) if verdicts else "", text]))
 
 
 def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
