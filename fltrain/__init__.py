@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fltrain.core.errors import FltrainError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import pandas as pd
@@ -65,16 +65,19 @@ def train(
     from pathlib import Path
 
     from fltrain.analysis.finished import FinishedRun
+    from fltrain.core import arguments
     from fltrain.core.strict_yaml import read_plain
     from fltrain.engine import train as training
     from fltrain.runs.record import Results
     from fltrain.runs.spec import RunSpec
     from fltrain.runs.today import already_trained
-    from fltrain.runtime.devices import pick_device
+    from fltrain.runtime.devices import check_device, pick_device
 
+    device, threads = check_device(device), arguments.positive("threads", threads)
     file = Path(spec) if isinstance(spec, str | Path) else None
-    parsed = RunSpec.recorded(read_plain(file) if file else spec, str(file or "spec"))
-    folder = Results(Path(results))
+    settings = read_plain(file) if file else arguments.plain(spec)
+    parsed = RunSpec.recorded(settings, str(file or "spec"))
+    folder = Results(arguments.path("results", results))
     record = None if again else folder.trained(parsed, "again=True")
     if record is None:
         execution = training.Execution(pick_device(device), threads)
@@ -98,21 +101,20 @@ def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
     Raises:
         FltrainError: if a file of the configuration is wrong or missing.
     """
-    from pathlib import Path
-
+    from fltrain.core import arguments
     from fltrain.experiments.plan import plan as plan_scale
 
-    return plan_scale(Path(config), scale)
+    return plan_scale(arguments.path("config", config), arguments.text("scale", scale))
 
 
 def compare(
     results: str | Path = "results",
     *,
-    items: str | Sequence[str] = (),
+    items: str | Iterable[str] = (),
     scale: str | None = None,
     where: str | Iterable[str] = (),
     metric: str | None = None,
-    over: Sequence[str] = (),
+    over: str | Iterable[str] = (),
     baseline: str | None = None,
     config: str | Path = "config",
     details: bool = False,
@@ -157,11 +159,19 @@ def compare(
     Raises:
         FltrainError: if a name is unknown, a metric is not possible, or no run is left.
     """
+    from fltrain.core import arguments
     from fltrain.tracking.compare import COLUMNS
     from fltrain.tracking.compare import compare as compared
 
-    items = [items] if isinstance(items, str) else list(items)
-    frame = compared(results, config, items, scale, where, metric, over, baseline).frame
+    names = {"scale": scale, "metric": metric, "baseline": baseline}
+    frame = compared(
+        arguments.path("results", results),
+        arguments.path("config", config),
+        arguments.texts("items", items),
+        where=arguments.texts("where", where),
+        over=arguments.texts("over", over),
+        **{name: arguments.text(name, value) for name, value in names.items() if value is not None},
+    ).frame
     return frame if details else frame[list(COLUMNS)]
 
 

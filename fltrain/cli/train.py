@@ -18,7 +18,7 @@ from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import already_trained
 from fltrain.runs.where import alternatives
 from fltrain.runtime.determinism import Profile
-from fltrain.runtime.devices import pick_device
+from fltrain.runtime.devices import check_device, pick_device
 from fltrain.runtime.signals import Stopping
 
 
@@ -153,6 +153,7 @@ def train(
         with found.collected():
             parsed |= {spec.run_id: spec for spec in runs_of(path, every)}
     found.refuse("train")
+    check_device(device)
     where = Results(results)
     records = dict[str, Record | None]()
     stopping.heed()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,17 @@ LOCKS = "FLTRAIN_GPU_LOCKS"
 POLL_SECONDS = 0.5
 
 
+DEVICES = "auto, cpu, cuda or cuda:N"
+"""Names of devices, for messages."""
+
+
+def check_device(name: str) -> str:
+    """Return the name of a device, which a machine may have or not; refuse other names."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(name)):
+        raise FltrainError(f"device {name!r}: use {DEVICES}")
+    return name
+
+
 def pick_device(name: str, runs: int = 1) -> torch.device:
     """Return the device called ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; PyTorch then uses this GPU only.
 
@@ -41,9 +53,7 @@ def pick_device(name: str, runs: int = 1) -> torch.device:
     if name == "cpu" or (name == "auto" and not count):
         return torch.device("cpu")
     if name not in ("auto", *["cuda"] * count, *(f"cuda:{number}" for number in range(count))):
-        raise FltrainError(
-            f"--device: {name!r}; use auto, cpu, cuda or cuda:N; this machine has {count} CUDA devices"
-        )
+        raise FltrainError(f"device {name!r}: use {DEVICES}; this machine has {count} CUDA devices")
     number = int(name[5:]) if ":" in name else _held(runs)[0]
     torch.cuda.set_device(device := torch.device("cuda", number))
     return device

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from fltrain.core.config import check_known, hint
+from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import (
@@ -343,7 +343,9 @@ def compare_runs(
     having = [name for name in names if base in (part.partition("=")[2] for part in name.split(", "))]
     if base not in names and len(having) == 1:  # a value alone is enough
         base = having[0]
-    check_known("baseline: unknown variant", [base], names, "there are")
+    if base not in names:
+        near = suggest(base, names, VERY_CLOSE) or f" (there are: {'; '.join(names)})"
+        raise FltrainError(f"baseline: unknown variant {base!r}{near}")
     others = [key for key in differing if not begins(key, wanted)]
     shown = _distinguishing(settings[others])
     order = sorted(settings[shown].itertuples(name=None), key=lambda line: [*map(sortable, line[1:])])

@@ -127,7 +127,7 @@ class Export:
         scale: scale of the runs.
         groups: of the whole scale: runs keep their items if only some of them are exported.
         runs: IDs; runs without a complete record are skipped. Those without a group belong to the experiment
-            ``unassigned``, unless a scale has exported them.
+            ``unassigned``, unless another scale has exported them; so do runs that have left all tables.
         items: tables and figures with all of their runs; those without files are left out.
         measures: of the tables of the whole scale, by run ID; a run without any has its final accuracy.
     """
@@ -170,7 +170,8 @@ class Export:
                 note = f"{paper.title}. {rows}. {page}, {tables} and their curves"
                 store.experiment(f"{paper.paper} ({self.scale})", f"{note}\n\n{paper.citation}")
             present = store.present("tags.kind = 'run'") if self.runs else {}
-            records = [record for record in map(self.results.record, self.runs) if record.complete]
+            runs = [*self.runs, *(run for run, here in present.items() if self._has_left(run, here))]
+            records = [record for record in map(self.results.record, runs) if record.complete]
             parts: list[Callable[[], Counter[str]]] = [
                 partial(self._put_run, store, record, present.get(record.run_id, ())) for record in records
             ]
@@ -185,6 +186,11 @@ class Export:
                     logging.getLogger(__name__).warning("left out: %s", error)
                     counts["left out"] += 1
         return counts
+
+    def _has_left(self, run: str, present: Present) -> bool:
+        """Return whether no table of the scale uses a run any more that an earlier export put there."""
+        scales = {one.data.tags.get("scale") for one in present}
+        return run not in self.groups and run not in self.runs and self.scale in scales
 
     def _homes(self, run: str) -> dict[str, Mapping[str, str]]:
         """Return the experiments of a run, one per paper, with the tags of its group there."""
@@ -205,7 +211,7 @@ class Export:
     def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
         """Export a run to the experiment of each of its papers."""
         scales = [one.data.tags.get("scale", NONE) for one in present]
-        if record.run_id not in self.groups and {*scales} - {NONE}:
+        if record.run_id not in self.groups and {*scales} - {NONE, self.scale}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
         ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
         counts, obsolete = Counter[str](), {one.info.run_id: one for one in ours}

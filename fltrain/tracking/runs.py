@@ -16,6 +16,7 @@ from typing import Self
 
 import pandas as pd
 
+from fltrain.core import arguments
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.own import own_remedy, places
 from fltrain.experiments.items import names_of
@@ -139,11 +140,13 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     Raises:
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
     """
-    conditions, folder = parse_where(where), Results(Path(results))
+    conditions = parse_where(arguments.texts("where", where))
+    folder = Results(arguments.path("results", results))
+    config = arguments.path("config", config)
     wanted = {key: _values(conditions, key) - {NONE} for key in ("items", "paper", "scale")}
-    declared = {path.stem for place in places(Path(config)) for path in (place / "scales").glob("*.yaml")}
+    declared = {path.stem for place in places(config) for path in (place / "scales").glob("*.yaml")}
     scales = {scale for scale in declared if (folder.root / scale).is_dir()}
-    plans = {scale: plan(Path(config), scale) for scale in sorted(scales | wanted["scale"])}
+    plans = {scale: plan(config, scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
     left: list[str] = []
@@ -160,21 +163,21 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     if damaged := left.count(""):
         _warn(folder.runs, f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
     runs = [run for run in runs if run.spec.run_id == run.run_id]
-    if not runs:
-        raise FltrainError(
-            f"{folder.runs}: there are no runs, or only damaged or stale ones (`fltrain status`); "
-            f"{_imported(wanted['scale'] or declared, ', ')}train some, or name another results folder"
-        )
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
     trained = {run.run_id for run in runs}
     for name in sorted((wanted["items"] | wanted["paper"]) - {UNASSIGNED}):
         items = [item for planned in chosen for item in planned.items if name in item.names]
-        if not items:
+        if not items and (runs or wanted["scale"]):
             of_scale = [item.id for planned in chosen for item in planned.items if wanted["scale"]]
-            raise no_item(Path(config), name, place, of_scale)
-        if not any(run in trained for item in items for run in item.run_ids):
+            raise no_item(config, name, place, of_scale)
+        if runs and not any(run in trained for item in items for run in item.run_ids):
             raise untrained(folder, name, items[0].scale.scale)
+    if not runs:
+        raise FltrainError(
+            f"{folder.runs}: there are no runs, or only damaged or stale ones (`fltrain status`); "
+            f"{_imported(wanted['scale'] or declared, ', ')}train some, or name another results folder"
+        )
     present = {item for run in runs for item in run.fields["items"].split()}
     return choose(runs, _by_id(conditions, present), lambda run: run.named)
 

@@ -30,8 +30,8 @@ NAME = "attributes.`Run Name`"
 COLUMNS = {
     TABLES: {NAME: 245, "params.`title`": 245, "tags.`first_result`": 300, "tags.`verdicts`": 235},
     CELLS: {
-        **{NAME: 380, "tags.`verdict`": 195, "metrics.`mean`": 60, "metrics.`published`": 75},
-        **{"metrics.`n`": 35, "tags.`difference`": 135, "tags.`gain`": 145},
+        **{NAME: 350, "tags.`verdict`": 185, "metrics.`mean`": 85, "metrics.`published`": 85},
+        **{"metrics.`n`": 40, "tags.`difference`": 135, "tags.`gain`": 145},
     },
 }
 """Columns of the lists of tables and of cells, with their widths in pixels: 1,400 show all of them."""

@@ -120,7 +120,7 @@ def test_the_baseline_can_be_chosen(root: Path) -> None:
     rates = chosen(root, "method=fedavg")
     assert compare_runs(rates, baseline="0.5").frame["row"].tolist() == ["training.lr=0.5", "training.lr=0.1"]
     with pytest.raises(
-        FltrainError, match=r"unknown variant '0\.7' \(there are: training\.lr=0\.1, training"
+        FltrainError, match=r"unknown variant '0\.7' \(there are: training\.lr=0\.1; training"
     ):
         compare_runs(rates, baseline="0.7")
     with pytest.raises(FltrainError, match=r"unknown variant '0\.5'"):

@@ -96,7 +96,7 @@ def test_unsafe_lock_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:7", "cuda:x"])
 def test_unknown_devices_are_refused(name: str) -> None:
-    with pytest.raises(FltrainError, match=f"--device: '{name}'; use auto, cpu, .* this machine has "):
+    with pytest.raises(FltrainError, match=f"device '{name}': use auto, cpu, .* this machine has "):
         pick_device(name)
 
 

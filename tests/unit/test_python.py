@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -190,6 +191,48 @@ def test_training_leaves_the_threads_of_a_notebook(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     assert threads == 2
+
+
+def test_whole_numbers_of_numpy_are_those_of_python(tmp_path: Path) -> None:
+    run = fltrain.train({**TINY, "rounds": np.int64(1), "seed": np.int16(1)}, tmp_path, threads=np.int8(1))
+    assert run.run_id == RunSpec.recorded({**TINY, "rounds": 1, "seed": 1}).run_id
+
+
+ARGUMENTS: dict[str, Callable[[Path], object]] = {
+    "results should be a path, got 5": lambda root: fltrain.train(TINY, 5),  # type: ignore[arg-type]
+    "threads should be a whole number from 1, got 'a'": lambda root: fltrain.train(TINY, root, threads="a"),  # type: ignore[arg-type]
+    "threads should be a whole number from 1, got 0": lambda root: fltrain.train(TINY, root, threads=0),
+    "device 'gpu': use auto, cpu, cuda or cuda:N": lambda root: fltrain.train(TINY, root, device="gpu"),
+    "scale should be a text, got 5": lambda root: fltrain.plan(5),  # type: ignore[arg-type]
+    "config should be a path, got 5": lambda root: fltrain.plan(config=5),  # type: ignore[arg-type]
+    "items should be a text or a list of texts, got 5": lambda root: fltrain.compare(root, items=5),  # type: ignore[arg-type]
+    "metric should be a text, got 5": lambda root: fltrain.compare(root, metric=5),  # type: ignore[arg-type]
+    "where should be a text or a list of texts, got [5]": lambda root: fltrain.load_runs(root, where=[5]),  # type: ignore[list-item]
+    "results should be a path, got None": lambda root: fltrain.load_settings(None),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("message", ARGUMENTS)
+def test_arguments_of_a_wrong_type_are_refused(tmp_path: Path, message: str) -> None:
+    """Also if the run has a record, so that nothing is trained."""
+    fltrain.train({**TINY, "rounds": 1}, tmp_path)
+    with pytest.raises(FltrainError) as refused:
+        ARGUMENTS[message](tmp_path)
+    assert str(refused.value) == message
+
+
+def test_a_single_text_stands_for_a_list(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedprox"):
+        fltrain.train({**TINY, "rounds": 1, "method": method}, tmp_path)
+    frame = fltrain.compare(tmp_path, over="method", config=ROOT / "config")
+    assert frame["row"].tolist() == ["fedavg", "fedprox"]
+
+
+def test_an_unknown_item_is_named_where_no_run_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(FltrainError, match="'demo' has no item 'flfa/table99'; did you mean 'flfa/table1'"):
+        fltrain.compare(tmp_path, items="flfa/table99", config=ROOT / "config")
+    with pytest.raises(FltrainError, match="there are no runs"):
+        fltrain.compare(tmp_path, items=["flfa/table1", "flfa/figure2"], config=ROOT / "config")
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:

@@ -425,6 +425,28 @@ def test_a_run_of_two_papers_is_in_the_experiment_of_each_with_its_group_there(s
         assert {tags["items"] for tags in found.values()} == {" ".join(f"{item}," for item in groups)}
 
 
+def test_a_run_that_has_left_all_tables_of_a_scale_is_unassigned(store: Exports) -> None:
+    """Also if the next export is of other runs: means of groups and lists of tables have no old run."""
+    run, others = store.plain, store.measured
+    del store.memberships[run.run_id]
+    assert store.export(others) == {"created": 1, "unchanged": 1}
+    assert store.export(others) == {"unchanged": 1}
+    tags = store.tags(run)
+    assert store.contents()[run.run_id]["paper"] == "unassigned"
+    assert (tags["items"], tags["scale"]) == ("none", "none") and tags["cell"].startswith("fedavg · digits")
+    store.memberships[run.run_id] = ["flfa/table1"]
+    assert store.export() == {"created": 1, "unchanged": 2}
+    assert store.contents()[run.run_id]["paper"] == "flfa (demo)"
+
+
+def test_a_run_without_a_record_stays_in_its_experiment(store: Exports) -> None:
+    """On a tracking server, it may be of somebody else."""
+    del store.memberships[store.plain.run_id]
+    store.plain.folder.rename(store.folder / "elsewhere")
+    assert store.export(store.measured) == {"unchanged": 1}
+    assert store.contents()[PLAIN.run_id]["paper"] == "flfa (demo)"
+
+
 def test_a_stale_record_belongs_to_no_item(store: Exports) -> None:
     old = store.plain
     older = Record(old.folder.with_name(f"{old.run_id[:-10]}0123456789"))
