@@ -34,7 +34,7 @@ from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
 from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.text import markdown_table
-from fltrain.runs.measures import COSTS, CURVES, factor, metrics_of, recorded_curves
+from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED, factor, measure, metrics_of, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
@@ -237,11 +237,16 @@ class Export:
         note += f"Used by {links}" if links else "No table or figure uses this run"
         settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
         shown = self.measures.get(record.run_id) or {"final_accuracy": None}
+        numbers = metrics_of(record, {**shown, **dict.fromkeys(COSTS)})
+        if fields["status"] == "diverged" or numbers.get(TARGET_MISSED):
+            # MLflow would show the mean of the other seeds.
+            lost = (name for name in shown if name not in numbers and not measure(name).dimension)
+            numbers |= dict.fromkeys(lost, math.nan)
         # MLflow draws bars only of metrics at step 0. Lists show two decimals, means of seeds need more. Both
         # measures of rounds have the same heading in tables.
         metrics = [
             (key.removeprefix("interpolated_"), 0, round(value, 6))
-            for key, value in metrics_of(record, {**shown, **dict.fromkeys(COSTS)}).items()
+            for key, value in numbers.items()
             if key not in CURVES
         ]
         metrics += [

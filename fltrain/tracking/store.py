@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import sqlite3
@@ -76,7 +77,8 @@ class TrackedRun:
     def digest(self) -> str:
         """Digest of everything but the date."""
         files = [(file.name, sha256(file.read_bytes())) for file in self.files]
-        content = (self.key, sorted(self.tags.items()), sorted(self.params.items()), self.metrics)
+        metrics = [(key, step, None if math.isnan(value) else value) for key, step, value in self.metrics]
+        content = (self.key, sorted(self.tags.items()), sorted(self.params.items()), metrics)
         return short_hash([content, files, self.folder, self.status, self.seconds, self.dataset])
 
 
