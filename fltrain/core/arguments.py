@@ -1,4 +1,4 @@
-"""Arguments of Python functions: an error names the argument, what is allowed, and the value."""
+"""Arguments of Python functions: an error names the argument, its value and the wanted kind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def positive(name: str, value: Any) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return settings in which whole numbers of NumPy are those of Python."""
+    """Return settings with Python's whole numbers for NumPy's."""
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
