@@ -305,7 +305,7 @@ class Evidence:
         evidence, part, _ = row.evidence.partition(" Undecided, because")
         if not row.verdict:
             needed = {run for item in self.complete if item.id in row.items for run in item.run_ids}
-            return Listed([], f"*{row.claim}*: needs {len(needed)} runs.")
+            return Listed([], f"*{row.claim}*: not run yet; this needs {len(needed)} runs.")
         repeated = "The paper states" in evidence
         stated = f", stated: {row.stated}" if row.stated and not repeated else ""
         detail = f"*{row.claim}{stated}*: {evidence.rstrip('.')}."
@@ -316,12 +316,12 @@ class Evidence:
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
-        runs = f"{len(self._runs(row))} in the tables behind it, {seeds} seeds"
+        runs = f"The tables behind it have {len(self._runs(row))} runs with {seeds} seeds"
         runs += f", restricted to {', '.join(limits)}" if limits else ""
         status = "They cover only a part of the claim. " if part else ""
-        status += "Exploratory: a suggestion" if "exploratory" in row.verdict else "Confirmatory"
+        kind = "exploratory, a suggestion" if "exploratory" in row.verdict else "confirmatory"
         numbers = row.numbers.replace("; ", "<br>")
-        return Listed([row.claim, row.verdict, numbers], f"{detail} Runs: {runs}. {status}.")
+        return Listed([row.claim, row.verdict, numbers], f"{detail} {runs}. {status}The verdict is {kind}.")
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]

@@ -131,25 +131,26 @@ PAPER = """\
 
 ## Assumptions
 
-[Our copy](../glossary.md#papers-and-verdicts) of the text lost these values, or the text leaves them open
-(`config/register.yaml`). Tables and figures print their assumptions.
+[Our copy](../glossary.md#papers-and-verdicts) of the text lost some values, and the text leaves others open.
+The entries of `config/register.yaml` show how we fill these gaps. Our tables and figures print the
+assumptions that they depend on.
 
 {assumptions}
 
 ## Doubtful cells
 
-Tables mark these published values (column `doubt` in `config/reported`).
+Our tables mark these published values. The column `doubt` in `config/reported` has the texts.
 
 {doubtful}
 
 ## Tables and figures
 
-*Runs* are those that the text implies, *ours* the runs of our items. Both columns have the paper's number of
-seeds (one if it states none).
+The column *runs* counts the runs that the text implies, *ours* the runs of our items. Both assume the paper's
+number of seeds, or one seed if it states none.
 
 {coverage}
 
-Rows can share runs. Number of different runs:
+Rows can share runs. Each run counts once here:
 
 {count}
 
@@ -388,50 +389,58 @@ SMALL = ["no", "one", "two", "three", "four", "five", "six"]
 RESULTS = """\
 # Results
 
-This page lists the main claims of six papers and our verdicts. `docs/generate.py` writes it from
-the [published records](../published/README.md): {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from a
-JPEG copy. For {ran} papers, runs follow the paper's own protocol, as far as
-[our copy](glossary.md#papers-and-verdicts) states it.
-{replicated} have [conceptual replications](#conceptual-replications). Also run: the
-[fair table](#the-fair-table) and [controls](protocol.md#controls). All else is declared, not run yet.
+This page lists the main claims of six papers and our verdicts on them. `docs/generate.py` writes it from
+the [published records](../published/README.md): {datasets}. Images of CIFAR-10 have 16 x 16 pixels and come
+from a JPEG copy.
 
-* **Verdict**: follows the [protocol](protocol.md). More terms: [glossary](glossary.md#papers-and-verdicts).
-  * *Exploratory*: declared so, or decided after seeing the runs.
-  * *Undecided*: too little evidence for either answer, or runs cover only a part of the claim.
-  * *Tested*: a unit test checks the claim.
-  * *Contradicted†*: drops out of the list of contradicted claims at a false discovery rate of 5 %.
-* **Numbers**: our mean, with its 90 % interval over seeds. A *place* is a setting or method.
-  * *Mean of 4 places*: every place must support the claim, also the *weakest* one (least evidence,
-    largest p value). One place or the mean can contradict it, after Holm's correction.
-  * *Average over 4 places*: only the average is tested.
-  * *Tested: above 0.5*: the claim's range and a margin ("one to two points": 0.5 to 2.5). Without a range,
-    we test against zero.
-* Folded below each table: **details** (numbers, runs, seeds, the part of the claim covered), and main claims
-  **without verdict** (not run or not judged).
+For {ran} papers, runs follow the paper's own protocol, as far as
+[our copy](glossary.md#papers-and-verdicts) of the text states it. {replicated} have
+[conceptual replications](#conceptual-replications). We also ran the [fair table](#the-fair-table) and
+[controls](protocol.md#controls). All other experiments are declared, but not run yet.
+
+The tables use these terms; the [protocol](protocol.md) defines verdicts, the
+[glossary](glossary.md#papers-and-verdicts) other terms:
+
+* **Undecided**: the evidence is too weak for either answer, or the runs cover only a part of the claim.
+* **Exploratory**: we decided the test after seeing the runs, or declared the verdict exploratory before.
+* **Tested**: a unit test checks the claim.
+* **Contradicted†**: the claim drops out of the list of contradicted claims at a
+  [false discovery rate](protocol.md#7-many-cells) of 5 %.
+* **Numbers**: the first number is our mean. Brackets hold its 90 % interval over seeds.
+* **Mean of 4 places**: a *place* is a setting or method. Every place must support the claim, also the
+  *weakest* one, which has the largest p value. One place or the mean can contradict it, after Holm's
+  correction.
+* **Average over 4 places**: we test only the average.
+* **Tested: above 0.5**: we test the claim's range and a margin, for example 0.5 to 2.5 for "one to two
+  points". Without a range, we test against zero.
+
+Two lists are folded below each table. *Details* shows the test and the runs of each claim. The other list
+has the main claims that we did not run or judge.
 
 {papers}
 
 ## The fair table
 
-Verdicts compare final accuracies with tuned FedAvg's ([protocol](fair-table.md),
-[tables](../published/README.md#the-fair-table)). All methods had the same number of trials.
+We compare the final accuracy of each method with tuned FedAvg's. All methods had the same number of trials.
+See its [protocol](fair-table.md) and [tables](../published/README.md#the-fair-table).
 
 {fair}
 
 ## Conceptual replications
 
-Small networks, on CIFAR-10 also small images, test the direction of a paper's claim, not its numbers
-([protocol](replication.md), [tables](../published/README.md#conceptual-replications)). On MNIST, Fed2, FedMA
-and FedImpro follow one reading of their texts each; the pages of [Fed2](papers/fed2.md#assumptions) (A-60,
-A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list the others. FLFA\\* has random feedback,
-FLFA† no scaling (the paper's names).
+These runs test the direction of a paper's claim with small networks, but not its numbers. See their
+[protocol](replication.md) and [tables](../published/README.md#conceptual-replications).
+
+On MNIST, Fed2, FedMA and FedImpro follow one reading of their texts each. The pages of
+[Fed2](papers/fed2.md#assumptions) (A-60, A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list
+the others. FLFA\\* has random feedback, FLFA† no scaling. These are the paper's names.
 
 {replications}
 
 ## Controls
 
-The truth of these tables is known ([protocol](protocol.md#controls),
-[tables](../published/README.md#controls)): {truth}.
+We know the truth of these tables ([protocol](protocol.md#controls),
+[tables](../published/README.md#controls)). They have {truth}.
 
 {controls}
 """
@@ -569,11 +578,12 @@ def notes_on(paper: str) -> str:
     """Lines that link all claims of a paper that runs judged, and its conceptual replications."""
     file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
-        more = ", ".join(f"{number} more {verdict}" for verdict, number in evidence().left_out(paper).items())
-        notes.append(f"[All claims](../published/{file}){more and f': {more}'}.")
+        left = evidence().left_out(paper).items()
+        more = " and ".join(f"{number} more that are *{verdict}*" for verdict, number in left)
+        notes.append(f"The list of [all claims](../published/{file}) has {more or 'no other verdicts'}.")
     if datasets := evidence().replicated(paper):
-        link = "[conceptual replications](#conceptual-replications)"
-        notes.append(f"Claims have {link} on {' and '.join(datasets)}.")
+        link = "[Conceptual replications](#conceptual-replications)"
+        notes.append(f"{link} on {' and '.join(datasets)} test claims of this paper.")
     return " ".join(notes) + "\n\n" * bool(notes)
 
 
