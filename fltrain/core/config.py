@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 
-from fltrain.core.errors import FltrainError, together
+from fltrain.core.errors import FltrainError, listed, together
 from fltrain.core.located import place_of
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -47,6 +47,8 @@ NO_COMMA = "numbers have a decimal point, as in 0.05, and no comma"
 
 VERY_CLOSE = 0.75
 """Closeness from which a suggestion replaces the list of known words."""
+MOST_KNOWN = 60
+"""Longest list of known words."""
 
 
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {!r}?") -> str:
@@ -60,38 +62,42 @@ def similar(path: Path) -> str:
     return suggest(path.name, (other.name for other in path.parent.glob("*")), VERY_CLOSE)
 
 
-def hint(word: str, known: Iterable[str], listed: str = "known") -> str:
+def hint(word: str, known: Iterable[str], described: str = "known") -> str:
     """Return a hint at the known word that is very close to ``word``, or a list of all known words.
 
-    If the closest word is less close, it comes before the list. ``listed`` describes the list.
+    If the closest word is less close, it comes before the list. ``described`` describes the list, of which
+    the message has the first ``MOST_KNOWN`` words.
     """
     known = list(known)
-    return suggest(word, known, VERY_CLOSE) or f"{suggest(word, known)} ({listed}: {', '.join(known)})"
+    shown = listed(known, MOST_KNOWN)
+    return suggest(word, known, VERY_CLOSE) or f"{suggest(word, known)} ({described}: {shown})"
 
 
-def unknown(problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known") -> Iterator[str]:
+def unknown(
+    problem: str, words: Iterable[str], known: Iterable[str], described: str = "known"
+) -> Iterator[str]:
     """Yield a message on each word that is not among the known ones.
 
     Args:
         problem: beginning of the message; the word and the known words follow.
         words: the words to check.
         known: the possible words.
-        listed: description of the known words in the message.
+        described: description of the known words in the message.
     """
     known = list(known)
     for word in words:
         if word not in known:
-            yield f"{problem} {word!r}{hint(word, known, listed)}"
+            yield f"{problem} {word!r}{hint(word, known, described)}"
 
 
 def check_known(
-    problem: str, words: Iterable[str], known: Iterable[str], listed: str = "known", remedy: str = ""
+    problem: str, words: Iterable[str], known: Iterable[str], described: str = "known", remedy: str = ""
 ) -> None:
     """Refuse a word that is not among the known ones; ``unknown`` describes the arguments.
 
     If no known word is very close, ``remedy`` ends the message.
     """
-    for message in unknown(problem, words, known, listed):
+    for message in unknown(problem, words, known, described):
         raise FltrainError(message + remedy * message.endswith(")"))
 
 

@@ -47,12 +47,26 @@ class Network(nn.Module):
         autocast = self.products and torch.autocast(maps.device.type, self.products)
         with autocast or tf32_products(self.tf32):
             for block in blocks:
-                maps = block(maps)
+                try:
+                    maps = block(maps)
+                except RuntimeError as error:
+                    self._locate(block, maps, error)
+                    raise
         return maps.float() if autocast else maps
+
+    def _locate(self, block: nn.Module, maps: Tensor, error: RuntimeError) -> None:
+        """Note the block that refuses its input, for example because of its shape."""
+        name = next((name for name, child in self.named_children() if child is block), "")
+        error.add_note(f"block {name!r} of the network, input {[*maps.shape]}")
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits ``[n, classes]``."""
-        logits: Tensor = self.classifier(self.features(images))
+        features = self.features(images)
+        try:
+            logits: Tensor = self.classifier(features)
+        except RuntimeError as error:
+            self._locate(self.classifier, features, error)
+            raise
         return logits
 
     @property

@@ -147,7 +147,7 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
         ("item.yaml --set seed=1", ["error: item.yaml with seed=1: declares a table or figure, not a run"]),
         (".", ["error: .: Is a directory"]),
         ("binary", ["binary"]),
-        ("good.yaml --device tpu", ["--device", "'tpu'", "cuda"]),
+        ("good.yaml --device tpu", ["device 'tpu': use auto, cpu, cuda or cuda:N"]),
         (
             "good.yaml --results bad.yaml",
             ["results folder bad.yaml cannot be written (Not a directory)"],

@@ -182,6 +182,16 @@ def test_a_model_without_blocks_is_refused() -> None:
         Empty().network(1, 8, 10)
 
 
+def test_a_fault_names_the_block_and_the_shape_of_its_input() -> None:
+    parts: tuple[tuple[int, int, str], ...] = ((65, 20, "fc1"), (64, 21, "classifier"))
+    for width, features, name in parts:
+        network = Network(flatten=nn.Flatten(), fc1=nn.Linear(width, 20), classifier=nn.Linear(features, 10))
+        with pytest.raises(RuntimeError, match="cannot be multiplied") as refused:
+            network(torch.zeros(1, 1, 8, 8))
+        shape = [1, 64] if name == "fc1" else [1, 20]
+        assert refused.value.__notes__ == [f"block {name!r} of the network, input {shape}"]
+
+
 def test_unknown_cuts_are_refused() -> None:
     network = built(*NETWORKS["resnet18"][0])
     for part in (network.lower, network.upper_features):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from torchvision import datasets as torchvision
 
+from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError
 from fltrain.core.registry import Component, catalogue
 from fltrain.data.datasets import DatasetEntry, Normalisation, load
@@ -196,3 +197,8 @@ def test_overriding_functions_take_the_same_arguments(
         type("Mine", (base,), {"__module__": "own", name: written})
     for right in (lambda *arguments: None, getattr(base, name)):
         type("Mine", (base,), {"__module__": "own", name: right})
+
+
+def test_a_long_list_of_known_words_is_cut() -> None:
+    with pytest.raises(FltrainError, match=r"no entry 'x' \(one of: F-0, F-1, .*, F-59 and 40 more\)$"):
+        check_known("no entry", ["x"], [f"F-{number}" for number in range(100)], "one of")
