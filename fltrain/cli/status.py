@@ -20,7 +20,13 @@ from fltrain.runs.today import RunStatus, changed_runs, stale_runs
 
 _MISSING = "not trained"
 _VERIFY, _CHANGED = "verify", "status --changed"
-_LISTED_BY = {"damaged": _VERIFY, "stale": _VERIFY, "completed": _CHANGED, "diverged": _CHANGED}
+_LISTED_BY = {
+    "damaged": _VERIFY,
+    "stale": _VERIFY,
+    "unknown": _VERIFY,
+    "completed": _CHANGED,
+    "diverged": _CHANGED,
+}
 """Command that lists the runs of a state, if they differ in their details."""
 
 
@@ -44,7 +50,8 @@ def status(
 
     If you name no scale and the folder only has runs that the default scale lacks, it lists these.
     A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
-    has to be retrained. A damaged record was changed after training; tables leave it out.
+    has to be retrained. An unknown run has settings that today's code lacks, for example a method of your own
+    while FLTRAIN_PATH is not set. A damaged record was changed after training; tables leave it out.
     """
     wanted, folder = options.selection_of(items, seeds, where), Results(results)
     whole = plan(config, scale)

@@ -110,6 +110,7 @@ class Simulation:
             example = torch.zeros(1, data.channels, data.side, data.side, device=device)
             self.model = FlatModel(self._network(), example)
             self.network = self.model.network
+            self._check_logits(example)
             self.task = Task(
                 layout=self.model.layout,
                 network=self.network,
@@ -167,6 +168,15 @@ class Simulation:
             pack(tensors, torch.float32, self.device) for tensors in (network.parameters(), buffers)
         )
         return weights, statistics
+
+    def _check_logits(self, example: Tensor) -> None:
+        """Refuse a network that does not return a logit for each class."""
+        with torch.no_grad(), in_mode(self.network, training=False):
+            shape, wanted = [*self.network(example).shape], [1, self.data.classes]
+        if shape != wanted:
+            raise FltrainError(
+                f"model {self.spec.model.name!r} should return logits {wanted} for an image, found {shape}"
+            )
 
     def _check_single_images(self, example: Tensor) -> None:
         """Refuse BatchNorm with one value per channel in a step of any client that will take part."""

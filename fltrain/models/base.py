@@ -50,7 +50,14 @@ class Model(Component):
 
         The option ``initialisation`` of a subclass redraws the weights of the blocks.
         """
-        network = models.network.Network(**self.blocks(channels, side, classes))
+        blocks = self.blocks(channels, side, classes)
+        if not isinstance(blocks, dict) or [*blocks][-1:] != ["classifier"]:
+            found = ", ".join(map(repr, blocks)) if isinstance(blocks, dict) else type(blocks).__name__
+            raise FltrainError(
+                f"model {self.name!r}: its method blocks should return a dictionary of modules, the last of "
+                f"which is called 'classifier'; found {found or 'none'}"
+            )
+        network = models.network.Network(**blocks)
         return models.parts.initialised(network, getattr(self, "initialisation", "pytorch"))
 
 

@@ -170,7 +170,7 @@ class RunStatus(NamedTuple):
 
     Attributes:
         name: ``completed``, ``diverged``, ``damaged``, ``training``, ``stopped``, ``started`` (ended before
-            its first checkpoint), ``stale`` or ``not trained``.
+            its first checkpoint), ``stale``, ``unknown`` (the code lacks its settings) or ``not trained``.
         detail: explanation, empty if there is none.
         final: final accuracy, from 0 to 1; None if there is none.
         seconds: wall time of the training; None unless it has ended.
@@ -191,7 +191,9 @@ class RunStatus(NamedTuple):
         if record.complete:
             try:
                 summary, seconds = record.summary, record.costs["seconds"]["total"]
-                if spec is None or spec.run_id != run:
+                if spec is None:
+                    return cls("unknown", record.lacking)
+                if spec.run_id != run:
                     return cls("stale", record.stale)
                 record.check_settings(spec)
                 change = changed_code(record, spec)

@@ -418,6 +418,14 @@ def test_a_figure_has_its_labels_and_a_base(tmp_path: Path) -> None:
         compare(tmp_path, CONFIG, ["flfa/table1"])
 
 
+def test_seeds_are_counted_by_cell_if_cells_have_different_ones(tmp_path: Path) -> None:
+    for method, seeds in {"fedavg": (0, 1), "fedprox": (0, 5)}.items():
+        for seed in seeds:
+            record(Results(tmp_path), tiny(method=method, seed=seed), 0.5)
+    (first, *_) = compare_runs(find_runs(tmp_path, (), CONFIG)).notes
+    assert first.startswith("Mean ± standard deviation over 2 seeds.")
+
+
 def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     item = next(one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2")
     entries = item.entries[:-1]

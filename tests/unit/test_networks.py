@@ -182,6 +182,29 @@ def test_a_model_without_blocks_is_refused() -> None:
         Empty().network(1, 8, 10)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "found"),
+    [
+        ({}, "none"),
+        ({"flatten": nn.Flatten(), "fc": nn.Linear(64, 10)}, "'flatten', 'fc'"),
+        ({"classifier": nn.Linear(64, 10), "flatten": nn.Flatten()}, "'classifier', 'flatten'"),
+        ([nn.Linear(64, 10)], "list"),
+    ],
+)
+def test_blocks_that_do_not_end_in_a_classifier_are_refused(blocks: Any, found: str) -> None:
+    class Wrong(Model):
+        """A network."""
+
+        name: Literal["wrong"] = "wrong"
+        min_side: ClassVar[int] = 1
+
+        def blocks(self, channels: int, side: int, classes: int) -> Any:
+            return blocks
+
+    with pytest.raises(FltrainError, match=f"model 'wrong': .* called 'classifier'; found {found}$"):
+        Wrong().network(1, 8, 10)
+
+
 def test_a_fault_names_the_block_and_the_shape_of_its_input() -> None:
     parts: tuple[tuple[int, int, str], ...] = ((65, 20, "fc1"), (64, 21, "classifier"))
     for width, features, name in parts:

@@ -181,6 +181,9 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     assert (row["below"], row["above"], row["place"], row["tone"]) == (False, True, "one", "bad")
     assert plot["ticks"]["0"] == 50 and plot["ticks"]["1"] == pytest.approx(50 * (1 + 1 / LIMIT))
     assert plot["notes"] == [AXIS, "arrows: beyond the axis"]
+    far = cell.replace(difference=90.0, difference_low=80.0)
+    ((beyond,),) = forest([far], titles)["rows"].values()
+    assert beyond["middle"] is None and beyond["above"], "no dot at a false place"
     several = [cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")]
     rows = forest(several, titles)["rows"]
     assert {name: [row["tone"] for row in part] for name, part in rows.items()} == {

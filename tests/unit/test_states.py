@@ -101,6 +101,16 @@ def test_states_of_runs_without_a_record(results: Results, monkeypatch: pytest.M
     assert status() == stopped, "the lock of a process that has ended"
 
 
+def test_a_run_of_a_method_that_the_code_lacks_is_unknown(results: Results) -> None:
+    """It need not be trained again: its method may be in a folder of your own."""
+    made = record(tiny(), results)
+    path = made.folder / "spec.json"
+    path.write_text(path.read_text().replace('"fedavg"', '"mine"'))
+    seal(made.folder)
+    name, why, *_ = RunStatus.of(made.run_id, None, results)
+    assert name == "unknown" and "unknown method 'mine'" in why
+
+
 def test_status_names_stale_and_damaged_runs(
     tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,10 +164,10 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(tmp_path: Path
     (results.run(begun) / "train.log").touch()
     assert listed() == {
         own.run_id: "seed 7 completed",
-        unknown.run_id: "seed  stale",
+        unknown.run_id: "seed  unknown",
         damaged.run_id: "seed  damaged",
         begun: "seed  started",
-        "": "1 completed, 1 damaged, 1 stale, 1 started; of demo: 2 not trained",
+        "": "1 completed, 1 damaged, 1 started, 1 unknown; of demo: 2 not trained",
     }
     assert listed("toy/table", "--seeds", "1") == listed("toy") == declared
     record(tiny(), results)

@@ -29,7 +29,8 @@ def forest(
 
     Returns:
         ``rows`` by heading, ``ticks`` and ``notes`` of the axis. Places are in per cent of the axis; an
-        interval can reach ``below`` or ``above`` it. Empty without an interval, or with too many cells.
+        interval can reach ``below`` or ``above`` it, and a ``middle`` beyond it is None. Empty without an
+        interval, or with too many cells.
     """
     compared = of == "difference"
     known: list[tuple[TableCell, str, list[float]]] = []
@@ -54,9 +55,10 @@ def forest(
         heading = ", ".join([titles[cell.item]] * (len(items) > 1 or not compared) + what)
         low, middle, high = (round(50 + 50 * max(-1, min(1, number / ends)), 2) for number in numbers)
         verdict = cell.full_verdict if compared else cell.gain_verdict
+        inside = abs(numbers[1]) <= ends
         row = {
             **{"place": cell.place, "lost": lost, "tone": tone(verdict or "")},
-            **{"low": low, "middle": middle, "high": high},
+            **{"low": low, "middle": middle if inside else None, "high": high},
             **{"below": numbers[0] < -ends, "above": numbers[2] > ends},
         }
         rows.setdefault(heading, []).append(row)

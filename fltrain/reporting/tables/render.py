@@ -292,7 +292,7 @@ class Notes:
         targets: str = "",
     ) -> Notes:
         """Collect the notes of a table; ``targets`` is the sentence on its target accuracies."""
-        layout, seeds = layout_of(sheet), len({cell.seed for cell in sheet.cells})
+        layout, seeds = layout_of(sheet), max(cell.seeds for cell in shown)
         noted = [cell.published_notes for cell in shown if cell.published_notes or cell.published is not None]
         general = [note for note in noted[0] if all(note in notes for notes in noted)] if noted[1:] else []
         special = dict.fromkeys(note for cell in shown for note in _notes_on(cell) if note not in general)
@@ -313,7 +313,7 @@ class Notes:
             sheet=sheet,
             layout=layout,
             targets=targets,
-            seeds=seeds - (seeds > 1 and layout.best_of is not None),
+            seeds=seeds,
             up_to="up to " * any(0 < cell.complete < seeds for cell in shown),
             summaries={one.heading: _over_seeds(one) for one in layout.measures},
             cells=shown,
