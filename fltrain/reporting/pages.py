@@ -28,11 +28,30 @@ def tone(verdict: str) -> str:
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
+TERMS = {
+    "places?": "Place: a setting or method that a claim names.",
+    "weakest": "Weakest: the place with the least evidence (largest p value).",
+    "tested": "Tested: the range in which the claim puts the number.",
+}
+"""Meanings of words in numbers of claims, by pattern."""
+
+
 def in_lines(numbers: str) -> Markup:
-    """Return numbers of a claim with each part on its own line, and each number next to its interval."""
+    """Return numbers of a claim with each part on its own line, and each number next to its interval.
+
+    The pointer shows the meanings of ``TERMS``.
+    """
     number_unit_interval = r"[-+]?\d\S*(?: \S+)? \[[^]]*\]"
     kept = re.sub(number_unit_interval, lambda one: one[0].replace(" ", "\u00a0"), numbers)
-    return Markup("<br>").join(map(escape, kept.replace(" = ", "\u00a0=\u00a0").split("; ")))
+    text = str(Markup("<br>").join(map(escape, kept.replace(" = ", "\u00a0=\u00a0").split("; "))))
+    for word, meaning in TERMS.items():
+        text = re.sub(rf"\b{word}\b", rf'<abbr title="{meaning}">\g<0></abbr>', text)
+    return Markup(text)
+
+
+def meanings_in(numbers: str) -> list[str]:
+    """Return the meanings of the ``TERMS`` in numbers of claims."""
+    return [meaning for word, meaning in TERMS.items() if re.search(rf"\b{word}\b", numbers)]
 
 
 def with_links(page: str, folder: Path) -> str:
@@ -53,6 +72,12 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
-TEMPLATES.filters |= {"tone": tone, "in_lines": in_lines, "duration": duration, "latex": latex}
+TEMPLATES.filters |= {
+    "tone": tone,
+    "in_lines": in_lines,
+    "meanings_in": meanings_in,
+    "duration": duration,
+    "latex": latex,
+}
 LATEX = TEMPLATES.overlay("<%", "%>", "<<", ">>", "<#", "#>")
 """Templates with delimiters that LaTeX does not use."""

@@ -413,12 +413,14 @@ def rank_of(tagged: TaggedCell) -> int:
 
 
 def first_result(cells: Sequence[TaggedCell], claims: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of the first claim that has one, else value and gain of the cell of highest rank.
+    """Return the number of the first claim, else value and gain of the cell of highest rank.
 
-    The number comes first, because a narrow column shows the beginning.
+    A claim on a table counts if its number has the unit of the first measure. The number comes first, because
+    a narrow column shows the beginning.
     """
+    unit = measure(cells[0][1].measure).unit.replace("%", "points") if cells else ""
     for claim in claims:
-        if claim["number"]:
+        if claim["number"] and unit in claim["number"]:
             return re.sub(r"^([^;\[]*?): (.*)$", r"\2 (\1)", claim["number"])
     for tags, cell in sorted(cells, key=rank_of):
         if cell.mean is not None:

@@ -377,7 +377,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
         "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
-        "Our runs: +1.25 points [+0.50, +2.00] at <each> place weakest: +1" in text
+        "Our runs: +1.25 points [+0.50, +2.00] at <each> place weakest : +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> Small <toys>. published values" in text
@@ -438,7 +438,9 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     shown = in_lines("C = 0.1 minus <b>, mean of 2 places: -5 % [-6, -4]; weakest: -9 % [-11, -6] (C = 0)")
-    first, second = shown.split("<br>")
+    words = re.findall(r"<abbr title=\"(\w+): [\w ,()]+[.]\">(\w+)</abbr>", shown)
+    assert words == [("Place", "places"), ("Weakest", "weakest")]
+    first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
     assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 places: -5\u00a0%\u00a0[-6,\u00a0-4]"
     assert second == "weakest: -9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
 

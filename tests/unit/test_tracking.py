@@ -619,10 +619,16 @@ def test_a_table_has_verdicts_and_first_number_of_the_claims_that_rest_on_it(sto
     verdicts = [("table1", "supported", False), ("table2, table1", "supported", False)]
     verdicts += [("table1", "undecided", True), ("table2", "undecided", False), ("", "tested", False)]
     claims = [
-        {"item": item, "verdict": verdict, "exploratory": late, "dropped": False, "number": f"A: +{number}"}
+        {
+            "item": item,
+            "verdict": verdict,
+            "exploratory": late,
+            "dropped": False,
+            "number": f"A: +{number} points",
+        }
         for number, (item, verdict, late) in enumerate(verdicts)
     ]
-    claims[0]["number"] = ""  # not run
+    claims[0]["number"] = "A: -2 MB"
     folder = store.results.root / "demo" / "ecgr"
     (folder / "summary.json").write_text(json.dumps({"claims": claims}))
     store.export(items=[TABLE])
@@ -631,7 +637,10 @@ def test_a_table_has_verdicts_and_first_number_of_the_claims_that_rest_on_it(sto
     for values in ("1 reproduced, 1 opposite; ", ""):
         (run,) = store.search("tags.kind = 'item'")
         tags = run["data"]["tags"]
-        assert (tags["verdicts"], tags["first_result"]) == (values + expected, "+1 (A)")
+        assert (tags["verdicts"], tags["first_result"]) == (
+            values + expected,
+            "+1 points (A)" if values else "-2 MB (A)",
+        )
         store.export(items=[TABLE])
 
 
