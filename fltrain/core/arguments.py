@@ -25,7 +25,8 @@ def text(name: str, value: Any) -> str:
 
 def texts(name: str, value: Any) -> list[str]:
     """Return several texts; a single one is a list of one."""
-    values = [value] if isinstance(value, str) or not isinstance(value, Iterable) else [*value]
+    single = isinstance(value, str | Mapping) or not isinstance(value, Iterable)
+    values = [value] if single else [*value]
     return _checked(
         name,
         value,

@@ -70,8 +70,9 @@ class SettingsLayers:
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> LocatedMapping:
     """Merge settings: mappings key by key, anything else replaced.
 
-    A mapping whose ``name`` differs is another component and replaces the old one whole. A mapping that meets
-    a short form (the name of a component, the fraction of a participation) is merged into its long form.
+    Another ``name`` is another component and replaces the old one whole; the same name alone keeps its
+    options. A mapping that meets a short form (the name of a component, the fraction of a participation) is
+    merged into its long form.
     """
     merged = LocatedMapping(base, place_of(base) or place_of(patch), getattr(base, "places", ()))
     places = getattr(patch, "places", {})
@@ -86,6 +87,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> LocatedMapping:
                 if not {"name", "fraction"} & value.keys():
                     place = merged.places.get(key)  # of the component
                 value = merge(old, value)
+        elif isinstance(old, Mapping) and value is not None and value == old.get("name"):
+            value = old
         merged[key], merged.places[key] = value, place
     return merged
 

@@ -61,6 +61,8 @@ CELL_METRICS = (
 _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 # MLflow marks these, so that nobody mistakes them for usable results.
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
+# In the list of tables, all other scales are between these.
+_PLACES = {"published": 0, "demo": 2}
 _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
 
 TaggedCell = tuple[Mapping[str, str], TableCell]
@@ -342,7 +344,7 @@ class Export:
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "verdicts": verdicts_of([cell for _, cell in cells], claims),
             "first_result": first_result(cells, claims),
-            "order": f"{self.scale == 'demo':d} {key}",  # the demonstration last
+            "order": f"{_PLACES.get(self.scale, 1)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
         }
         return TrackedRun(

@@ -120,9 +120,10 @@ def item(name: str, **reduction: Any) -> Edit:
         ({"alpha": 0.1}, {"name": "dirichlet", "alpha": 0.1, "clients": 10}),
         ({"name": "iid", "clients": 5}, {"name": "iid", "clients": 5}),
         ("iid", "iid"),
+        ("dirichlet", {"name": "dirichlet", "alpha": 0.3, "clients": 10}),
     ],
 )
-def test_another_component_replaces_all_settings_of_the_old_one(patch: Any, expected: Any) -> None:
+def test_only_another_component_replaces_all_settings_of_the_old_one(patch: Any, expected: Any) -> None:
     old = {"partition": {"name": "dirichlet", "alpha": 0.3, "clients": 10}}
     assert merge(old, {"partition": patch}) == {"partition": expected}
 

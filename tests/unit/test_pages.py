@@ -157,6 +157,10 @@ COMPARED: dict[str, Any] = {
         ),
         ({"exploratory": True}, {"verdict": "inconclusive, exploratory"}),
         ({"reason": "one seed"}, {"verdict": "inconclusive (one seed)"}),
+        (
+            {"low": 59.0, "high": 62.0, "spread": 0.684, "spread_cells": 6},
+            {"spread behind the interval": "0.68, moderated by 6 similar cells (docs/protocol.md)"},
+        ),
         ({"gain_margin": 0.5, "gain_p": 0.0114}, {"one-sided p, not corrected": "0.0114"}),
     ],
 )

@@ -208,6 +208,10 @@ ARGUMENTS: dict[str, Callable[[Path], object]] = {
     "items should be a text or a list of texts, got 5": lambda root: fltrain.compare(root, items=5),  # type: ignore[arg-type]
     "metric should be a text, got 5": lambda root: fltrain.compare(root, metric=5),  # type: ignore[arg-type]
     "where should be a text or a list of texts, got [5]": lambda root: fltrain.load_runs(root, where=[5]),  # type: ignore[list-item]
+    "where should be a text or a list of texts, got {'seed': 0}": lambda root: fltrain.load_runs(
+        root,
+        where={"seed": 0},  # type: ignore[arg-type]
+    ),
     "results should be a path, got None": lambda root: fltrain.load_settings(None),  # type: ignore[arg-type]
 }
 

@@ -39,6 +39,9 @@ def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
 def facts(cell: TableCell, reduced: bool) -> dict[str, str]:
     """Return a cell's numbers and verdicts by name, with intervals, margin, p and seeds that would decide."""
     shown = {heading: entry.text for heading, entry in entries_of(cell, True, reduced).items() if entry.text}
+    if cell.interval() and cell.spread is not None and (cell.spread_cells or 0) > 1:
+        moderated = f"moderated by {cell.spread_cells} similar cells (docs/protocol.md)"
+        shown["spread behind the interval"] = f"{cell.spread:.{cell.decimals}f}, {moderated}"
     if cell.verdict and cell.margin is not None:
         shown["margin"] = f"±{cell.margin:.3g}"
     if cell.seeds_needed is not None:
