@@ -407,11 +407,11 @@ The tables use these terms; the [protocol](protocol.md) defines verdicts, the
 * **Contradicted†**: the claim drops out of the list of contradicted claims at a
   [false discovery rate](protocol.md#7-many-cells) of 5 %.
 * **Numbers**: the first number is our mean. Brackets hold its 90 % interval over seeds.
-* **Mean of 4 places**: a *place* is a setting or method. Every place must support the claim, also the
-  *weakest* one, which has the largest p value. One place or the mean can contradict it, after Holm's
+* **Mean of 4 cases**: a *case* is a setting or method. Every case must support the claim, also the
+  *least certain* one, which has the largest p value. One case or the mean can contradict it, after Holm's
   correction.
-* **Average over 4 places**: we test only the average.
-* **Tested: above 0.5**: we test the claim's range and a margin, for example 0.5 to 2.5 for "one to two
+* **Average over 4 cases**: we test only the average.
+* **Allowed: above 0.5**: we test the claim's range and a margin, for example 0.5 to 2.5 for "one to two
   points". Without a range, we test against zero.
 
 Two lists are folded below each table. *Details* shows the test and the runs of each claim. The other list

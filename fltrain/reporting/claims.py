@@ -270,7 +270,7 @@ def _numbers(parts: Sequence[Finding]) -> str:
         if {part.region for part in same} <= {"", "above 0", "below 0"}:
             number += "".join(dict.fromkeys(marks))
         else:
-            number += f", tested: {' and '.join(regions)}"
+            number += f", allowed: {' and '.join(regions)}"
         texts += [number, *filter(None, dict.fromkeys(part.reason for part in same))]
     for verdict in ("not judged", "not run"):
         open_parts = sum(part.verdict == verdict and not part.number for part in parts)
@@ -327,7 +327,7 @@ class ClaimNumbers:
         empty = len(every) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         lost = [f"{count(number, 'run')} {text}" for text, number in counts.items() if number]
-        lost += [f"{count(empty, 'place')} without a number"] if empty else []
+        lost += [f"{count(empty, 'case')} without a number"] if empty else []
         missed = int((lines["state"] == LATE).sum())
         counts_as = "A run that misses the target counts as its planned rounds plus one"
         late = f"{counts_as} (in {missed} of {count(len(lines), 'value')})" if missed else ""
@@ -408,7 +408,7 @@ def labels_text(chosen: LabelChoice) -> str:
 
 # ---------------------------------------------------------------- tests
 UNTESTABLE = "no test, because it needs three seeds that differ"
-INCOMPLETE = "no test, because an average needs a number at every place"
+INCOMPLETE = "no test, because an average needs a number in every case"
 EXTREMES = {"largest": max, "smallest": min}
 
 
@@ -446,7 +446,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
         return replace(shown, decision=UNTESTABLE.capitalize(), reason=UNTESTABLE)
-    note = f" (corrected for {tries} places, Bonferroni)" if tries > 1 else ""
+    note = f" (corrected for {tries} cases, Bonferroni)" if tries > 1 else ""
     if least < LEVEL:
         decisive = min(outside, key=outside.__getitem__)
         at = f" at {decisive}" if len(judged) > 1 else ""
@@ -460,9 +460,9 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     p, reasons = tried[weakest].p_inside, lost
     if len(tried) > 1:
         number = _number(sheet, test, means[weakest], tried[weakest].interval)
-        note = f", the largest of the p values at {len(tried)} places ({weakest}: {number})"
-        reasons = [f"weakest: {number} ({weakest})", *lost]
-    reasons += [f"{count(numbers.empty, 'place')} without a number"] * bool(numbers.empty)
+        note = f", the largest of the p values of {len(tried)} cases ({weakest}: {number})"
+        reasons = [f"least certain: {number} ({weakest})", *lost]
+    reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = sum(p < LEVEL for p in outside.values())
     reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
@@ -481,7 +481,7 @@ def _shown(
     """Return the finding before any test: the number of a place, beside a stated one, and lost runs."""
     means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
-        return Finding("undecided", ", ".join(["No seed has a number in all places", *numbers.lost]))
+        return Finding("undecided", ", ".join(["No seed has a number in all cases", *numbers.lost]))
     mean, zero = average(ours.values), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
@@ -489,15 +489,15 @@ def _shown(
     if place != THE_AVERAGE:
         about = f"{about} at {place}" if about else place
         which = "one" if test.judge == "every" else f"the {test.judge}"
-        about += f", {which} of {len(means)} places" * several
+        about += f", {which} of {len(means)} cases" * several
     averaged = several and place == THE_AVERAGE
     number = _number(sheet, test, mean, interval)
-    lead = f"Mean of {len(means)} places: " * averaged
+    lead = f"Mean of {len(means)} cases: " * averaged
     sentences = [f"{lead}{number} over {count(len(ours.values), 'seed')}" + f" for {about}" * bool(about)]
-    over = f"mean of {len(means)} places" if test.judge == "every" else f"average over {len(means)} places"
+    over = f"mean of {len(means)} cases" if test.judge == "every" else f"average over {len(means)} cases"
     number = ": ".join(filter(None, [", ".join(filter(None, [about, over * averaged])), number]))
     if found and found.tries > 1:
-        sentences.append(f"The interval is corrected for {found.tries} places")
+        sentences.append(f"The interval is corrected for {found.tries} cases")
     if stated is not None:
         number += f"; the paper states {stated:g}"
         sentences.append(f"The paper states {stated:g}")
@@ -507,7 +507,7 @@ def _shown(
         low, high = (f"{number_text(means[end], decimals, _sign(test))} ({end})" for end in ends)
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
-        side = f"{test.kind.capitalize()} at {agreeing} of {len(means)} places, from" if sign else "From"
+        side = f"{test.kind.capitalize()} in {agreeing} of {len(means)} cases, from" if sign else "From"
         sentences.append(f"{side} {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
     return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
@@ -574,10 +574,10 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
     number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
-    majority = f"most runs at {most} of {count(len(shares), 'place')}"
+    majority = f"most runs in {most} of {count(len(shares), 'case')}"
     parts = [number, f"{int(diverged.sum())} diverged", majority]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
-    parts += [f"{count(empty, 'place')} without any run"] if empty else []
+    parts += [f"{count(empty, 'case')} without any run"] if empty else []
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
     limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}"
     reason = ", ".join(parts[2:]) if len(shares) > 1 or lost else ""

@@ -29,9 +29,9 @@ def tone(verdict: str) -> str:
 
 
 TERMS = {
-    "places?": "Place: a setting or method that a claim names.",
-    "weakest": "Weakest: the place with the least evidence (largest p value).",
-    "tested": "Tested: the range in which the claim puts the number.",
+    "cases?": "Case: a setting or method that a claim names.",
+    "least certain": "Least certain: the case with the largest p value.",
+    "allowed": "Allowed: the range in which the claim puts the number.",
 }
 """Meanings of words in numbers of claims, by pattern."""
 

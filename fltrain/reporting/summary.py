@@ -34,7 +34,7 @@ Finding = tuple[str, str, str]
 A difference among our own runs has no claim.
 """
 
-AROUND = r"^[^;\[]*?: |(, tested: |;).*"
+AROUND = r"^[^;\[]*?: |(, allowed: |;).*"
 """Pattern of the text around a number and its interval, for example the subtraction behind it."""
 
 

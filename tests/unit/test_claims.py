@@ -116,10 +116,10 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert below.number.startswith("none minus x, mean of 2 places: -1.35 points [")
-    assert above.number.startswith("x minus none, mean of 2 places: +1.35 points [")
-    assert "; weakest: -0.60" in below.number and "; weakest: +0.60" in above.number
-    assert "Positive at 2 of 2 places, from +0.60 (b) to +2.10 (a)." in above.evidence
+    assert below.number.startswith("none minus x, mean of 2 cases: -1.35 points [")
+    assert above.number.startswith("x minus none, mean of 2 cases: +1.35 points [")
+    assert "; least certain: -0.60" in below.number and "; least certain: +0.60" in above.number
+    assert "Positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
 def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
@@ -128,10 +128,10 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
     plain = runs.judged(POSITIVE).number
     assert "tested" not in plain
-    assert runs.judged(between).number == f"{plain}, tested: above 1 and below 2.5"
-    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith(", tested: within 3")
+    assert runs.judged(between).number == f"{plain}, allowed: above 1 and below 2.5"
+    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith(", allowed: within 3")
     assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
-        "; the paper states 2, tested: within 1 of it"
+        "; the paper states 2, allowed: within 1 of it"
     )
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
 
@@ -143,11 +143,11 @@ def test_the_number_names_the_weakest_of_several_places(runs: Runs) -> None:
         found = runs.judged({**EVERY, "at": {"method": [*places]}})
         alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(": ")[2]
         assert found.verdict == verdict
-        assert found.number.startswith(f"x minus none, mean of {len(places)} places: +1.")
-        assert found.number.endswith(f"; weakest: {alone} ({weakest})")
-        assert f"the largest of the p values at {len(places)} places ({weakest}: {alone})." in found.evidence
+        assert found.number.startswith(f"x minus none, mean of {len(places)} cases: +1.")
+        assert found.number.endswith(f"; least certain: {alone} ({weakest})")
+        assert f"the largest of the p values of {len(places)} cases ({weakest}: {alone})." in found.evidence
     assert "weakest" not in runs.judged(EVERY, reduced=True).number
-    assert "weakest" not in runs.judged(POSITIVE).number
+    assert "least certain" not in runs.judged(POSITIVE).number
 
 
 def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
@@ -156,17 +156,17 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
-    assert mixed.number == f"{plain}, tested: above 1 (supported) and below 2.1 (undecided)"
+    assert mixed.number == f"{plain}, allowed: above 1 (supported) and below 2.1 (undecided)"
     part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
     assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part not judged")
     signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
-    assert signs == f"{plain}, tested: above 0 (supported) and within 2.1 (undecided)"
+    assert signs == f"{plain}, allowed: above 0 (supported) and within 2.1 (undecided)"
     restricted = runs.judged(POSITIVE, restricted=["method a"]).number
     assert restricted == f"{plain}; undecided, because the runs are restricted to method a"
     runs.pairs({"c": (MISSING,) * 3})
-    assert runs.judged(EVERY).number == f"{plain}; 1 place without a number"
+    assert runs.judged(EVERY).number == f"{plain}; 1 case without a number"
     averaged = runs.judged(POSITIVE).number
-    assert averaged.endswith("; no test, because an average needs a number at every place")
+    assert averaged.endswith("; no test, because an average needs a number in every case")
     runs.pairs({"b": (1.0,)})
     untestable = runs.judged({**POSITIVE, "at": {"method": "b"}}).number
     assert untestable == "x minus none: +1.00 points; no test, because it needs three seeds that differ"
@@ -194,7 +194,7 @@ def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
     for method, ends in (("a", (9.0, 9.0, 60.0)), ("b", (9.0, 60.0, 60.0))):
         runs.add({"method": method, "plugin": "none"}, *ends)
-    assert runs.judged(FAILS).number == "3 of 6 runs failed; most runs at 1 of 2 places"
+    assert runs.judged(FAILS).number == "3 of 6 runs failed; most runs in 1 of 2 cases"
     assert runs.judged({**FAILS, **AT_A}).number == "2 of 3 runs failed"
 
 
@@ -212,7 +212,7 @@ AT_A: Yaml = {"at": {"method": "a"}}
 MIXED = {"a": CLEAR, "b": NOISE}
 LACKING = {"a": CLEAR, "b": (MISSING,) * 3}
 SINGLE = {f"method {number}": (1.0 + number / 10,) for number in range(8)}
-NO_NUMBER = "1 place without a number"
+NO_NUMBER = "1 case without a number"
 ALIKE: Yaml = {**SIMILAR, "by": 1.0}
 
 
@@ -233,8 +233,8 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
         (SINGLE, POSITIVE, "undecided", "it needs three seeds"),
-        (SINGLE, EVERY, "undecided", "Positive at 8 of 8 places"),
-        # The average over all places is unknown for any numbers of the others.
+        (SINGLE, EVERY, "undecided", "Positive in 8 of 8 cases"),
+        # The average over all cases is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
         (LACKING, {**SIMILAR, "by": 0.1}, "undecided", NO_NUMBER),
@@ -272,13 +272,13 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "Mean of 2 places: +1.0 points [-0.7, +2.7] over 3 seeds for x minus none. Positive at 1 of 2 "
-        "places, from +0.0 (b) to +2.0 (a). Test: above 0, one-sided p 0.113."
+        "Mean of 2 cases: +1.0 points [-0.7, +2.7] over 3 seeds for x minus none. Positive in 1 of 2 "
+        "cases, from +0.0 (b) to +2.0 (a). Test: above 0, one-sided p 0.113."
     )
 
 
 def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
-    """The loss is not significant at any single place, but at all places together."""
+    """The loss is not significant in any single case, but in all cases together."""
     draws = np.random.default_rng(0).normal(0, 1, (6, 5))
     runs.pairs({f"method {number}": tuple(-1.0 + draw - draw.mean()) for number, draw in enumerate(draws)})
     found = runs.judged({**POSITIVE, "judge": "every"})
@@ -295,9 +295,9 @@ def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, te
     assert found.verdict == "contradicted" and "at a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
     about, _, rest = found.number.partition(": ")
-    assert about == "x minus none at a, one of 3 places"
+    assert about == "x minus none at a, one of 3 cases"
     assert rest.startswith(alone.number.removeprefix("x minus none: "))
-    assert found.evidence.startswith("Mean of 3 places: +0.")
+    assert found.evidence.startswith("Mean of 3 cases: +0.")
 
 
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
@@ -319,13 +319,13 @@ def test_a_gain_over_a_base_that_diverged_is_no_number(runs: Runs, judge: str) -
         for kind in ("positive", "negative"):
             found = runs.judged({**POSITIVE, "kind": kind, "judge": judge})
             assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
-            assert "3 runs diverged, 1 place without a number" in found.evidence
+            assert "3 runs diverged, 1 case without a number" in found.evidence
         stated = runs.judged({"kind": "value", **GAIN}, stated=80.0)
         assert (stated.verdict, stated.number) == ("undecided", "")
     runs.pairs({"b": CLEAR, "c": CLEAR, "d": CLEAR})
     found = runs.judged({**POSITIVE, "judge": judge})
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx(2.1))
-    assert "3 runs diverged, 1 place without a number" in found.evidence
+    assert "3 runs diverged, 1 case without a number" in found.evidence
 
 
 def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
@@ -338,7 +338,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "Positive at 2 of 2 places, from +3.50 (u) to +13.50 (v)" in found.evidence
+    assert "Positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -507,7 +507,7 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    tested = f", tested: within {cell.gain_margin:.3g} of it"
+    tested = f", allowed: within {cell.gain_margin:.3g} of it"
     assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g}{tested}"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
@@ -564,7 +564,7 @@ def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) 
 
 
 def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> None:
-    """The largest of several places differs from the stated value by chance, more so with more places."""
+    """The largest of several cases differs from the stated value by chance, more so with more cases."""
     gains, value = (4.0, 4.4, 5.0), {**GAIN, "kind": "value", "judge": "largest"}
     runs.pairs({"a": gains, "b": (0.0, 0.1, 0.2)})
     verdicts = [runs.judged(test, 1.5).verdict for test in ({**value, "at": {"method": "a"}}, value)]
@@ -576,9 +576,9 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     assert (alone.p, two.p) == (pytest.approx(p), pytest.approx(2 * p))
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
-    assert " at a, the largest of 2 places: " in two.number and "largest" not in alone.number
-    assert "interval is corrected for 2 places." in two.evidence and "corrected" not in alone.evidence
-    assert "(corrected for 2 places, Bonferroni)" in two.evidence and "Bonferroni" not in alone.evidence
+    assert " at a, the largest of 2 cases: " in two.number and "largest" not in alone.number
+    assert "interval is corrected for 2 cases." in two.evidence and "corrected" not in alone.evidence
+    assert "(corrected for 2 cases, Bonferroni)" in two.evidence and "Bonferroni" not in alone.evidence
 
 
 @pytest.mark.parametrize(
@@ -610,7 +610,7 @@ def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], 
     assert runs.judged(FAILS).verdict == verdict, "every place counts"
     runs.add({"method": "c", "plugin": "none"}, MISSING, MISSING)
     found = runs.judged(FAILS)
-    assert (found.verdict, "1 place without any run" in found.evidence) == ("undecided", True)
+    assert (found.verdict, "1 case without any run" in found.evidence) == ("undecided", True)
 
 
 @pytest.mark.parametrize("test", [POSITIVE, NEGATIVE, {**GAIN, "kind": "value"}, FAILS])
@@ -692,7 +692,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
         runs.add({"method": method, "plugin": "none"}, 50, rows=rows)
     both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
     found = runs.judged(both)
-    assert (found.estimate, "1 place without a number" in found.evidence) == (6.5, True)
+    assert (found.estimate, "1 case without a number" in found.evidence) == (6.5, True)
     assert (
         found.number.startswith("sum of stem and head: 6.50; no test")
         and "By part: stem 2.75, head 5.00." in found.evidence
@@ -709,7 +709,7 @@ def test_the_traffic_of_a_run_that_misses_the_target_is_no_number(runs: Runs) ->
     test = {"kind": "positive", "item": "toy", "measure": "traffic_to_target"}
     sheet = runs.sheet(measures=[{"measure": "traffic_to_target", "target_of": {"method": "slow"}}])
     found = runs.judged(test, sheet=sheet)
-    assert (found.verdict, "1 place without a number" in found.evidence) == ("undecided", True)
+    assert (found.verdict, "1 case without a number" in found.evidence) == ("undecided", True)
 
 
 def selections(runs: Runs, method: str, shares: Mapping[str, int]) -> None:
@@ -726,7 +726,7 @@ def test_shares_of_network_parts_are_summed(runs: Runs) -> None:
     selections(runs, "b", {"stem": 10})
     found = runs.judged(share)
     assert found.estimate == pytest.approx(80), "the other network has no such stage"
-    assert "1 place without a number" in found.evidence
+    assert "1 case without a number" in found.evidence
     assert runs.judged({**share, "part": "stem"}).estimate == pytest.approx(75)
 
 

@@ -381,7 +381,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
         "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
-        "Our runs: +1.25 points [+0.50, +2.00] at <each> place weakest : +1" in text
+        "Our runs: +1.25 points [+0.50, +2.00] at <each> case least certain : +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> Small <toys>. published values" in text
@@ -416,10 +416,10 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
         front(toy)
 
 
-def test_the_front_page_explains_its_brackets_places_and_verdicts(toy: Toy) -> None:
+def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
     text = text_of(front(toy)).partition("A paper on <toys> Small")[0]
-    words = re.findall(r"(Brackets|Place|Weakest|Tested): ", text)
-    assert words == ["Brackets", "Place", "Weakest"], "no result has a tested range"
+    words = re.findall(r"(Brackets|Case|Least certain|Allowed): ", text)
+    assert words == ["Brackets", "Case", "Least certain"], "no result has an allowed range"
     assert "Claims are in our words" in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
@@ -431,34 +431,34 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     toy = Toy(tmp_path, reduced=True).write()
     path = toy.folder / "paper" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
-    finding = ("reduced scale", "A grows (sec. 2)", "x minus y, mean of 2 places: -1 points")
+    finding = ("reduced scale", "A grows (sec. 2)", "x minus y, mean of 2 cases: -1 points")
     path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
-    shown = (
-        "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): x minus y, mean of 2 places"
-    )
-    assert shown in text and "Place: a setting or method that a claim names." in text
+    shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): x minus y, mean of 2 cases"
+    assert shown in text and "Case: a setting or method that a claim names." in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
-    shown = in_lines("C = 0.1 minus <b>, mean of 2 places: -5 % [-6, -4]; weakest: -9 % [-11, -6] (C = 0)")
-    words = re.findall(r"<abbr title=\"(\w+): [\w ,()]+[.]\">(\w+)</abbr>", shown)
-    assert words == [("Place", "places"), ("Weakest", "weakest")]
+    shown = in_lines(
+        "C = 0.1 minus <b>, mean of 2 cases: -5 % [-6, -4]; least certain: -9 % [-11, -6] (C = 0)"
+    )
+    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
+    assert words == [("Case", "cases"), ("Least certain", "least certain")]
     first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
-    assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 places: -5\u00a0%\u00a0[-6,\u00a0-4]"
-    assert second == "weakest: -9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
+    assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 cases: -5\u00a0%\u00a0[-6,\u00a0-4]"
+    assert second == "least certain: -9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
 
 
-def test_weakest_is_explained_with_the_verdicts(toy: Toy) -> None:
+def test_least_certain_is_explained_with_the_verdicts(toy: Toy) -> None:
     def text(number: str) -> str:
         claims = [{**one, "number": number} for one in SUMMARY["claims"]]
         changed = {**SUMMARY, "reduced": False, "claims": claims, "findings": []}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
-    meaning = "Weakest: the place with the least evidence (largest p value)."
-    assert meaning in text("mean of 2 places: +2 points; weakest: +1 points (A)") and meaning not in text(
-        "+2 points"
-    )
+    meaning = "Least certain: the case with the largest p value."
+    assert meaning in text(
+        "mean of 2 cases: +2 points; least certain: +1 points (A)"
+    ) and meaning not in text("+2 points")
 
 
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
@@ -655,7 +655,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
 
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"x minus y: {len(text)} points, tested: above 0.5"
+        number = f"x minus y: {len(text)} points, allowed: above 0.5"
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False},
@@ -669,7 +669,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
-    tested = ", tested: above 0.5"
+    tested = ", allowed: above 0.5"
     assert summary.findings(rows, claims) == [
         ("supported", "MOON gains (A, sec. 1)", f"x minus y: 10 points{tested}; also FedProx: 13 points"),
         ("contradicted", "B is best (A, fig. 2)", f"x minus y: 9 points{tested}"),
