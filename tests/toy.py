@@ -188,7 +188,11 @@ SUMMARY: dict[str, Any] = {
     "note": "Small <toys>.",
     "kind": "paper",
     "findings": [
-        ("supported", "Accuracy changes (sec. 5)", "+1.25 points [+0.50, +2.00] at <each> case; least certain: +1")
+        (
+            "supported",
+            "Accuracy changes (sec. 5)",
+            "+1.25 points [+0.50, +2.00] at <each> case; least certain: +1",
+        )
     ],
     "picture": "figure1",
     "counts": {
