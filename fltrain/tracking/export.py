@@ -170,7 +170,7 @@ class Export:
                 # The list is too narrow to show the links.
                 rows = "One row per training run, grouped by table cell"
                 note = f"{paper.title}. {rows}. {page}, {tables} and their curves"
-                store.experiment(f"{paper.paper} ({self.scale})", f"{note}\n\n{paper.citation}")
+                store.experiment(self._home(paper.paper), f"{note}\n\n{paper.citation}")
             present = store.present("tags.kind = 'run'") if self.runs else {}
             runs = [*self.runs, *(run for run, here in present.items() if self._has_left(run, here))]
             records = [record for record in map(self.results.record, runs) if record.complete]
@@ -194,11 +194,15 @@ class Export:
         scales = {one.data.tags.get("scale") for one in present}
         return run not in self.groups and run not in self.runs and self.scale in scales
 
+    def _home(self, paper: str) -> str:
+        """Return the name of a paper's experiment."""
+        return f"{paper} ({self.scale})"
+
     def _homes(self, run: str) -> dict[str, Mapping[str, str]]:
         """Return the experiments of a run, one per paper, with the tags of its group there."""
         homes: dict[str, Mapping[str, str]] = {}
         for item, tags in self.groups.get(run, {}).items():
-            homes.setdefault(f"{item.partition('/')[0]} ({self.scale})", tags)
+            homes.setdefault(self._home(item.partition("/")[0]), tags)
         return homes
 
     def _item_link(self, store: Store, item: str) -> str:
@@ -328,7 +332,7 @@ class Export:
             place = f"tags.item = '{item.id}' and tags.scale = '{self.scale}'"
             links.append(link(store, CELLS, CELLS, place))
         if item.trains:
-            home = store.experiment(f"{item.paper.paper} ({self.scale})")
+            home = store.experiment(self._home(item.paper.paper))
             address = opened(home, f"tags.items LIKE '%{item.id},%'")
             links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
@@ -360,7 +364,7 @@ class Export:
         self, store: Store, item: PlannedItem, page: str, cells: Sequence[TaggedCell], made: float
     ) -> Iterator[TrackedRun]:
         """Yield the entries of the cells of a table."""
-        home, key = f"{item.paper.paper} ({self.scale})", f"{item.id} ({self.scale})"
+        home, key = self._home(item.paper.paper), f"{item.id} ({self.scale})"
         for number, (tags, cell) in enumerate(cells):
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, home, f"attributes.run_name = '{run}'") for run in runs[:10]]

@@ -379,10 +379,16 @@ def test_counts_of_verdicts_are_published() -> None:
     tuned = [row for row in read("fair/accuracy.csv") if row["column"] == "tuned"]
     fair = Counter((row["panel"], row["gain_verdict"]) for row in tuned)
     assert fair["Dirichlet 0.1", "worse"] == 1 and "better" not in {row["gain_verdict"] for row in tuned}
+    (against,) = (row for row in read("replication/claims.csv") if "with 3, 5 and 10 classes" in row["claim"])
+    loss = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(float(against[end]) for end in ("estimate", "low", "high")))
+    sizes = [row for row in read("ecgr/claims.csv") if "one to two points with ECGR on MNIST" in row["claim"]]
+    assert [row["claim"].split()[0] for row in sizes if row["verdict"] == "supported"] == ["SCAFFOLD"]
     stated: dict[str, list[tuple[Any, ...]]] = {
         "README.md": [
             (f"in {rounds['not reproduced']} of {rounds.total()} cells, the 2nn needs",),
             ("*supported* for all {}", len(bases)),
+            ("{} claims *supported*", fedavg["supported"]),
+            (f"five classes per node, {loss}",),
             ("rejects all {} false values", len(cells) - len(true)),
             ("rejects none of the {} true values: {} are *reproduced*", len(values), len(confirmed)),
             ("*reproduced*, {} *inconclusive*, because five seeds", len(values - confirmed)),
