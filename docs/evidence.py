@@ -9,8 +9,8 @@ import json
 import math
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -34,7 +34,33 @@ from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.reporting.verdict import without_interval
 
-MAIN = {
+
+@dataclass(frozen=True)
+class Group:
+    """Equal claims about several methods, which pages show in one row.
+
+    Attributes:
+        claim: the text, with ``{}`` for a name.
+        names: the methods.
+        several: text that replaces the name in the common row.
+    """
+
+    claim: str
+    names: tuple[str, ...]
+    several: str
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """Name -> its claim."""
+        return {name: self.claim.format(name) for name in self.names}
+
+
+BASES = (("FedAvg", "FedNova", "SCAFFOLD", "FedProx"), "each of four base methods")
+"""The base methods of ECGR's paper, and their text."""
+GAIN = Group("{} gains with ECGR on MNIST (new seeds)", *BASES)
+SIZE = Group("{} gains one to two points with ECGR on MNIST (new seeds)", *BASES)
+
+MAIN: dict[str, tuple[str | Group, ...]] = {
     "fedavg": (
         "with B = 10, a tenth of the clients needs fewer rounds than one client",
         "change from one client to a tenth of the clients, 2NN, IID, B = 10",
@@ -44,14 +70,7 @@ MAIN = {
         "more local computation needs fewer rounds than FedSGD, IID",
     ),
     "ecgr": (
-        "FedAvg gains with ECGR on MNIST (new seeds)",
-        "FedAvg gains one to two points with ECGR on MNIST (new seeds)",
-        "FedNova gains with ECGR on MNIST (new seeds)",
-        "FedNova gains one to two points with ECGR on MNIST (new seeds)",
-        "SCAFFOLD gains with ECGR on MNIST (new seeds)",
-        "SCAFFOLD gains one to two points with ECGR on MNIST (new seeds)",
-        "FedProx gains with ECGR on MNIST (new seeds)",
-        "FedProx gains one to two points with ECGR on MNIST (new seeds)",
+        *(GAIN, SIZE),
         "ECGR gains at least one point in final accuracy on all datasets and baselines",
         "ECGR gains up to two points in final accuracy over all datasets and baselines",
         "MNIST: baselines do not converge when the learning rate is too low, ECGR cannot help",
@@ -96,6 +115,16 @@ MAIN = {
     ),
 }
 """Paper -> its main claims, in the words of ``config/reported``."""
+
+
+def main_claims(paper: str) -> list[str]:
+    """The main claims of a paper, one by one."""
+    return [
+        claim
+        for entry in MAIN[paper]
+        for claim in (entry.claims.values() if isinstance(entry, Group) else [entry])
+    ]
+
 
 REPLICATIONS = {"replication_cifar10": "CIFAR-10", "replication": "MNIST"}
 """Papers of the conceptual replications -> dataset; ``where`` of their claims begins with a paper's name."""
@@ -174,19 +203,41 @@ class Evidence:
     def main(self, paper: str) -> list[Listed]:
         """Published values and main claims of a paper: claim, verdict, numbers, runs."""
         tables, claims = self._tables(paper), self._claims(paper)
-        if unknown := [name for name in MAIN[paper] if name not in claims]:
+        if unknown := [name for name in main_claims(paper) if name not in claims]:
             raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
-        return [self._line(row) for row in [*tables, *(claims[name] for name in MAIN[paper])]]
+        lines = [self._line(row) for row in tables]
+        for entry in MAIN[paper]:
+            if isinstance(entry, Group):
+                lines.append(self._group(entry, claims))
+            else:
+                lines.append(self._line(claims[entry]))
+        return lines
 
     def replications(self, paper: str, cited: str = "") -> list[Listed]:
         """Claims of conceptual replications, all or of a cited paper: claim, verdict, numbers, runs."""
         return [self._line(row) for row in self._claims(paper).values() if not cited or row.cites(cited)]
 
+    def verdicts(self, paper: str) -> dict[str, str]:
+        """Claim -> its verdict without marks, for the claims that runs judged."""
+        judged = {name: row.verdict for name, row in self._claims(paper).items() if was_judged(row.verdict)}
+        return {name: verdict.partition(",")[0].removesuffix(DROPPED) for name, verdict in judged.items()}
+
+    def values(self, paper: str) -> Counter[str]:
+        """Verdicts on the published values of a paper."""
+        counts: Counter[str] = Counter()
+        for row in self._tables(paper):
+            for part in row.verdict.split("; "):
+                number, _, verdict = part.partition(" ")
+                counts[verdict] += int(number)
+        return counts
+
     def left_out(self, paper: str) -> Counter[str]:
         """Verdicts on the claims of a paper that runs judged and that are no main claims."""
         claims = self._claims(paper)
         return Counter(
-            row.verdict for name, row in claims.items() if name not in MAIN[paper] and was_judged(row.verdict)
+            row.verdict
+            for name, row in claims.items()
+            if name not in main_claims(paper) and was_judged(row.verdict)
         )
 
     def replicated(self, paper: str) -> list[str]:
@@ -232,7 +283,15 @@ class Evidence:
 
     def decided(self, paper: str) -> list[list[str]]:
         """Judged values and claims: text, restriction, runs, hours, megabytes, margin, expected verdict."""
-        judged = [row for row in self._claims(paper).values() if was_judged(row.verdict)]
+        claims = self._claims(paper)
+        groups = [entry for entry in MAIN.get(paper, ()) if isinstance(entry, Group)]
+        first = {next(iter(group.claims.values())): group for group in groups}
+        grouped = {claim for group in groups for claim in group.claims.values()}
+        judged = [
+            self._merged(first[name], claims) if name in first else row
+            for name, row in claims.items()
+            if was_judged(row.verdict) and (name in first or name not in grouped)
+        ]
         return [
             [
                 row.claim,
@@ -301,6 +360,37 @@ class Evidence:
                 f"{ratios.min():.2f} to {ratios.max():.2f} of the published values",
             )
 
+    def _merged(self, group: Group, claims: Mapping[str, Row]) -> Row:
+        """One row for the claims of a group, with the names that have each verdict."""
+        rows = {name: claims[claim] for name, claim in group.claims.items()}
+        first = next(iter(rows.values()))
+        leads = {row.numbers.partition(": ")[0] + ": " for row in rows.values()}
+        lead = leads.pop() if len(leads) == 1 else ""
+        by_verdict: dict[str, list[str]] = {}
+        for name, row in rows.items():
+            by_verdict.setdefault(row.verdict, []).append(name)
+        named = [
+            f"{len(names)} {verdict}" + f" ({', '.join(names)})" * (len(by_verdict) > 1)
+            for verdict, names in by_verdict.items()
+        ]
+        return replace(
+            first,
+            claim=f"{group.claim.format(group.several)} ({first.place})",
+            verdict="; ".join(named),
+            numbers="; ".join(
+                [
+                    *filter(None, [lead.rstrip()]),
+                    *(f"{name}: {row.numbers.removeprefix(lead)}" for name, row in rows.items()),
+                ]
+            ),
+        )
+
+    def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
+        """The claims of a group in one line, with a detail for each."""
+        one = self._merged(group, claims)
+        details = [self._line(claims[claim]).detail for claim in group.claims.values()]
+        return Listed([one.claim, one.verdict, broken(one.numbers)], "\n* ".join(details))
+
     def _line(self, row: Row) -> Listed:
         evidence, part, _ = row.evidence.partition(" Undecided, because")
         if not row.verdict:
@@ -320,8 +410,9 @@ class Evidence:
         runs += f", restricted to {', '.join(limits)}" if limits else ""
         status = "They cover only a part of the claim. " if part else ""
         kind = "exploratory, a suggestion" if "exploratory" in row.verdict else "confirmatory"
-        numbers = row.numbers.replace("; ", "<br>")
-        return Listed([row.claim, row.verdict, numbers], f"{detail} {runs}. {status}The verdict is {kind}.")
+        return Listed(
+            [row.claim, row.verdict, broken(row.numbers)], f"{detail} {runs}. {status}The verdict is {kind}."
+        )
 
     def _items(self, row: Row) -> list[PlannedItem]:
         return [item for item in self.published.items if item.id in row.items]
@@ -334,6 +425,11 @@ class Evidence:
         hours, size, gpu = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
         mark = "" if not gpu else " (GPU)" if gpu == len(runs) else f" ({gpu} runs: GPU)"
         return [str(len(runs)), f"{hours:.1f}{mark}", f"{size / 1e6:.1f}"]
+
+
+def broken(numbers: str) -> str:
+    """Numbers with a line for each."""
+    return numbers.replace("; ", "<br>")
 
 
 def was_judged(verdict: str) -> bool:

@@ -27,7 +27,7 @@ os.environ.pop(VARIABLE, None)  # the pages concern the project alone, without t
 
 import torch
 from click import Context
-from evidence import MAIN, REPLICATIONS, Evidence, Listed
+from evidence import GAIN, MAIN, REPLICATIONS, SIZE, Evidence, Listed
 from extent import Covered, cells, coverage, experiments, totals
 from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
@@ -390,56 +390,64 @@ RESULTS = """\
 # Results
 
 This page lists the main claims of six papers and our verdicts on them. `docs/generate.py` writes it from
-the [published records](../published/README.md): {datasets}. Images of CIFAR-10 have 16 x 16 pixels and come
-from a JPEG copy.
+the [published records](../published/README.md). In short:
 
-For {ran} papers, runs follow the paper's own protocol, as far as
-[our copy](glossary.md#papers-and-verdicts) of the text states it. {replicated} have
-[conceptual replications](#conceptual-replications). We also ran the [fair table](#the-fair-table) and
-[controls](protocol.md#controls). All other experiments are declared, but not run yet.
+* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: {lower} of {values} published numbers of
+  rounds are *not reproduced*, because our network needs fewer. {directions} claims on directions are
+  *supported*, {open} on sizes are *undecided*.
+* **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: accuracy rises with {gaining}. The published size
+  of this gain is *supported* only with {sized}.
+* **[Conceptual replications](#conceptual-replications)** of {replicated} papers, on small networks: of
+  {claims} claims, {supported} are *supported*, {contradicted} *contradicted* and the others *undecided*.
+  Marks below show which verdicts are weaker.
+* **[Fair table](#the-fair-table)**: in the main table, {better} better than tuned FedAvg.
 
-The tables use these terms; the [protocol](protocol.md) defines verdicts, the
-[glossary](glossary.md#papers-and-verdicts) other terms:
+These results come from {datasets}. Images of CIFAR-10 have 16 x 16 pixels and come from a JPEG copy.
+[Our copy](glossary.md#papers-and-verdicts) of some papers lacks values, which we assume. All other
+experiments are declared, but not run yet.
+
+Terms of the tables (more: [protocol](protocol.md), [glossary](glossary.md#papers-and-verdicts)):
 
 * **Undecided**: the evidence is too weak for either answer, or the runs cover only a part of the claim.
-* **Exploratory**: we decided the test after seeing the runs, or declared the verdict exploratory before.
+* **Exploratory**: we decided the test after seeing the runs, or declared the verdict exploratory.
 * **Tested**: a unit test checks the claim.
 * **Contradicted†**: the claim drops out of the list of contradicted claims at a
   [false discovery rate](protocol.md#7-many-cells) of 5 %.
-* **Numbers**: the first number is our mean. Brackets hold its 90 % interval over seeds.
-* **Mean of 4 cases**: a *case* is a setting or method. Every case must support the claim, also the
-  *least certain* one, which has the largest p value. One case or the mean can contradict it, after Holm's
-  correction.
+* **Numbers**: our mean, then its 90 % interval over seeds in brackets.
+* **Mean of 4 cases**: a *case* is a setting or method. The claim is supported only if every case supports it,
+  even the *least certain* one (largest p value). One case, or the mean, can contradict it (after Holm's
+  correction).
 * **Average over 4 cases**: we test only the average.
-* **Allowed: above 0.5**: we test the claim's range and a margin, for example 0.5 to 2.5 for "one to two
-  points". Without a range, we test against zero.
+* **Allowed: above 0.5**: the test allows a margin around the claimed range. For "one to two points", this is
+  0.5 to 2.5. Without a range, we test against zero.
 
-Two lists are folded below each table. *Details* shows the test and the runs of each claim. The other list
-has the main claims that we did not run or judge.
+Below each table, *Details* shows the test and the runs of each claim. A second list has the main claims that
+we did not run or judge.
 
 {papers}
 
 ## The fair table
 
-We compare the final accuracy of each method with tuned FedAvg's. All methods had the same number of trials.
-See its [protocol](fair-table.md) and [tables](../published/README.md#the-fair-table).
+All methods had the same number of trials to tune their settings. The table counts how many methods end
+*better* or *worse* than tuned FedAvg (final accuracy). See its [protocol](fair-table.md) and
+[tables](../published/README.md#the-fair-table).
 
 {fair}
 
 ## Conceptual replications
 
-These runs test the direction of a paper's claim with small networks, but not its numbers. See their
-[protocol](replication.md) and [tables](../published/README.md#conceptual-replications).
+Runs on small networks test the direction of a paper's claim, not its numbers ([protocol](replication.md),
+[tables](../published/README.md#conceptual-replications)).
 
-On MNIST, Fed2, FedMA and FedImpro follow one reading of their texts each. The pages of
+On MNIST, Fed2, FedMA and FedImpro follow one reading of their papers. The pages of
 [Fed2](papers/fed2.md#assumptions) (A-60, A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list
-the others. FLFA\\* has random feedback, FLFA† no scaling. These are the paper's names.
+other readings.
 
 {replications}
 
 ## Controls
 
-We know the truth of these tables ([protocol](protocol.md#controls),
+Controls test our rule: we know which of their values are true ([protocol](protocol.md#controls),
 [tables](../published/README.md#controls)). They have {truth}.
 
 {controls}
@@ -448,8 +456,14 @@ We know the truth of these tables ([protocol](protocol.md#controls),
 ARTIFACT = """\
 # Artefact evaluation
 
-This page shows how to check the published results of version {version}, and the cost of each check.
-`docs/generate.py` writes it.
+This page shows how to check the published results of version {version}. `docs/generate.py` writes it.
+In short:
+
+* **Without training**, you can make all tables and verdicts again from the published records. This takes
+  five minutes on two cores, and must give the same bytes.
+* **With training**, you can repeat one claim by one command. The tables below list its cost, from minutes to
+  a day of one core, and the verdict to expect. All {count} published runs took {hours:.0f} hours.
+* On another machine, the digits of trained runs can differ, but verdicts should agree (*tolerance* below).
 
 ## Hardware and installation
 
@@ -464,10 +478,9 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
-With empty caches, a fast line and two idle cores, `make env` took 89 seconds.
-
-For another Python, name it: `make env PYTHON=python3.13`. CI trains on one Python, and imports and verifies
-the published records and tables on 3.11, 3.12 and 3.13.
+With a fast line and two idle cores, `make env` took 89 seconds. For another Python, name it:
+`make env PYTHON=python3.13`. CI verifies the published records and tables on 3.11, 3.12 and 3.13, but trains
+on one of them only.
 
 PyPI has no CPU-only wheels of PyTorch for Linux. `uv` finds them elsewhere and makes a smaller environment,
 without the lock and its hashes (CI does not test it):
@@ -478,8 +491,7 @@ python3 -m venv .venv && .venv/bin/pip install uv
 .venv/bin/snakemake --cores all    # instead of `make reproduce`
 ```
 
-Use a clone: a wheel lacks `config/` and `workflow/`. Outside a checkout, `fltrain plan` reports the
-missing folder `config/scales`.
+Use a clone: a wheel lacks `config/` and `workflow/`.
 
 ## Check in five minutes
 
@@ -490,14 +502,14 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 ```
 
 The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
-After `make quick`, the import keeps your five control runs, whose last digits can differ.
-`fltrain verify` checks the digests of records and makes the tables again. Then open
-`results/published/index.html`. To see training, run `make reproduce` (three to seven minutes).
+If you ran `make quick` before, the last digits of its five control runs can differ. `fltrain verify` checks
+the digests of records and makes the tables again. Then open `results/published/index.html`. To see training,
+run `make reproduce` (three to seven minutes).
 
 ## Make a claim again
 
-Train the runs of a claim in a fresh clone, because `make results` imports their records. Take `items=...`
-from the tables below:
+Use a fresh clone: after `make results`, the records exist and nothing is trained. Take `items=...` from the
+tables below:
 
 ```bash
 .venv/bin/snakemake --cores 2 --config scale=published items=ecgr/figure2
@@ -505,25 +517,23 @@ from the tables below:
 
 Then compare `results/published/<paper>/claims.md`, and the table of the item, with the expected verdict.
 
-* **Hours** are hours of one core, from the records. On two cores, expect half. *(GPU)* marks hours of
-  processes that shared an H100. One core needs six to nine times as long, judged by similar runs on a CPU:
-  about 1.5 hours for `fedimpro`, two each for `fedfcd` and `flfa_bases`. Some runs of ECGR were paused, and
-  their hours include the pause. All {count} published runs took {hours:.0f} hours.
+* **Hours** are hours of one core, from the records; on two cores, expect half. Some runs of ECGR were
+  paused, and their hours include the pause.
+* **(GPU)** marks runs that shared an H100. We estimate six to nine times these hours on one core: about 1.5
+  for `fedimpro`, two each for `fedfcd` and `flfa_bases`.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
-* **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* has to contain the 90 % interval. *At
-  most x* is the accuracy of a failed run in %.
+* **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* is a range that must contain the 90 %
+  interval. *At most x* is the accuracy of a failed run in %.
 * **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
-  (`provenance.json` names both). Otherwise training amplifies differences in rounding. Expect the same
-  verdict, but not the same digits. A verdict with a p value near 0.05 can change; [results](results.md)
-  lists these values.
+  (`provenance.json` names both). Otherwise training amplifies differences in rounding: expect the same
+  verdict, not the same digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
 * **Contradicted†**: drops out of the list of contradicted claims ([rule 7](protocol.md#7-many-cells)).
 
 {papers}
 
 ## [Conceptual replications](replication.md)
 
-Claims about small networks. Without `items`, `--config scale=replication_cifar10` and `scale=replication`
-train all of them.
+To train all of these claims, use `--config scale=replication_cifar10` or `scale=replication` without `items`.
 
 {replications}
 
@@ -574,6 +584,14 @@ def listed(rows: Sequence[Listed]) -> str:
     return "\n\n".join(parts)
 
 
+SYMBOLS = {
+    "fedavg": "C is the share of clients in a round (C = 0: one client), B the batch size (inf: all images "
+    "of a client).",
+    "ecgr": "*Beta* is the weight of exploratory gradients; 0 discards them.",
+}
+"""Paper -> the symbols in its claims."""
+
+
 def notes_on(paper: str) -> str:
     """Lines that link all claims of a paper that runs judged, and its conceptual replications."""
     file, notes = f"{paper}/claims.csv", []
@@ -584,6 +602,7 @@ def notes_on(paper: str) -> str:
     if datasets := evidence().replicated(paper):
         link = "[Conceptual replications](#conceptual-replications)"
         notes.append(f"{link} on {' and '.join(datasets)} test claims of this paper.")
+    notes += [SYMBOLS[paper]] if paper in SYMBOLS else []
     return " ".join(notes) + "\n\n" * bool(notes)
 
 
@@ -592,11 +611,34 @@ def replications(text: Callable[[str], str]) -> str:
     return "\n\n".join(f"### {dataset}\n\n{text(paper)}" for paper, dataset in REPLICATIONS.items())
 
 
+def short(known: Evidence) -> dict[str, object]:
+    """The numbers and names in the summary of results."""
+    claims = Counter(verdict for paper in REPLICATIONS for verdict in known.verdicts(paper).values())
+    rounds, ecgr = known.values("fedavg"), known.verdicts("ecgr")
+    fedavg = Counter(known.verdicts("fedavg").values())
+    gains, sizes = (
+        [name for name, claim in group.claims.items() if ecgr[claim] == "supported"] for group in (GAIN, SIZE)
+    )
+    better = any("better" in tuned for *_, tuned, default in known.fair() if default)
+    return {
+        "lower": rounds["not reproduced (less)"],
+        "values": rounds.total(),
+        "directions": SMALL[fedavg["supported"]].capitalize(),
+        "open": SMALL[fedavg["undecided"]],
+        "gaining": GAIN.several if len(gains) == len(GAIN.names) else ", ".join(gains),
+        "sized": ", ".join(sizes),
+        "replicated": SMALL[sum(bool(known.replicated(paper)) for paper in MAIN)],
+        "claims": claims.total(),
+        "supported": claims["supported"],
+        "contradicted": claims["contradicted"],
+        "better": "some tuned methods are" if better else "no tuned method is",
+    }
+
+
 def results() -> str:
     """The page of results."""
     known = evidence()
     papers = by_paper(lambda paper: listed(known.main(paper)), notes_on)
-    ran = sum(bool(known.decided(paper)) for paper in MAIN)
     counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
     datasets = ", ".join(
         f"{runs} runs on {title.replace('Handwritten', 'handwritten')}"
@@ -606,8 +648,7 @@ def results() -> str:
     controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
     return RESULTS.format(
         papers=papers,
-        ran=SMALL[ran],
-        replicated=f"{SMALL[sum(bool(known.replicated(paper)) for paper in MAIN)].capitalize()} papers",
+        **short(known),
         datasets=datasets,
         replications=replications(lambda paper: listed(known.replications(paper))),
         fair=table(["label skew", "runs", *VERDICTS], fair),

@@ -383,15 +383,19 @@ def _subtraction(sheet: ItemJob, test: Quantity) -> str:
     """Return the subtraction behind a number, and the sum, for example ``C = 0.1 minus C = 0``."""
     last, parts = test.minus or test.over, []
     if last:
-        first: LabelChoice = {}
-        for axis, names in last.items():
-            others = {*test.at.get(axis, sheet.axes[axis])} - {*names}
-            if len(others) == 1:
-                first[axis] = (others.pop(),)
-        gain = f"gain over {labels_text(test.over)}: " if test.over and test.minus else ""
-        both = (labels_text(first) or "others", labels_text(last))
-        sides = [labels.removeprefix("+ ") for labels in both]  # of a plug-in
-        parts.append(gain + " minus ".join(reversed(sides) if test.reverse else sides))
+        first = labels_text(_rest(sheet, test, last)) or "others"
+        sides = [first, labels_text(last)]
+        if test.reverse:
+            sides.reverse()
+        if plugin := _added(sides[0]):
+            sides = [f"runs with {plugin}", "runs without it"]
+        elif plugin := _added(sides[1]):
+            sides = [f"runs without {plugin}", "runs with it"]
+        gain = ""
+        if test.over and test.minus:
+            plugin = _added(labels_text(_rest(sheet, test, test.over)))
+            gain = f"gain with {plugin}: " if plugin else f"gain over {labels_text(test.over)}: "
+        parts.append(gain + " minus ".join(sides))
     if test.minus_rounds:
         parts.append(
             "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
@@ -399,6 +403,21 @@ def _subtraction(sheet: ItemJob, test: Quantity) -> str:
     if test.part and len(test.part) > 1:
         parts.append(f"sum of {', '.join(test.part[:-1])} and {test.part[-1]}")
     return ", ".join(parts)
+
+
+def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
+    """Return the label of each axis from which others are subtracted, if there is only one."""
+    rest: LabelChoice = {}
+    for axis, names in subtracted.items():
+        left = {*test.at.get(axis, sheet.axes[axis])} - {*names}
+        if len(left) == 1:
+            rest[axis] = (left.pop(),)
+    return rest
+
+
+def _added(label: str) -> str:
+    """Return the plug-in that a label such as ``+ ECGR`` adds to a base method, else an empty text."""
+    return label.removeprefix("+ ") if label.startswith("+ ") else ""
 
 
 def labels_text(chosen: LabelChoice) -> str:
