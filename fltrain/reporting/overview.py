@@ -13,7 +13,7 @@ from typing import Any
 
 from fltrain.core.files import read_json, write_text
 from fltrain.reporting.claims import DROPPED_CLAIMS
-from fltrain.reporting.pages import TEMPLATES, TONES
+from fltrain.reporting.pages import PAGES, TONES
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
@@ -66,7 +66,7 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     subjects = [card["subject"] for card in cards]
     found = (verdicts for card in cards for verdicts, _ in card["counts"].values())
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
-    front = TEMPLATES.get_template("index.html").render(
+    front = PAGES.get_template("index.html").render(
         **common,
         overall=list(overall(summaries.values())),
         verdicts=[*itertools.chain.from_iterable(found)],
@@ -79,7 +79,7 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         (described(record, record.spec["seed"] if record.usable else None, folder), record, items[run])
         for run, record in records.items()
     ]
-    write_text(runs, TEMPLATES.get_template("runs.html").render(**common, rows=rows, index=index.name))
+    write_text(runs, PAGES.get_template("runs.html").render(**common, rows=rows, index=index.name))
 
 
 def verdict_lines(folder: Path) -> list[str]:

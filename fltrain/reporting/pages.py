@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from fltrain.core.errors import duration
-from fltrain.reporting.text import latex
+from fltrain.reporting.text import latex, unbroken
 from fltrain.reporting.version import reporting_version
 
 TONES = {
@@ -29,11 +29,29 @@ def tone(verdict: str) -> str:
 
 
 TERMS = {
-    "cases?": "Case: a setting or method that a claim names.",
-    "least certain": "Least certain: the case with the largest p value.",
-    "allowed": "Allowed: the range in which the claim puts the number.",
+    r"\bcases?\b": "Case: a setting or method that a claim names.",
+    r"\bleast certain\b": "Least certain: the case with the largest p value.",
+    r"\ballowed\b": "Allowed: the range in which the claim puts the number.",
+    r"(?<![\w.])[-+][\d.]+(?=\s\[[^]]*\](?! points))": "Numbers without a unit come from curves: "
+    "accuracies are fractions (0.01 is one point), distances and ratios have no unit.",
 }
 """Meanings of words in numbers of claims, by pattern."""
+
+
+def with_units(numbers: str) -> str:
+    """Return numbers of a claim with the unit of ours after the stated number and the allowed range, too."""
+    unit = ""
+
+    def add(found: re.Match[str]) -> str:
+        nonlocal unit
+        if not found["theirs"]:
+            unit = found["unit"] or ""
+            return found[0]
+        # A margin around a percentage is in points.
+        return found["theirs"] + (unit.replace("%", "points") + " of it" if found["around"] else unit)
+
+    theirs = r"(?P<theirs>(?:states|within|above|below) -?[\d.]*\d)(?P<around> of it)?"
+    return re.sub(rf"{theirs}|\d(?P<unit> \S+)? \[", add, numbers)
 
 
 def in_lines(numbers: str) -> Markup:
@@ -42,16 +60,16 @@ def in_lines(numbers: str) -> Markup:
     The pointer shows the meanings of ``TERMS``.
     """
     number_unit_interval = r"[-+]?\d\S*(?: \S+)? \[[^]]*\]"
-    kept = re.sub(number_unit_interval, lambda one: one[0].replace(" ", "\u00a0"), numbers)
-    text = str(Markup("<br>").join(map(escape, kept.replace(" = ", "\u00a0=\u00a0").split("; "))))
+    kept = re.sub(number_unit_interval, lambda one: one[0].replace(" ", "\u00a0"), with_units(numbers))
+    text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
     for word, meaning in TERMS.items():
-        text = re.sub(rf"\b{word}\b", rf'<abbr title="{meaning}">\g<0></abbr>', text)
+        text = re.sub(word, rf'<abbr title="{meaning}">\g<0></abbr>', text)
     return Markup(text)
 
 
 def meanings_in(numbers: str) -> list[str]:
     """Return the meanings of the ``TERMS`` in numbers of claims."""
-    return [meaning for word, meaning in TERMS.items() if re.search(rf"\b{word}\b", numbers)]
+    return [meaning for word, meaning in TERMS.items() if re.search(word, numbers)]
 
 
 def with_links(page: str, folder: Path) -> str:
@@ -79,5 +97,9 @@ TEMPLATES.filters |= {
     "duration": duration,
     "latex": latex,
 }
+PAGES = TEMPLATES.overlay(
+    finalize=lambda value: type(value)(unbroken(value)) if isinstance(value, str) else value
+)
+"""Templates of HTML pages."""
 LATEX = TEMPLATES.overlay("<%", "%>", "<<", ">>", "<#", "#>")
 """Templates with delimiters that LaTeX does not use."""

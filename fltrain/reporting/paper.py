@@ -11,7 +11,7 @@ from typing import Any
 from fltrain.experiments.items import FORMS
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting.claims import DROPPED_CLAIMS
-from fltrain.reporting.pages import TEMPLATES, with_links
+from fltrain.reporting.pages import PAGES, with_links
 from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 
@@ -49,7 +49,7 @@ def page(
             items[name] |= {"grid": grid, "notes": notes, "caption": f"{sheet.caption} {notes.seeds}"}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
-    text = TEMPLATES.get_template("paper.html").render(
+    text = PAGES.get_template("paper.html").render(
         summary=summary,
         about=about,
         items=items,

@@ -68,6 +68,11 @@ def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
     return "\n".join(f"| {line} |" for line in texts)
 
 
+def unbroken(text: str) -> str:
+    """Return a text with no-break spaces where no line ends: ``B = 10``, ``90 %``, ``± SD``, ``+ ECGR``."""
+    return re.sub(r"(?<==) | (?==)|(?<=\d) (?=%)|(?<=±) |(?<=(?<!\S)\+) ", "\u00a0", text)
+
+
 def without_tags(text: str) -> str:
     """Escape what Markdown would take for HTML: texts of imported records can contain it."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)

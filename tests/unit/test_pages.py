@@ -18,7 +18,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
-from fltrain.reporting.pages import in_lines, with_links
+from fltrain.reporting.pages import in_lines, meanings_in, with_links, with_units
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
@@ -131,12 +131,12 @@ def test_every_cell_leads_to_its_runs_and_their_files(toy: Toy) -> None:
 def test_a_cell_shows_values_per_seed_interval_verdict_and_runs(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     text = sections(page)[TableCell(row="FedAvg", column="+ FLFA").anchor]
-    assert "FedAvg / + FLFA" in text and "<dt>published</dt><dd>70.00</dd>" in text
+    assert "FedAvg / +\u00a0FLFA" in text and "<dt>published</dt><dd>70.00</dd>" in text
     assert "<dd>not reproduced (worse)</dd>" in text and re.search(r"<dd>51\.00 \[", text)
     for value in ("50.00", "51.00", "52.00"):
-        assert f"<td>{value}</td>" in text
+        assert f">{value}</td>" in text
     row = page.text[page.text.index(Toy.run("FedDyn", "BP", 1)) :].partition("</tr>")[0]
-    found = re.findall(r'<td class="text">([^<]*)', row)
+    found = re.findall(r'<td class="text"[^>]*>([^<]*)', row)
     assert found == ["diverged in round 7", ""]
     assert f"attributes.run_name = '{Toy.run('FedAvg', 'BP', 0)}'" in page.of("kbd")
 
@@ -318,7 +318,7 @@ def test_missing_files_are_not_linked(tmp_path: Path) -> None:
     assert not any("train.log" in link for link in page.links)
     assert not any("runs/digits-moon" in link for link in page.links)
     row = page.text[page.text.index(f"<code>{Toy.run('MOON', 'BP', 0)}") :].partition("</tr>")[0]
-    assert re.findall(r'<td class="text">([^<]*)', row) == ["not run", ""]
+    assert re.findall(r'<td class="text"[^>]*>([^<]*)', row) == ["not run", ""]
     assert "24 of 30 runs are done" in text_of(read(toy, "index.html"))
 
 
@@ -447,6 +447,28 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
     assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 cases: -5\u00a0%\u00a0[-6,\u00a0-4]"
     assert second == "least certain: -9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ("a: -70.9 % [-80, -61]; the paper states -72.5, allowed: within 5.5 of it",
+         "the paper states -72.5 %, allowed: within 5.5 points of it"),
+        ("a: +2.6 points [+0.3, +4.9], allowed: above 0.5 (supported) and below 2.5 (undecided)",
+         "allowed: above 0.5 points (supported) and below 2.5 points (undecided)"),
+        ("a: +9 % [+1, +17], allowed: within 5", "allowed: within 5 %"),
+        ("a: +9 rounds [+1, +17]; b: +0.02 [+0.01, +0.03], allowed: within 0.05; open", "within 0.05; open"),
+    ],
+)  # fmt: skip
+def test_the_stated_number_and_the_allowed_range_have_the_unit_of_ours(numbers: str, shown: str) -> None:
+    assert shown in with_units(numbers)
+
+
+def test_numbers_without_a_unit_are_explained() -> None:
+    curve, points = "a minus b: +1.10 [+0.86, +1.34]", "a minus b: +1.6 points [-0.2, +3.4]"
+    [meaning] = meanings_in(curve)
+    assert "distances and ratios have no unit" in meaning and meanings_in(points) == []
+    assert f'<abbr title="{meaning}">+1.10</abbr>' in in_lines(curve)
 
 
 def test_least_certain_is_explained_with_the_verdicts(toy: Toy) -> None:

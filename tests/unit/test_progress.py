@@ -65,3 +65,17 @@ def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_
     now += 120
     left = [line(LogEvent.JOB_FINISHED, number).rpartition("; ")[2] for number in (0, 1)]
     assert left == ["about 9 min left", "about 8 min left"]
+
+
+@pytest.mark.parametrize(("jobs", "printed"), [(40, 10), (3, 3)])
+def test_without_training_each_tenth_of_the_jobs_has_a_line(jobs: int, printed: int) -> None:
+    handler = LogHandler(OutputSettings(), None)
+
+    def line(event: LogEvent, number: int, **more: Any) -> str:
+        about = {"rule_name": "table", "rule_msg": f"assembling {number}", "jobid": number, "job_id": number}
+        return handler.line(logging.makeLogRecord({"event": event, "levelno": logging.INFO, **about, **more}))
+
+    assert line(LogEvent.RUN_INFO, 0, stats={"total": jobs + 1, "all": 1}).endswith(f"{jobs} other jobs")
+    assert not any(line(LogEvent.JOB_INFO, number) for number in range(jobs))
+    lines = [text for number in range(jobs) if (text := line(LogEvent.JOB_FINISHED, number))]
+    assert len(lines) == printed and lines[-1] == f"[{jobs}/{jobs}] assembling {jobs - 1}"

@@ -6,6 +6,7 @@ Figures of trained models are in ``models``. Missing runs are named below the fi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,7 +49,7 @@ from fltrain.reporting.frame import (
 )
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import cells
-from fltrain.runs.measures import measure
+from fltrain.runs.measures import best_accuracy, measure
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 
@@ -138,12 +139,18 @@ def _notes(
     seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
     if isinstance(figure, Ranking) and len(numbers):
         seeds = int(numbers["seeds"].max())
+    early = [
+        record
+        for record in records.values()
+        if best_accuracy(record) >= (record.spec["evaluation"].get("until") or math.inf)
+    ]
     text = TEMPLATES.get_template("figure.txt").render(
         sheet=sheet,
         figure=figure,
         seeds=seeds,
         intervals=isinstance(figure, Ranking) and numbers["low"].notna().any(),
         accuracy=isinstance(figure, Points) and measure(figure.measure).accuracy,
+        until=sorted({f"{100 * record.spec['evaluation']['until']:g}" for record in early}),
         lost={what: _named(sheet, runs) for what, runs in notes_on.items() if runs},
     )
     return " ".join(text.split())
@@ -463,7 +470,7 @@ def draw_histogram(sheet: ItemJob, figure: Histogram, runs: Runs) -> Drawn:
     for label in labels:
         shown = numbers[numbers["panel"] == label]
         several = shown["value"].nunique() > 1
-        skewness = f"skewness {float(skew(shown['value'])):+.2f}" if several else ""
+        skewness = f"skewness {float(skew(shown['value'])):+z.2f}" if several else ""
         panels.append(panel([label, f"round {figure.round}", skewness], len(labels), shown, layers))
     return [panels], numbers
 

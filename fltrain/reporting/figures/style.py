@@ -23,6 +23,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from fltrain.experiments.layout import named
+from fltrain.reporting.text import unbroken
 
 Spec = dict[str, Any]
 """A part of a Vega-Lite specification."""
@@ -136,13 +137,18 @@ def panel(
         height: height in pixels, without title and axis (default: by its width).
     """
     width = panel_width(columns)
-    lines = textwrap.wrap(", ".join(filter(None, heading)), (width - 20) // 6)
+    lines = _wrapped(", ".join(filter(None, heading)), (width - 20) // 6)
     common = {"title": {"text": lines}, "width": width - AXIS, "height": height or round(0.6 * width)}
     if data.empty:
-        text = {"type": "text", "text": "no run", "color": GREY}
-        return {**common, "data": {"values": [{}]}, "mark": text}
+        mark = {"type": "text", "text": "no run", "color": GREY}
+        return {**common, "data": {"values": [{}]}, "mark": mark}
     values = json.loads(data.to_json(orient="records", double_precision=12))
     return {**common, "data": {"values": values}, "encoding": dict(encoding), "layer": list(layers)}
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text."""
+    return [line.replace("\u00a0", " ") for line in textwrap.wrap(unbroken(text), width)]
 
 
 def panel_width(columns: int) -> int:
@@ -167,7 +173,7 @@ def figure(rows: Sequence[Sequence[Spec]]) -> Spec:
 def footnote(spec: Spec, text: str) -> Spec:
     """Return the figure with a note below all panels."""
     width = max(sum(one["width"] + AXIS for one in row["hconcat"]) for row in spec["vconcat"])
-    lines = textwrap.wrap(text, width // 7)
+    lines = _wrapped(text, width // 7)
     note = {"text": lines, "orient": "bottom", "fontSize": 12, "color": BLACK, "offset": 12}
     return {**spec, "title": note}
 

@@ -11,7 +11,7 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
-from fltrain.reporting.pages import LATEX, TEMPLATES, with_links
+from fltrain.reporting.pages import LATEX, PAGES, TEMPLATES, with_links
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.html import facts, sections
 from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes
@@ -62,7 +62,7 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
     def html() -> str:
         grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
         folder = outputs["html"].parent
-        text = TEMPLATES.get_template("table.html").render(
+        text = PAGES.get_template("table.html").render(
             **common,
             name=Path(sheet.id).name,
             grid=grid,

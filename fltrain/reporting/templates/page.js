@@ -42,7 +42,7 @@ for (const tools of document.querySelectorAll(".tools[data-for]")) {
   tools.hidden = false;
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
   const texts = rows.map((row) =>
-    ` ${row.dataset.names ?? ""} ${[...row.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase(),
+    ` ${row.dataset.names ?? ""} ${[...row.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase().replace(/\s/g, " "),
   );
   const show = () => {
     // All words have to be there; what stands in quotes, as a whole word.

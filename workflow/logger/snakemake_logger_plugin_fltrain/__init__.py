@@ -20,7 +20,7 @@ from fltrain.core.errors import FltrainError, count, duration
 from fltrain.runs.record import Results
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
-"""Rules whose jobs may take long: their start is printed. Without training, the start of every job is."""
+"""Rules whose jobs may take long: their start is printed. Without training, so is each tenth of the jobs."""
 
 SHOWN = ("Nothing to be done", "Complete log", "Shutting down", "Unlocked", "Congratulations", "archived")
 """Beginnings of Snakemake's remarks that help the user."""
@@ -37,7 +37,7 @@ class LogHandler(LogHandlerBase):
 
     def __post_init__(self) -> None:
         self.jobs: dict[int, str] = {}
-        self.total = self.done = self.parallel = 0
+        self.total = self.others = self.done = self.parallel = 0
         self.start = time.monotonic()
         settings = self.common_settings
         shown = DefaultFilter(
@@ -63,17 +63,22 @@ class LogHandler(LogHandlerBase):
             case LogEvent.RUN_INFO:
                 self.total = record.stats.get("train", 0)
                 counted = [record.stats.get(rule, 0) for rule in ("train", "all", "default")]
-                others = record.stats["total"] - sum(counted)
-                return f"{count(self.total, 'run')} to train, {others} other jobs"
+                self.others = record.stats["total"] - sum(counted)
+                return f"{count(self.total, 'run')} to train, {self.others} other jobs"
             case LogEvent.JOB_INFO:
                 self.jobs[record.jobid] = record.rule_msg
                 if not self.done and (record.rule_msg or "").startswith("training "):
                     self.start = self.start if self.parallel else time.monotonic()
                     self.parallel += 1
-                return record.rule_msg if record.rule_name in ANNOUNCED or not self.total else ""
+                return record.rule_msg if record.rule_name in ANNOUNCED else ""
             case LogEvent.JOB_FINISHED if (self.jobs.get(record.job_id) or "").startswith("training "):
                 self.done += 1
                 return self.finished(self.jobs[record.job_id].removeprefix("training "))
+            case LogEvent.JOB_FINISHED if self.others and not self.total and self.jobs.get(record.job_id):
+                self.done += 1
+                number = f"[{self.done:{len(str(self.others))}}/{self.others}]"
+                another_tenth = 10 * self.done // self.others > 10 * (self.done - 1) // self.others
+                return f"{number} {self.jobs[record.job_id]}" * another_tenth
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
                 return failure(self.jobs.get(record.jobid) or f"rule {record.rule_name}", record.log)
             case _ if any(part in record.getMessage() for part in REPEATED):
