@@ -55,8 +55,8 @@ def compare(
 ) -> None:
     """Show the cells of a table or figure, or compare trained runs by their settings.
 
-    One item has the numbers, labels and verdicts of its page. Otherwise, lines follow from the settings of
-    the runs. Gains are paired by seed, with their 90 % intervals.
+    If you name one item, the output has the numbers, labels and verdicts of its page. Otherwise, it has a
+    line for each combination of settings. Gains are paired by seed and have 90 % intervals.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing

@@ -27,8 +27,8 @@ def explain(
         list[str] | None,
         typer.Option(
             metavar="LABEL",
-            help="One label of the cell, whole and as the table prints it (--cell '+ FLFA'), with its axis "
-            "if two share it (--cell 'plugin=+ FLFA'). Repeatable.",
+            help="A label of the cell, as the table prints it (--cell '+ FLFA'). If two axes have it, "
+            "name the axis, too (--cell 'plugin=+ FLFA'). Repeatable.",
         ),
     ] = None,
     scale: options.ScaleOption = options.DEMO,
@@ -36,8 +36,8 @@ def explain(
 ) -> None:
     """Show an item's axes and settings, or layer, file and line of each setting of a cell.
 
-    Without --cell, or if several cells have its labels, the output has their common settings, those that
-    differ, and the command for one cell.
+    To see one cell, name its labels with --cell. If several cells have these labels, the output shows their
+    common settings, the settings that differ, and the command for one cell.
     """
     planned = options.one_item(plan(config, scale), item)
     entries = [entry for entry in planned.entries if entry.number == 0]

@@ -27,10 +27,11 @@ def show_plan(
     seeds: options.SeedsOption = None,
     where: options.WhereOption = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"Time by arithmetic for a GPU: {', '.join(GPUS)}.")
+        str | None, typer.Option(metavar="NAME", help=f"Estimate the time on a GPU: {', '.join(GPUS)}.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Time on this machine, from a short run of each network.")
+        bool,
+        typer.Option("--measure", help="Measure the time on this machine, in a short run of each network."),
     ] = False,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="Device to measure: auto, cpu, cuda or cuda:N.")
@@ -46,10 +47,9 @@ def show_plan(
 ) -> None:
     """Show the runs behind each table and figure, and their costs.
 
-    Costs are the multiply-adds of the runs, counted from the shapes of their networks, with gradients, tests
-    and all further passes of methods. The count is exact for clients of equal size. Passes that need
-    an earlier round (MOON) count at their mean share if only some clients train in a round. --gpu and
-    --measure add the time.
+    The costs of a run are its multiply-adds, counted from the shapes of its network. They include gradients,
+    tests and all further passes of methods. The count is exact for clients of equal size. If a pass needs an
+    earlier round of the client (MOON), the count has its mean share. --gpu and --measure add the time.
     """
     from fltrain.experiments.work import Work
 

@@ -65,7 +65,8 @@ def import_archive(
 ) -> None:
     """Import the records of an archive into RESULTS/runs.
 
-    If one record is invalid, none is imported. Existing records are kept: the output counts different ones.
+    If one record is invalid, the command imports none. It keeps existing records, and counts those whose
+    numbers differ from the archive.
     """
     from fltrain.runs.archive import import_records
 

@@ -23,8 +23,8 @@ def select(
 ) -> None:
     """Choose the best trial of each cell on validation images.
 
-    The choice is written to config/selected, and other items of the scale use it. Commit the file before you
-    train them.
+    The command writes the choice to config/selected. Other items of the scale use it: commit the file before
+    you train them.
     """
     from fltrain.experiments.tuning import select as choose
     from fltrain.experiments.tuning import selected_file, write_selection

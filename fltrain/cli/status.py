@@ -48,10 +48,10 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
-    If you name no scale and the folder only has runs that the default scale lacks, it lists these.
-    A stopped run resumes from its last checkpoint. A stale run was trained before a component was revised; it
-    has to be retrained. An unknown run has settings that today's code lacks, for example a method of your own
-    while FLTRAIN_PATH is not set. A damaged record was changed after training; tables leave it out.
+    If you name no scale and the folder only has runs that the default scale lacks, the command lists these.
+    A stopped run resumes from its last checkpoint. A stale run is older than a revision of one of its
+    components; retrain it. An unknown run has settings that today's code lacks: set FLTRAIN_PATH if it has a
+    method of your own. A damaged record was changed after training; tables leave it out.
     """
     wanted, folder = options.selection_of(items, seeds, where), Results(results)
     whole = plan(config, scale)

@@ -33,9 +33,9 @@ def track(
 ) -> None:
     """Export trained runs, tables and figures of a scale to MLflow.
 
-    You can export again at any time. The tags of a run name all its tables and figures, even if options
-    restrict the export. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
-    MLFLOW_TRACKING_PASSWORD.
+    You can export again at any time. Options restrict the exported runs, but the tags of a run always name
+    all its tables and figures. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME
+    and MLFLOW_TRACKING_PASSWORD.
     """
     from fltrain.tracking.export import Export, groups_of, in_words, measures_of
 

@@ -22,9 +22,9 @@ def verify(
 ) -> None:
     """Check datasets, partitions, records and tables in RESULTS.
 
-    Tables are compared with the records. The command prints a line for each problem and ends with exit code 2
-    if there is one. Stale records and leftovers of interrupted processes are listed, but they are not
-    problems.
+    The command makes the tables again from the records and compares them. It prints a line for each problem,
+    and then ends with exit code 2. It also lists stale records and leftovers of interrupted processes, which
+    are not problems.
     """
     from fltrain.reporting.verify import Verification
 

@@ -54,10 +54,6 @@ class Quantity(Settings):
         at: only cells with these labels.
         mean_over: axes over which the number (or gain) is averaged.
         relative: the gain is in per cent of the number of its baseline.
-
-    A *place* is a cell of the item without the axes in ``mean_over``. A diverged run counts as chance
-    accuracy, or as a target that is never reached; of curves and other measures it has no number, as a
-    missing run. A gain, a mean or a sum that contains a run without a number has none, either.
     """
 
     item: str
@@ -101,19 +97,28 @@ class Quantity(Settings):
 class InRegion(Quantity):
     """The number (most often a gain ``over`` other cells) lies in a region.
 
-    ``positive``: it exceeds ``by`` (default: 0); a negative ``by`` allows a deficit of this size.
-    ``negative``: the same of the number with the other sign. ``similar``: it lies between ``-by`` and ``by``.
-    ``value``: it lies within ``by`` of the stated number, whose spread over the paper's seeds counts, too.
-    Without ``by``, it is the margin of the measure; for a gain (``over`` other cells), half of the stated
-    one, at least 0.25. Values are judged at full scale only.
+    A *place* is a cell of the item without the axes in ``mean_over``. All tests are one-sided t tests at 5 %;
+    a region with two ends needs two. Values are judged at full scale only. The claim is
 
-    All tests are one-sided, at 5 %. ``average``: t test of the averages over places, one per seed that has a
-    number in all of them; each place needs a number of some seed. ``every``: t test over seeds at each place.
-    ``largest`` or ``smallest`` (of a value): t test at this place, corrected for their number (Bonferroni).
+    * supported if all tests show that the number is inside the region, and every place has a number. This
+      needs no correction;
+    * contradicted if one test shows that the number is outside. The average is tested, too, for ``positive``
+      and ``negative``. Holm's correction allows for the number of tests;
+    * undecided otherwise.
 
-    Supported if all tests show that the number is inside the region (two tests for two ends), which needs no
-    correction, and every place has a number. Contradicted if one shows that it is outside, or the one of the
-    average (``positive``, ``negative``), corrected for their number (Holm). Undecided otherwise.
+    In accuracies and rounds to a target, a diverged run counts as chance or as a target that is never
+    reached. In curves and other measures, it has no number, like a missing run. A gain, a mean or a sum has
+    no number if one of its runs has none.
+
+    Attributes:
+        kind: ``positive``: the number exceeds ``by``; a negative ``by`` allows a deficit. ``negative``: the
+            same with the other sign. ``similar``: it lies between ``-by`` and ``by``. ``value``: it lies
+            within ``by`` of the stated number, whose spread over the paper's seeds counts, too.
+        judge: ``average`` tests the averages over places, one for each seed that has a number in all of them;
+            each place needs a number of some seed. ``every`` tests each place over seeds. ``largest`` and
+            ``smallest`` (of a value) test this place, corrected for the number of places (Bonferroni).
+        by: size of the region (default: 0 for ``positive`` and ``negative``; for a value, the margin of the
+            measure, or half of a stated gain, at least 0.25).
     """
 
     kind: Literal["positive", "negative", "similar", "value"]
@@ -141,8 +146,8 @@ class InRegion(Quantity):
 class Printed(Quantity):
     """The claim states the gain of a cell ``over`` the baseline of the item's table.
 
-    It has the cell's verdict on the gain, at full scale only. ``at`` has a label for each axis of the table;
-    ``mean_over`` its rows names a cell of the row of averages.
+    It has the cell's verdict on the gain, at full scale only. ``at`` names the cell by a label for each axis
+    of the table. To name a cell of the row of averages, put the axis of the rows into ``mean_over``.
     """
 
     kind: Literal["cell"]
@@ -151,10 +156,13 @@ class Printed(Quantity):
 
 
 class Fails(Quantity):
-    """The runs diverge, or have a number (in the measure's unit) of at most ``at_most``.
+    """The runs fail: they diverge, or their number is at most ``at_most``.
 
-    Supported if this holds for more than half of the runs at every place; contradicted if it holds for none
-    at one place. Undecided otherwise, and always if a place has no run that diverged or has a number.
+    Supported if more than half of the runs fail at every place. Contradicted if none fails at one place.
+    Undecided otherwise, and always if a place has no run that diverged or has a number.
+
+    Attributes:
+        at_most: largest number of a failed run, in the measure's unit.
     """
 
     kind: Literal["fails"]
@@ -162,14 +170,22 @@ class Fails(Quantity):
 
 
 class Tested(Settings):
-    """The claim follows from the definition, which a test of this project checks."""
+    """The claim follows from the definition, which a test of this project checks.
+
+    Attributes:
+        by: path of this test.
+    """
 
     kind: Literal["tested"]
     by: str
 
 
 class NotJudged(Settings):
-    """The claim cannot be judged from runs, for the reason ``why``."""
+    """The claim cannot be judged from runs.
+
+    Attributes:
+        why: the reason, which pages show.
+    """
 
     kind: Literal["not_judged"]
     why: str
@@ -179,10 +195,14 @@ TestOfPart = Annotated[InRegion | Printed | Fails | NotJudged, Field(discriminat
 
 
 class All(Settings):
-    """The claim has several parts, all of which have to hold.
+    """The claim has several parts, all of which must hold.
 
-    Supported if all parts are (which needs no correction). Contradicted if a part is, its p value corrected
-    for their number (Bonferroni). Not run if no part that runs can judge was, undecided otherwise.
+    Supported if all parts are supported, which needs no correction. Contradicted if a part is contradicted,
+    with its p value corrected for the number of parts (Bonferroni). Not run if none of the parts that need
+    runs was run. Undecided otherwise.
+
+    Attributes:
+        tests: the test of each part.
     """
 
     kind: Literal["all"]

@@ -343,7 +343,11 @@ class SelectedSteps(ItemLayout):
 
 
 class SideBySide(ItemLayout):
-    """A figure with a column for each point of the axis ``columns``; it shows the first seed of the grid."""
+    """A figure with a column for each point of an axis; it shows the first seed of the grid.
+
+    Attributes:
+        columns: axis with a panel for each point.
+    """
 
     columns: OnAxis
 

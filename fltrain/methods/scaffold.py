@@ -42,6 +42,7 @@ class Scaffold(Method):
             the objective weighted by data. ``data`` (code of ECGR): weights and server control are means by
             data size over the cohort, so that c forgets clients that were not sampled.
         server_lr: factor of the mean displacement.
+        variant: sets several options at once, as above.
     """
 
     name: Literal["scaffold"] = "scaffold"

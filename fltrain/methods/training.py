@@ -38,7 +38,11 @@ class Constant(LearningRate):
 
 
 class Exponential(LearningRate):
-    """Multiply the rate by ``decay`` after every round."""
+    """Multiply the rate by ``decay`` after every round.
+
+    Attributes:
+        decay: factor of the rate.
+    """
 
     name: Literal["exponential"] = "exponential"
     decay: float = Field(default=0.998, gt=0, le=1)
@@ -51,6 +55,10 @@ class Steps(LearningRate):
     """Multiply the rate by ``decay`` at the start of every ``every``-th round.
 
     Rounds count from 1, as in ECGR's code: with ``every: 10`` the first nine have the initial rate.
+
+    Attributes:
+        every: number of rounds between changes of the rate.
+        decay: factor of the rate.
     """
 
     name: Literal["step"] = "step"
@@ -62,7 +70,11 @@ class Steps(LearningRate):
 
 
 class Cosine(LearningRate):
-    """Lower the rate to zero along half a cosine over ``rounds`` rounds; it stays zero afterwards."""
+    """Lower the rate to zero along half a cosine; it stays zero afterwards.
+
+    Attributes:
+        rounds: length of the half cosine.
+    """
 
     name: Literal["cosine"] = "cosine"
     rounds: int = Field(ge=1)

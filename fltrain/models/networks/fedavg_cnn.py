@@ -12,8 +12,10 @@ from fltrain.models.base import Model
 class FedAvgCnn(Model):
     """Two 5x5 convolutions and two linear layers: 878,538 parameters for CIFAR-10 (FedFCD).
 
-    ``padding`` of the convolutions is 0 in PFLlib; with 2, as in the FedAvg paper, 2,156,490 parameters, and
-    1,663,370 for MNIST. ``initialisation``: as of the network ``2nn``.
+    Attributes:
+        padding: of the convolutions: 0 in PFLlib, 2 in the FedAvg paper. With 2, the network has 2,156,490
+            parameters for CIFAR-10 and 1,663,370 for MNIST.
+        initialisation: as in the network ``2nn``.
     """
 
     name: Literal["fedavg_cnn"] = "fedavg_cnn"

@@ -11,7 +11,11 @@ from fltrain.models.base import Model
 
 
 class Mlp(Model):
-    """Perceptron with one hidden layer: 79,510 parameters for 28 x 28 grey images and 10 classes (FedFCD)."""
+    """Perceptron with one hidden layer: 79,510 parameters for 28 x 28 grey images and 10 classes (FedFCD).
+
+    Attributes:
+        hidden: number of hidden units.
+    """
 
     name: Literal["mlp"] = "mlp"
     citation: ClassVar[str] = (

@@ -20,8 +20,11 @@ BLOCKS = (
 class MobileNetV1(NormedModel):
     """MobileNetV1 for 32 x 32 images: 28 layers, 3,217,226 parameters for 3 channels and 10 classes.
 
-    A stem, then separable blocks ``block1`` to ``block13``, of total stride 16; 32 with ``stem_stride: 2``,
-    as in the paper of the network. (Fed2)
+    A stem, then separable blocks ``block1`` to ``block13``. (Fed2)
+
+    Attributes:
+        stem_stride: stride of the stem. The total stride is 16 with 1, and 32 with 2, as in the network's
+            paper.
     """
 
     name: Literal["mobilenetv1"] = "mobilenetv1"

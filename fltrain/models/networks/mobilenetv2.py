@@ -45,13 +45,17 @@ VARIANTS = {
 class MobileNetV2(NormedModel):
     """MobileNetV2 adapted to small images.
 
-    Variant ``a`` (54 layers, 2,254,090 parameters for 3 channels and 10 classes) is the network of the FLFA
-    paper's block names: 1x1 stem with padding 1, stage strides 1, 2, 2, 2, 1, 1, 1, biases. ``b`` (54 layers,
-    2,237,770 parameters): 3x3 stem, strides 1, 1, 2, 2, 1, 2, 1, no biases. ``t`` (53 layers, 2,236,682
-    parameters) is torchvision's network, with a dropout of 0.2 before the classifier, and with its own stem
-    at ``stem_stride`` 2. ``initialisation`` is PyTorch's or, as in the code of FLFA's authors, He's by the
-    fan in with zero biases (``he_fan_in``); torchvision's original of ``t`` has another one. ``norm_groups``
-    is 2 in the FedACG code.
+    ``norm_groups`` is 2 in the FedACG code.
+
+    Attributes:
+        variant: ``a`` has the block names of the FLFA paper: 1x1 stem with padding 1, stage strides 1, 2, 2,
+            2, 1, 1, 1, biases (54 layers, 2,254,090 parameters for 3 channels and 10 classes). ``b``: 3x3
+            stem, strides 1, 1, 2, 2, 1, 2, 1, no biases (54 layers, 2,237,770 parameters). ``t``:
+            torchvision's network, with a dropout of 0.2 before the classifier (53 layers, 2,236,682
+            parameters).
+        stem_stride: stride of the stem; 2, as in torchvision, only in variant ``t``.
+        initialisation: PyTorch's (``pytorch``), or He's by the fan in with zero biases (``he_fan_in``), as in
+            the code of FLFA's authors. Torchvision initialises its network otherwise.
     """
 
     name: Literal["mobilenetv2"] = "mobilenetv2"

@@ -11,8 +11,9 @@ from fltrain.models.base import Model
 class TwoNN(Model):
     """Two hidden layers of 200 ReLU units: 199,210 parameters for 28 x 28 grey images and 10 classes.
 
-    ``initialisation``: PyTorch's (``pytorch``), Glorot's (``glorot``) or a truncated normal (``normal``); the
-    paper states none.
+    Attributes:
+        initialisation: PyTorch's (``pytorch``), Glorot's (``glorot``) or a truncated normal (``normal``). The
+            paper states none.
     """
 
     name: Literal["2nn"] = "2nn"

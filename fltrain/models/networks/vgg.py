@@ -9,10 +9,11 @@ from fltrain.models.base import NormedModel
 
 
 class Vgg(NormedModel):
-    """A VGG for small images; convolutions with biases, norm layers only if asked for.
+    """A VGG for small images; convolutions with biases, norm layers on request.
 
-    ``initialisation``: PyTorch's, or He's for convolutions with zero biases (``he``). PyTorch's shrinks the
-    signal at every layer; without norm layers VGG-16 does not leave chance level with it.
+    Attributes:
+        initialisation: PyTorch's (``pytorch``), or for convolutions He's with zero biases (``he``). PyTorch's
+            shrinks the signal at every layer: without norm layers, VGG-16 stays at chance level with it.
     """
 
     citation: ClassVar[str] = "Simonyan and Zisserman, Very deep convolutional networks, ICLR 2015"
@@ -113,7 +114,8 @@ class Vgg11(Vgg):
 class Vgg16(Vgg):
     """VGG-16: 15,291,300 parameters for 32 x 32 images of 3 channels and 100 classes (Fed2).
 
-    ``fc_layers``: 3 fully connected layers (512, 512, classes) or 1 (14,765,988 parameters).
+    Attributes:
+        fc_layers: number of fully connected layers: 3 (512, 512, classes), or 1 (14,765,988 parameters).
     """
 
     name: Literal["vgg16"] = "vgg16"
