@@ -399,10 +399,11 @@ the [published records](../published/README.md). In short:
   of this gain is *supported* only with {sized}.
 * **[Conceptual replications](#conceptual-replications)** of {replicated} papers, on small networks: of
   {claims} claims, {supported} are *supported*, {contradicted} *contradicted* and the others *undecided*.
-  Marks below show which verdicts are weaker.
+  Marks in the tables show weaker verdicts.
 * **[Fair table](#the-fair-table)**: in the main table, {better} better than tuned FedAvg.
+  With [further seeds](fair-table.md#further-seeds), FedDyn is {further}.
 
-These results come from {datasets}. Images of CIFAR-10 have 16 x 16 pixels and come from a JPEG copy.
+These results come from {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from a JPEG copy.
 [Our copy](glossary.md#papers-and-verdicts) of some papers lacks values, which we assume. All other
 experiments are declared, but not run yet.
 
@@ -620,7 +621,9 @@ def short(known: Evidence) -> dict[str, object]:
         [name for name, claim in group.claims.items() if ecgr[claim] == "supported"] for group in (GAIN, SIZE)
     )
     better = any("better" in tuned for *_, tuned, default in known.fair() if default)
+    *_, further, _ = known.fair()[-1]
     return {
+        "further": further.partition(" ")[2],
         "lower": rounds["not reproduced (less)"],
         "values": rounds.total(),
         "directions": SMALL[fedavg["supported"]].capitalize(),
