@@ -160,6 +160,7 @@ def compare(
         FltrainError: if a name is unknown, a metric is not possible, or no run is left.
     """
     from fltrain.core import arguments
+    from fltrain.runs.where import CONDITIONS
     from fltrain.tracking.compare import COLUMNS
     from fltrain.tracking.compare import compare as compared
 
@@ -168,7 +169,7 @@ def compare(
         arguments.path("results", results),
         arguments.path("config", config),
         arguments.texts("items", items),
-        where=arguments.texts("where", where),
+        where=arguments.texts("where", where, CONDITIONS),
         over=arguments.texts("over", over),
         **{name: arguments.text(name, value) for name, value in names.items() if value is not None},
     ).frame

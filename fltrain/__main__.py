@@ -18,7 +18,7 @@ def main() -> None:
     try:
         from fltrain import cli  # it loads all components
 
-        sys.exit(cli.app(standalone_mode=False))
+        sys.exit(cli.app(prog_name="fltrain", standalone_mode=False))
     except TyperException as error:
         text, code = _usage_error(error), error.exit_code
     except (FltrainError, OSError) as error:

@@ -11,11 +11,19 @@ from fltrain.core.errors import FltrainError
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.selection import Selection
+from fltrain.runs.record import Results
 from fltrain.runs.where import parse_where
 
 ResultsOption = Annotated[
     Path, typer.Option("--results", metavar="FOLDER", help="Folder for data, runs and tables.")
 ]
+
+
+def read_from(results: Path) -> Results:
+    """Return the results folder; refuse a missing one, unless it is the default."""
+    return Results(results) if results == Path("results") else Results(results).existing()
+
+
 DEMO = "demo"
 """The scale that commands use by default."""
 ScaleOption = Annotated[str, typer.Option(metavar="NAME", help="Name of a file in config/scales.")]

@@ -17,7 +17,6 @@ from fltrain.core.errors import FltrainError, count, duration, listed
 from fltrain.core.files import write_text
 from fltrain.experiments.costs import GPUS, SHARES, Range, hours, run_table, together
 from fltrain.experiments.plan import plan
-from fltrain.runs.record import Results
 from fltrain.runtime.devices import pick_device
 
 
@@ -56,6 +55,7 @@ def show_plan(
     check_known("--gpu: unknown GPU", [gpu] if gpu else [], GPUS)
     if gpu and measure:
         raise FltrainError("--gpu is arithmetic, --measure uses this machine; leave out one of the two")
+    folder = options.read_from(results)
     planned, work = plan(config, scale).restricted(options.selection_of(items, seeds, where)), Work()
     runs = planned.runs
     counts = {run: n for run, spec in runs.items() if (n := work.multiply_adds(spec)) is not None}
@@ -77,7 +77,7 @@ def show_plan(
         measured = {run: work.speed(runs[run], chosen) for run in counts}
         speeds = {run: (speed, speed) for run, speed in measured.items()}
     needed = {run: hours(counts[run], speed) for run, speed in speeds.items()}
-    done = {run for run in runs if Results(results).record(run).complete}
+    done = {run for run in runs if folder.record(run).complete}
 
     def columns(cells: int, runs: Collection[str]) -> list[str]:
         """Return the numbers of an item; a + marks runs without a number of multiply-adds."""

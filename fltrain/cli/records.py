@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import ConfigOption, ResultsOption
+from fltrain.cli.options import ConfigOption, ResultsOption, read_from
 from fltrain.core.errors import FltrainError, count
 from fltrain.experiments.plan import plan
 from fltrain.runs.record import Results
@@ -40,7 +40,7 @@ def export_archive(
     """
     from fltrain.runs.archive import export_records
 
-    where, left = Results(results), ""
+    where, left = read_from(results), ""
     if runs and scale:
         raise FltrainError(f"name either run IDs or --scale {scale}, not both")
     if scale:

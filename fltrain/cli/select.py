@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fltrain.cli.options import ConfigOption, ResultsOption, ScaleOption, one_item
+from fltrain.cli.options import ConfigOption, ResultsOption, ScaleOption, one_item, read_from
 from fltrain.cli.output import print_table
 from fltrain.experiments.plan import plan
-from fltrain.runs.record import Results
 
 
 def select(
@@ -30,7 +29,7 @@ def select(
     from fltrain.experiments.tuning import selected_file, write_selection
 
     trials = one_item(plan(config, scale), item)
-    selected, path = choose(trials, Results(results)), selected_file(config, trials)
+    selected, path = choose(trials, read_from(results)), selected_file(config, trials)
     write_selection(path, selected)
     rows = []
     for cell in selected.cells:

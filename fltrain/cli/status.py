@@ -53,7 +53,7 @@ def status(
     components; retrain it. An unknown run has settings that today's code lacks: set FLTRAIN_PATH if it has a
     method of your own. A damaged record was changed after training; tables leave it out.
     """
-    wanted, folder = options.selection_of(items, seeds, where), Results(results)
+    wanted, folder = options.selection_of(items, seeds, where), options.read_from(results)
     whole = plan(config, scale)
     planned = whole.restricted(wanted)
     if changed:

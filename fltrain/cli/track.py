@@ -9,7 +9,6 @@ import typer
 
 from fltrain.cli import options
 from fltrain.experiments.plan import plan
-from fltrain.runs.record import Results
 
 
 def track(
@@ -39,7 +38,7 @@ def track(
     """
     from fltrain.tracking.export import Export, groups_of, in_words, measures_of
 
-    folder = Results(results)
+    folder = options.read_from(results)
     whole = plan(config, scale)
     planned = whole.restricted(options.selection_of(items, seeds, where))
     runs = dict.fromkeys(planned.runs)

@@ -11,7 +11,6 @@ import typer
 
 from fltrain.cli import options
 from fltrain.core.errors import FltrainError
-from fltrain.runs.record import Results
 
 
 def ui(
@@ -23,7 +22,7 @@ def ui(
     It prints the addresses of tables, cells and papers; Ctrl-C ends it. MLflow has no login: every user of
     this machine can read and change the runs in it, but not the records.
     """
-    database = Results(results).tracking
+    database = options.read_from(results).tracking
     if not database.exists():
         raise FltrainError(f"{database} does not exist yet; run `make reproduce` or `fltrain track` first")
     with socket.socket() as probe:

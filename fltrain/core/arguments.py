@@ -23,7 +23,7 @@ def text(name: str, value: Any) -> str:
     return _checked(name, value, isinstance(value, str), "a text", str)
 
 
-def texts(name: str, value: Any) -> list[str]:
+def texts(name: str, value: Any, wanted: str = "a text or a list of texts") -> list[str]:
     """Return several texts; a single one is a list of one."""
     single = isinstance(value, str | Mapping) or not isinstance(value, Iterable)
     values = [value] if single else [*value]
@@ -31,7 +31,7 @@ def texts(name: str, value: Any) -> list[str]:
         name,
         value,
         all(isinstance(one, str) for one in values),
-        "a text or a list of texts",
+        wanted,
         lambda _: values,
     )
 

@@ -10,9 +10,9 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PydanticUserError, Strict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 
@@ -151,7 +151,41 @@ class KnownNames(tuple[str, ...]):
     """Names of the components that a field accepts, in its annotation."""
 
 
-class Settings(BaseModel):
+_UNTYPED = re.compile(
+    "A non-annotated attribute was detected: `(.*?) = .*|Field '(.*?)' defined on .*", re.DOTALL
+)
+"""Messages of pydantic on an attribute without a type, new or of a base class."""
+
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _Typed(ModelMetaclass):
+    """Makes classes whose attributes have types."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        try:
+            return super().__new__(cls, name, bases, namespace, **options)
+        except PydanticUserError as error:
+            if not (found := _UNTYPED.fullmatch(str(error))):
+                raise
+            key = found[1] or found[2]
+            value, kind = namespace[key], type(namespace[key]).__name__
+            types = (
+                {f"Literal[{value!r}]": ""}
+                if key == "name"
+                else {f"ClassVar[{kind}]": " (a constant)", kind: " (a setting)"}
+            )
+            forms = " or ".join(f"`{key}: {one} = {value!r}`{what}" for one, what in types.items())
+            raise FltrainError(
+                f"{namespace['__module__']}.{name}: {key!r} has no type; write {forms}"
+            ) from None
+
+
+class Settings(BaseModel, metaclass=_Typed):
     """Base of everything a user can write in a config: frozen, strict, unknown keys refused.
 
     ``HINTS`` has the remedy for a key that users try, but that is none.
@@ -278,6 +312,8 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     message = message[0].lower() + message[1:]
     if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
         message += f", got {shown!r}"
+        if kind in ("less_than", "less_than_equal") and 1 in fault["ctx"].values() and shown <= 100:
+            message += f"; {shown:g} % is {shown / 100:g}"
         if kind == "int_type" and isinstance(shown, float) and shown.is_integer():
             message += f"; write {shown:.0f}"
         if kind in ("int_type", "float_type") and re.fullmatch(r"[-+]?[0-9]*,[0-9.,eE+-]+", str(shown)):

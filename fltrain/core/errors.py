@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +10,6 @@ from typing import ClassVar
 
 OWN_PACKAGE = "own"
 """Name under which the modules of the user's own folder are imported."""
-
-_UNTYPED = re.compile("PydanticUserError: A non-annotated attribute was detected: (`.*?`)[.].*", re.DOTALL)
-_RETYPED = re.compile("PydanticUserError: Field ('.*?') defined on a base class was overridden .*", re.DOTALL)
-"""Messages of pydantic on a setting without a type, new or of a base class."""
 
 _LONGEST = 1000
 """Maximum length of a message; longer ones lose their middle."""
@@ -164,9 +159,7 @@ def refusing(problem: str) -> Iterator[None]:
     except (FltrainError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        reason = _UNTYPED.sub(r"\1 needs a type, as in `mu: float = 0.1`", f"{type(error).__name__}: {error}")
-        reason = _RETYPED.sub(r'\1 needs its type, as in `name: Literal["mine"] = "mine"`', reason)
-        raise FltrainError(f"{problem} ({reason}){own_place(error)}") from error
+        raise FltrainError(f"{problem} ({type(error).__name__}: {error}){own_place(error)}") from error
 
 
 @contextmanager

@@ -32,9 +32,12 @@ def own_folder() -> Path | None:
     return folder
 
 
-def own_remedy() -> str:
-    """Return the remedy for a name that no file has; empty if the user's folder is set."""
-    return "" if os.environ.get(VARIABLE) else f"; if it is your own, set {VARIABLE} to your folder"
+def own_remedy(added: str = "") -> str:
+    """Return the remedy for a name that no file has; empty if the user's folder is set.
+
+    ``added`` names other ways to add it.
+    """
+    return "" if os.environ.get(VARIABLE) else f"; if it is your own, {added}set {VARIABLE} to your folder"
 
 
 def places(config: Path) -> list[Path]:

@@ -14,6 +14,11 @@ from fltrain.core.config import KnownNames, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
 from fltrain.core.own import import_own, own_remedy
 
+_WAYS = {
+    kind: f"add a file to fltrain/{folder}, decorate its class with fltrain.register, or "
+    for kind, folder in {"method": "methods", "plug-in": "methods", "model": "models/networks"}.items()
+}
+
 
 class Component(Settings):
     """A setting chosen by name. If you change its numbers, increase ``revision``."""
@@ -118,7 +123,7 @@ def choice(
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
             if hint := (elsewhere or {}).get(str(name)):
                 raise ValueError(f"{name!r} {hint}")
-            check_known(f"unknown {kind}", [name], known, remedy=own_remedy())
+            check_known(f"unknown {kind}", [name], known, remedy=own_remedy(_WAYS.get(kind, "")))
         return value
 
     members = tuple(known.values())

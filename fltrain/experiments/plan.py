@@ -111,12 +111,14 @@ class Plan:
             rest = rest._keeping(count(seeds, "seed"), lambda entry: entry.number < seeds)
         if conditions := parse_where(selection.where):
             texts = {spec.run_id: settings_text(spec) for spec in self.specs}
+            part = {spec.run_id for spec in rest.specs}
 
             def meets(condition: Condition, entry: Entry) -> bool:
                 return condition.meets(texts[entry.spec.run_id])
 
             # Refuses unknown keys and values.
-            choose([texts[run] for run in self.runs], conditions, dict, f"scale {self.scale.scale!r}")
+            place = f"scale {self.scale.scale!r}{', '.join(['', *rest.restrictions])}"
+            choose(list(texts), conditions, texts.__getitem__, place, part.__contains__)
             for condition in conditions:
                 rest = rest._keeping(str(condition), partial(meets, condition))
         if not rest.items:

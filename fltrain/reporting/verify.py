@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fltrain.core.config import similar
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import read_arrays
 from fltrain.core.own import places
@@ -46,12 +45,7 @@ class Verification:
     """
 
     def __init__(self, results: Results, config: Path, scale: str | None = None) -> None:
-        if not results.root.is_dir():
-            remedy = (
-                similar(results.root) or "; name your folder with --results, or make one with `make quick`"
-            )
-            raise FltrainError(f"{results.root}: no such folder{remedy}")
-        self.results = results
+        self.results = results.existing()
         self.config = config
         self.chosen = None if scale is None else plan(config, scale)
         self.problems = 0

@@ -32,6 +32,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pydantic_core import from_json
 
+from fltrain.core.config import similar
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import digest as digest_of
 from fltrain.core.files import flush, json_text, read_arrays, replacing, save_arrays
@@ -94,6 +95,19 @@ class Results:
     """Layout of the results folder: paths of all files that runs read and write."""
 
     root: Path
+
+    @property
+    def missing(self) -> str:
+        """Problem and the nearest name if there is no such folder, else empty."""
+        return "" if self.root.is_dir() else f"{self.root}: no such folder{similar(self.root)}"
+
+    def existing(self) -> Results:
+        """Return this folder; refuse it if it does not exist."""
+        if self.missing:
+            raise FltrainError(
+                f"{self.missing}; name your folder with --results, or make one with `make quick`"
+            )
+        return self
 
     @property
     def downloads(self) -> Path:

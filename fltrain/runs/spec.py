@@ -104,8 +104,21 @@ def _fraction(value: Any) -> Any:
 
 
 AnyLocalTest = Annotated[LocalTest, BeforeValidator(_fraction, json_schema_input_type=float | LocalTest)]
+
+
+def _cohort(value: Any, info: ValidationInfo) -> Any:
+    """Return a cohort's settings; refuse a number of clients."""
+    given = _fraction(value)
+    number = given.get("fraction") if isinstance(given, Mapping) else None
+    clients = info.data["partition"].clients if "partition" in info.data else 0
+    if isinstance(number, int | float) and 1 < number <= clients:
+        share = f"{number:g} of {count(clients, 'client')} are {number / clients:.4g}"
+        raise Conflicts([f"fraction: a share of the clients, from 0 to 1, got {number:g}; {share}"])
+    return given
+
+
 AnyParticipation = Annotated[
-    Participation, BeforeValidator(_fraction, json_schema_input_type=float | Participation)
+    Participation, BeforeValidator(_cohort, json_schema_input_type=float | Participation)
 ]
 
 Precision = Literal["fp32", "tf32", "bf16"]

@@ -21,6 +21,9 @@ from fltrain.runs.spec import RunSpec
 NONE = "none"
 """Value of a setting that a run does not have, and of ``plugins`` without any."""
 
+CONDITIONS = "a text such as 'method=fedavg,fedprox training.lr!=0.1', or a list of such texts"
+"""Form of conditions, for errors."""
+
 Run = TypeVar("Run")
 
 _GROUP = "(settings)"  # value of a key that has settings below it
@@ -125,29 +128,36 @@ def choose(
     conditions: Iterable[Condition],
     settings_of: Callable[[Run], Mapping[str, str]],
     place: str = "",
+    part: Callable[[Run], bool] = lambda _: True,
 ) -> list[Run]:
-    """Return the runs that meet all conditions; refuse a key or a wanted value that no run of a place has."""
+    """Return the runs of a part that meet all conditions; refuse a key or a wanted value that no run has.
+
+    The error lists only values of runs that meet the conditions before.
+    """
     conditions = list(conditions)
     every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
-    left = every
+    left = [(run, settings) for run, settings in every if part(run)]
     for condition in conditions:
         key = condition.key
         keys = {name for _, settings in every for name in settings}
         below = [name for name in keys if begins(name, [key])]
         if not below:
             ends = sorted(name for name in keys if name.endswith(f".{key}"))
-            near = f"; did you mean {listed(map(repr, ends), 3)}?" if ends else suggest(key, keys)
+            known = listed(sorted({name.partition(".")[0] for name in keys}), 40)
+            near = suggest(key, keys) or f" (known: {known}, and settings below them such as training.lr)"
+            near = f"; did you mean {listed(map(repr, ends), 3)}?" if ends else near
             raise FltrainError(f"where: unknown key {key!r}{near}")
         present = {value_of(settings, key) for _, settings in every}
         if _GROUP in present and not {*condition.values} <= {NONE, "null"}:
             names = listed(sorted(below), 8)
             raise FltrainError(f"where: {key!r} stands for several settings; name one of {names}")
+        there = {value_of(settings, key) for _, settings in left}
         for wanted in () if condition.excluded else condition.values:
             if not any(Condition(key, (wanted,)).meets(settings) for _, settings in every):
-                raise _nothing_left(Condition(key, (wanted,)), present, place)
-        before, left = left, [(run, settings) for run, settings in left if condition.meets(settings)]
+                raise _nothing_left(Condition(key, (wanted,)), there, place)
+        left = [(run, settings) for run, settings in left if condition.meets(settings)]
         if not left:
-            raise _nothing_left(condition, {value_of(settings, key) for _, settings in before}, place)
+            raise _nothing_left(condition, there, place)
     return [run for run, _ in left]
 
 

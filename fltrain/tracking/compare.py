@@ -42,7 +42,7 @@ from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import NONE, Condition, begins, choose, parse_where, settings_text, sortable
-from fltrain.tracking.runs import RECORDED, RecordedRun, as_numbers, find_runs, untrained
+from fltrain.tracking.runs import RECORDED, RecordedRun, as_numbers, find_runs, untrained, warn
 
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
@@ -94,16 +94,22 @@ class Comparison:
         return Notes.of(self.job, self.cells, targets=self.targets)
 
     @property
+    def _gain(self) -> str:
+        """Heading of the differences from the base: more is not better of all measures."""
+        return "gain" if measure(self.cells[0].measure).accuracy else "change"
+
+    @property
     def notes(self) -> list[str]:
         """Notes below the table; the page's notes come first."""
         marked = ["Difference: minus published, with its 90 % interval."]
         marked *= any(cell.interval("difference_") for cell in self.cells)
         if any(cell.gains and not cell.interval("gain_") for cell in self.cells):
-            marked.append("A gain has no interval if fewer than three seeds have both runs.")
+            marked.append(f"A {self._gain} has no interval if fewer than three seeds have both runs.")
         marked += own_margins(self.cells)
         marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
         marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
-        return [self._page.seeds, *self._page.numbered, *marked, *self.remarks]
+        seeds = self._page.seeds.replace("Gain: ", f"{self._gain.capitalize()}: ")
+        return [seeds, *self._page.numbered, *marked, *self.remarks]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -132,15 +138,18 @@ class Comparison:
                 self.conditions.get(cell.panel) or ({table.panels: cell.panel} if table.panels else {})
             )
             line |= {table.rows: cell.row} | ({table.columns: cell.column} if table.columns else {})
-            n = max(cell.n, len(cell.gains))  # an average of gains has no values
-            line["seeds"] = f"{n} of {cell.seeds}" if n < cell.seeds else str(n)
             entries = entries_of(cell, False, self.job.reduced, self._page.marks)
             texts = {heading: entry.marked for heading, entry in entries.items()}
             if several:
-                line |= {"measure": cell.label, "value": texts.pop(cell.label)}
+                texts = {"measure": cell.label, "value": texts.pop(cell.label), **texts}
             if 0 < len(cell.gains) < cell.n:
                 texts["gain"] += f" ({count(len(cell.gains), 'pair')})"
-            lines.append(line | texts)
+            n = max(cell.n, len(cell.gains))  # an average of gains has no values
+            for name, text in texts.items():
+                line[self._gain if name == "gain" else name] = text
+                if name == "gain":
+                    line["seeds"] = f"{n} of {cell.seeds}" if n < cell.seeds else str(n)
+            lines.append(line)
         same = {name for name in lines[0] if len({line[name] for line in lines}) == 1}
         empty = {name for name in same if name in (table.panels, table.columns) or not lines[0][name]}
         return [{name: text for name, text in line.items() if name not in empty} for line in lines]
@@ -178,7 +187,10 @@ def compare(
         metric = metric or next(iter(shown), None)
     where += (f"items={','.join(items)}",) if items else ()
     where += (f"scale={scale}",) if scale else ()
-    return compare_runs(find_runs(results, where, config), metric, over, baseline)
+    runs, warnings = find_runs(results, where, config)
+    compared = compare_runs(runs, metric, over, baseline)
+    warn(results, warnings)
+    return compared
 
 
 def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:

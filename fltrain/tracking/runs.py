@@ -24,7 +24,7 @@ from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import NONE, Condition, choose, flat_settings, parse_where, short_names
+from fltrain.runs.where import CONDITIONS, NONE, Condition, choose, flat_settings, parse_where, short_names
 
 UNASSIGNED = "unassigned"
 
@@ -132,15 +132,19 @@ def _warn(_folder: Path, text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
-    """Return the chosen runs of a results folder, without stale ones.
+Found = tuple[list[RecordedRun], list[str]]
+
+
+def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> Found:
+    """Return the chosen runs of a results folder, without stale ones, and warnings for ``warn``.
 
     Records with settings that the code lacks, and damaged ones, are left out, each with one warning.
 
     Raises:
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
     """
-    conditions = parse_where(arguments.texts("where", where))
+    conditions = parse_where(arguments.texts("where", where, CONDITIONS))
+    conditions = tuple(sorted(conditions, key=lambda one: one.key not in ("scale", "items", "paper")))
     folder = Results(arguments.path("results", results))
     config = arguments.path("config", config)
     wanted = {key: _values(conditions, key) - {NONE} for key in ("items", "paper", "scale")}
@@ -155,13 +159,13 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError:
             left.append(record.lacking)
-    remedy, lacking = own_remedy(), list(filter(None, left))
+    warnings, remedy, lacking = list[str](), own_remedy(), list(filter(None, left))
     if lacking:
         causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
         remedy *= any(text.endswith(remedy) for text in lacking)
-        _warn(folder.runs, f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
+        warnings.append(f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
     if damaged := left.count(""):
-        _warn(folder.runs, f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
+        warnings.append(f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
@@ -174,18 +178,31 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         if runs and not any(run in trained for item in items for run in item.run_ids):
             raise untrained(folder, name, items[0].scale.scale)
     if not runs:
+        problem = f"{folder.runs}: there are no runs, or only damaged or stale ones (`fltrain status`)"
         raise FltrainError(
-            f"{folder.runs}: there are no runs, or only damaged or stale ones (`fltrain status`); "
-            f"{_imported(wanted['scale'] or declared, ', ')}train some, or name another results folder"
+            f"{folder.missing or problem}; {_imported(wanted['scale'] or declared, ', ')}train some, or name "
+            f"another results folder{''.join(map('; {}'.format, warnings))}"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
-    return choose(runs, _by_id(conditions, present), lambda run: run.named)
+    try:
+        return choose(runs, _by_id(conditions, present), lambda run: run.named), warnings
+    except FltrainError as error:
+        values = [repr(value) for one in conditions for value in one.values]
+        concerned = [text for text in warnings if any(value in text for value in values)]
+        raise FltrainError("; ".join([str(error), *concerned])) from None
+
+
+def warn(results: str | Path, warnings: Iterable[str]) -> None:
+    """Log warnings on a results folder, each once in a process."""
+    for text in warnings:
+        _warn(Path(results), text)
 
 
 def untrained(results: Results, name: str, scale: str) -> FltrainError:
     """Return the error that a results folder has no run of an item or paper."""
+    problem = f"{results.runs} has no run of {name!r} at scale {scale!r}"
     return FltrainError(
-        f"{results.runs} has no run of {name!r} at scale {scale!r}; {_imported([scale], ', or ')}train its "
+        f"{results.missing or problem}; {_imported([scale], ', or ')}train its "
         f"runs with `snakemake --config scale={scale} items={name}`"
     )
 
@@ -236,7 +253,9 @@ def load_runs(
         FltrainError: if no run is left, or the configuration is not valid.
     """
     curves: list[tuple[tuple[str, ...], Curve]] = []
-    runs = find_runs(results, where, config)[::-1]
+    runs, warnings = find_runs(results, where, config)
+    warn(results, warnings)
+    runs.reverse()
     while runs:
         run = runs.pop()  # its rows are freed at once: they need memory, and slow down garbage collection
         names = (run.run_id, *(run.fields[name] for name in _NAMES))
@@ -261,7 +280,8 @@ def load_settings(
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.
     """
-    runs = find_runs(results, where, config)
+    runs, warnings = find_runs(results, where, config)
+    warn(results, warnings)
     rows = {run.run_id: {**run.settings, **run.fields, **run.finals} for run in runs}
     frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     metrics = {name for run in runs for name in run.finals}

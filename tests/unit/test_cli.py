@@ -389,6 +389,10 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
         ),
         ("records import no.gz", "no.gz: no such file; make one with `fltrain records export`, or use publ"),
         ("verify --results nowhere", "nowhere: no such folder; name your folder with --results, or make one"),
+        *(
+            (f"{command} --results nowhere", "nowhere: no such folder; ")
+            for command in ("status", "plan", "compare", "track", "ui", "records export x.tar.gz")
+        ),
         ("verify --results ressults", "ressults: no such folder; did you mean 'results'?"),
         ("train --device", "option '--device' requires an argument (see fltrain --help)"),
         *(

@@ -61,7 +61,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chosen(root: Path, *where: str) -> list[RecordedRun]:
-    return find_runs(root, where, CONFIG)
+    return find_runs(root, where, CONFIG)[0]
 
 
 def by_name(comparison: Comparison) -> dict[str, Any]:
@@ -387,7 +387,7 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
     (note,) = [note for note in shown(imported, table, "final_accuracy").notes if "evaluation.until" in note]
     assert note.startswith("48 of 48 runs end at their target accuracy")
     gains = shown(imported, "fair/accuracy", "seconds")
-    assert "Gain: minus FedAvg, tuned, paired by seed, with its 90 % interval." in gains.notes[0]
+    assert "Change: minus FedAvg, tuned, paired by seed, with its 90 % interval." in gains.notes[0]
     refusals = {
         (
             "drift",
@@ -422,7 +422,7 @@ def test_seeds_are_counted_by_cell_if_cells_have_different_ones(tmp_path: Path) 
     for method, seeds in {"fedavg": (0, 1), "fedprox": (0, 5)}.items():
         for seed in seeds:
             record(Results(tmp_path), tiny(method=method, seed=seed), 0.5)
-    (first, *_) = compare_runs(find_runs(tmp_path, (), CONFIG)).notes
+    (first, *_) = compare_runs(find_runs(tmp_path, (), CONFIG)[0]).notes
     assert first.startswith("Mean ± standard deviation over 2 seeds.")
 
 
@@ -454,9 +454,9 @@ def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
             record(results, entry.spec, 0.5)
     (results.root / "one").mkdir()
     note = "1 line with seeds of several items (toy/table, toy/pilot); for one of them: --where items=NAME"
-    assert note in compare_runs(find_runs(results.root, "", config)).notes
+    assert note in compare_runs(find_runs(results.root, "", config)[0]).notes
     assert not any(
-        "several items" in text for text in compare_runs(find_runs(results.root, "seed=0", config)).notes
+        "several items" in text for text in compare_runs(find_runs(results.root, "seed=0", config)[0]).notes
     )
 
 
@@ -489,8 +489,16 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
             )
             if seed < 4:
                 seal(path.parent)
+    with pytest.raises(FltrainError, match="unknown metric 'nix'"):
+        compare(tmp_path, CONFIG, metric="nix")
+    with pytest.raises(FltrainError, match=r"no run is left with method=ditto \(there are: fedavg\)$"):
+        compare(tmp_path, CONFIG, where="method=ditto")
+    cause = "no run is left with method=mine.*; left out: 3 records, method: unknown method 'mine'"
+    with pytest.raises(FltrainError, match=cause):
+        compare(tmp_path, CONFIG, where="method=mine")
+    assert not caplog.messages, "errors on other things have no notes"
     for _ in range(2):  # the second time, it is silent
-        assert len(chosen(tmp_path)) == 1
+        assert len(compare(tmp_path, CONFIG).cells) == 1
     names = "method: unknown method 'mine', plugins.0: unknown plug-in 'lost'"
     assert caplog.messages == [
         f"left out: 3 records, {names}; if it is your own, set FLTRAIN_PATH to your folder",
@@ -529,7 +537,9 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("method=fedprx", r"no run is left with method=fedprx; did you mean 'fedprox'\?$"),
         ("method=scaffold", r"no run is left with method=scaffold \(there are: fedavg"),
         ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
+        ("training.lr=0.5 method=moon", r"no run is left with method=moon \(there are: fedavg, fedprox\)$"),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
+        ("xyz=x", r"unknown key 'xyz' \(known: .*dataset.*, and settings below them such as training.lr\)$"),
         ("lr=0.1", "unknown key 'lr'; did you mean 'training.lr'?"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
         ("items=flfa/table4", "has no item 'flfa/table4'; scales paper, small have it: add --scale paper "),
@@ -554,6 +564,10 @@ def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message:
 
 def test_an_empty_folder_leads_to_the_records_that_the_project_has(tmp_path: Path) -> None:
     imports = "import records with `fltrain records import published/records.tar.gz`, train some, or name"
+    with pytest.raises(FltrainError, match=rf"nowhere: no such folder; {imports}"):
+        chosen(tmp_path / "nowhere", "scale=published")
+    with pytest.raises(FltrainError, match="nowhere: no such folder; train its runs with `snakemake"):
+        compare(tmp_path / "nowhere", CONFIG, ["flfa/table1"])
     with pytest.raises(FltrainError, match=rf"\(`fltrain status`\); {imports}"):
         chosen(tmp_path, "scale=published")
     with pytest.raises(FltrainError, match=r"\(`fltrain status`\); train some, or name"):

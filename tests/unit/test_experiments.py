@@ -634,7 +634,7 @@ def test_items_of_the_scale_alone_are_suggested() -> None:
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
         (
             {"items": "toy/figure", "where": "method=scaffold"},
-            "no run is left with item toy/figure; method=scaffold",
+            "scale 'tiny', item toy/figure: no run is left with method=scaffold (there are: fedavg)",
         ),
     ],
     ids=str,

@@ -178,20 +178,22 @@ UNTYPED = "from fltrain.methods.base import Method\n\nclass Broken(Method):\n   
 
 
 @pytest.mark.parametrize(
-    ("text", "why", "line"),
+    ("text", "reason"),
     [
-        ("import nothing_like_this\n", "ModuleNotFoundError: .*", 1),
-        (UNTYPED, "`mu = 0.1` needs a type, as in `mu: float = 0.1`", 3),
+        (
+            "import nothing_like_this\n",
+            r"methods/broken\.py: cannot be loaded \(ModuleNotFoundError: .*\); see methods/broken\.py:1$",
+        ),
+        (UNTYPED, r"own\.methods\.broken\.Broken: 'mu' has no type; write `mu: ClassVar\[float\] = 0\.1` "),
     ],
 )
 def test_a_module_that_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str, line: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
     (tmp_path / "methods").mkdir()
     (tmp_path / "methods" / "broken.py").write_text(text)
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.delitem(sys.modules, OWN_PACKAGE, raising=False)
-    reason = rf"methods/broken\.py: cannot be loaded \({why}\); see methods/broken\.py:{line}$"
     with pytest.raises(FltrainError, match=reason):
         import_own("methods")
 

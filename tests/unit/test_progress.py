@@ -33,13 +33,15 @@ def test_of_long_parameters_only_the_difference_is_printed() -> None:
     assert difference(short) == short
 
 
-def test_banner_and_advice_to_skip_changed_jobs_are_left_out() -> None:
+def test_banner_unknown_targets_and_advice_to_skip_changed_jobs_are_left_out() -> None:
+    """The Snakefile has its own message on unknown targets."""
     advice = {"msg": "use the command line option '--rerun-triggers mtime'"}
     banner = {"event": LogEvent.WORKFLOW_STARTED}
-    records = [logging.makeLogRecord(record) for record in (advice, banner, {"msg": "other"})]
+    target = {"msg": "MissingRuleException:\nNo rule to produce x"}
+    records = [logging.makeLogRecord(record) for record in (advice, banner, target, {"msg": "other"})]
     for verbose in (False, True):
         handler = LogHandler(OutputSettings(dryrun=True, verbose=verbose), None)
-        assert [bool(handler.filter(record)) for record in records] == [False, verbose, True]
+        assert [bool(handler.filter(record)) for record in records] == [False, verbose, verbose, True]
 
 
 def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_then(

@@ -22,6 +22,7 @@ from fltrain.models.base import Model
 from fltrain.models.networks import MODELS
 from fltrain.runs.register import refresh
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.where import CONDITIONS
 
 from .helpers import TINY, shipped
 
@@ -207,8 +208,8 @@ ARGUMENTS: dict[str, Callable[[Path], object]] = {
     "config should be a path, got 5": lambda root: fltrain.plan(config=5),  # type: ignore[arg-type]
     "items should be a text or a list of texts, got 5": lambda root: fltrain.compare(root, items=5),  # type: ignore[arg-type]
     "metric should be a text, got 5": lambda root: fltrain.compare(root, metric=5),  # type: ignore[arg-type]
-    "where should be a text or a list of texts, got [5]": lambda root: fltrain.load_runs(root, where=[5]),  # type: ignore[list-item]
-    "where should be a text or a list of texts, got {'seed': 0}": lambda root: fltrain.load_runs(
+    f"where should be {CONDITIONS}, got [5]": lambda root: fltrain.load_runs(root, where=[5]),  # type: ignore[list-item]
+    f"where should be {CONDITIONS}, got {{'seed': 0}}": lambda root: fltrain.load_runs(
         root,
         where={"seed": 0},  # type: ignore[arg-type]
     ),
@@ -326,6 +327,19 @@ def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) ->
         fltrain.train(file, tmp_path)
     with pytest.raises(FltrainError, match=r"nofile\.yaml: no such file"):
         fltrain.train("nofile.yaml", tmp_path)
+
+
+def test_an_attribute_without_a_type_is_refused() -> None:
+    form = "'min_side' has no type; write `min_side: ClassVar[int] = 1` (a constant) or `min_side: int = 1`"
+    with pytest.raises(FltrainError, match=rf"\.Small: {re.escape(form)}"):
+
+        class Small(Model):
+            min_side = 1  # type: ignore[misc,assignment]
+
+    with pytest.raises(FltrainError, match=r"\.Mine: 'name' has no type; write `name: Literal\['mine'\] = "):
+
+        class Mine(Method):
+            name = "mine"
 
 
 @pytest.mark.parametrize(

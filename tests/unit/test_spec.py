@@ -81,7 +81,15 @@ def refusal(**changes: Any) -> str:
         ({"plugins": ["fedprox"]}, "plugins.0: 'fedprox' is no plug-in; write it under 'method'"),
         (
             {"participation": 4},
-            "participation.fraction: input should be less than or equal to 1, got 4",
+            "participation.fraction: a share of the clients, from 0 to 1, got 4; 4 of 10 clients are 0.4",
+        ),
+        (
+            {"participation": {"fraction": 50}},
+            "participation.fraction: input should be less than or equal to 1, got 50; 50 % is 0.5",
+        ),
+        (
+            {"evaluation": {"validation": 20}},
+            "evaluation.validation: input should be less than 1, got 20; 20 % is 0.2",
         ),
         ({"method": {"mu": 1}}, "method: a method needs a 'name' (known: "),
         ({"plugins": "flfa"}, "plugins: input should be a list ([a, b], or [a] for a single"),
@@ -111,7 +119,8 @@ def test_only_a_close_suggestion_replaces_the_list_of_known_names() -> None:
     for word, near in {"fedsgd": "; did you mean 'fedrs'?", "xyz": ""}.items():
         message = refusal(method=word)
         assert message.startswith(f"method: unknown method {word!r}{near} (known: ") and "scaffold" in message
-        assert message.endswith("; if it is your own, set FLTRAIN_PATH to your folder")
+        ways = "add a file to fltrain/methods, decorate its class with fltrain.register, or set FLTRAIN_PATH"
+        assert message.endswith(f"; if it is your own, {ways} to your folder")
 
 
 def test_a_missing_component_is_refused_with_the_known_ones() -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 
+from fltrain.core.errors import FltrainError
 from fltrain.methods.fedavg import FedAvg
 from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
@@ -153,6 +154,9 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(tmp_path: Path
 
     declared = dict.fromkeys([tiny().run_id, tiny(method="fedprox").run_id], "seed 0 not trained")
     declared |= {"": "2 not trained"}
+    with pytest.raises(FltrainError, match="results: no such folder; name your folder with --results"):
+        listed()
+    results.create()
     assert listed() == declared, "an empty folder"
     own, unknown, damaged = (record(tiny(seed=seed), results) for seed in (7, 8, 9))
     data = {**json.loads((unknown.folder / "spec.json").read_text()), "method": {"name": "mine"}}

@@ -1,6 +1,7 @@
 # Look-ups for the rules. Configuration is read here only: jobs get their settings through `params`, so that a change
 # reruns only the affected jobs. Nothing here writes a file.
 import gc
+import os
 import sys
 import time
 from pathlib import Path
@@ -114,9 +115,10 @@ def hint_at_targets():
     """Name the nearest target for each that no rule makes."""
     if settings := workflow.dag_settings:
         names = {rule.name for rule in workflow.rules}
-        for target in sorted(
-            {*settings.targets, *settings.until, *settings.forcerun} - names
-        ):
+        scheduling = workflow.scheduling_settings
+        chosen = {*settings.targets, *settings.until, *settings.forcerun}
+        chosen |= {*(scheduling.prioritytargets if scheduling else ())}
+        for target in sorted(map(os.path.relpath, chosen - names)):
             made = any(rule.is_producer(target) for rule in workflow.rules)
             if not made and not Path(target).exists():
                 print(f"error: {JOBS.hint(target)}", file=sys.stderr)

@@ -49,6 +49,10 @@ class LogHandler(LogHandlerBase):
         self.addFilter(lambda record: "--rerun-triggers mtime" not in record.getMessage())
         banner = set() if settings.verbose else {LogEvent.WORKFLOW_STARTED}
         self.addFilter(lambda record: getattr(record, "event", None) not in banner)
+        unknown = (
+            set() if settings.verbose else {"MissingRuleException"}
+        )  # the Snakefile has a better message
+        self.addFilter(lambda record: record.getMessage().partition(":")[0] not in unknown)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, in short if it is about progress."""
