@@ -38,29 +38,23 @@ TERMS = {
 """Meanings of words in numbers of claims, by pattern."""
 
 
-def with_units(numbers: str) -> str:
-    """Return numbers of a claim with the unit of ours after the stated number and the allowed range, too."""
+def in_lines(numbers: str) -> Markup:
+    """Return numbers of a claim with each part on its own line, and each number next to its interval.
+
+    The stated number and the allowed range get the unit of ours. The pointer shows the meanings of ``TERMS``.
+    """
     unit = ""
 
-    def add(found: re.Match[str]) -> str:
+    def whole(found: re.Match[str]) -> str:
         nonlocal unit
         if not found["theirs"]:
             unit = found["unit"] or ""
-            return found[0]
+            return found[0].replace(" ", "\u00a0")
         # A margin around a percentage is in points.
         return found["theirs"] + (unit.replace("%", "points") + " of it" if found["around"] else unit)
 
     theirs = r"(?P<theirs>(?:states|within|above|below) -?[\d.]*\d)(?P<around> of it)?"
-    return re.sub(rf"{theirs}|\d(?P<unit> \S+)? \[", add, numbers)
-
-
-def in_lines(numbers: str) -> Markup:
-    """Return numbers of a claim with each part on its own line, and each number next to its interval.
-
-    The pointer shows the meanings of ``TERMS``.
-    """
-    number_unit_interval = r"[-+]?\d\S*(?: \S+)? \[[^]]*\]"
-    kept = re.sub(number_unit_interval, lambda one: one[0].replace(" ", "\u00a0"), with_units(numbers))
+    kept = re.sub(rf"{theirs}|[-+]?\d\S*(?P<unit> \S+)? \[[^]]*\]", whole, numbers)
     text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
     for word, meaning in TERMS.items():
         text = re.sub(word, rf'<abbr title="{meaning}">\g<0></abbr>', text)
@@ -97,9 +91,7 @@ TEMPLATES.filters |= {
     "duration": duration,
     "latex": latex,
 }
-PAGES = TEMPLATES.overlay(
-    finalize=lambda value: type(value)(unbroken(value)) if isinstance(value, str) else value
-)
+PAGES = TEMPLATES.overlay(finalize=unbroken)
 """Templates of HTML pages."""
 LATEX = TEMPLATES.overlay("<%", "%>", "<<", ">>", "<#", "#>")
 """Templates with delimiters that LaTeX does not use."""

@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 from fltrain.core.statistics import LEVEL, Interval
 
@@ -68,9 +69,10 @@ def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
     return "\n".join(f"| {line} |" for line in texts)
 
 
-def unbroken(text: str) -> str:
-    """Return a text with no-break spaces where no line ends: ``B = 10``, ``90 %``, ``± SD``, ``+ ECGR``."""
-    return re.sub(r"(?<==) | (?==)|(?<=\d) (?=%)|(?<=±) |(?<=(?<!\S)\+) ", "\u00a0", text)
+def unbroken(text: Any) -> Any:
+    """Return a value; texts break no line at ``B = 10``, ``90 %``, ``± SD``, ``+ ECGR``."""
+    spaces = r"(?<==) | (?==)|(?<=\d) (?=%)|(?<=±) |(?<=(?<!\S)\+) "
+    return type(text)(re.sub(spaces, "\u00a0", text)) if isinstance(text, str) else text
 
 
 def without_tags(text: str) -> str:

@@ -99,6 +99,9 @@ def check(page: Page, path: Path, axe: str) -> None:
         page.goto(path.as_uri())
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= viewport["width"], f"{path.name} is {width} pixels wide"
+        if viewport == PHONE:
+            cut = "(table) => table.scrollWidth > table.parentElement.clientWidth"
+            assert not page.evaluate(f"[...document.querySelectorAll('table')].some({cut})"), path.name
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert faults(page, axe) == []

@@ -22,6 +22,7 @@ from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures import style
 from fltrain.reporting.figures.style import Spec
 
+from . import helpers
 from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, drifts, tiny
 
 Yaml = dict[str, Any]
@@ -191,6 +192,26 @@ def test_lines_are_means_of_all_seeds_and_thin_after_a_seed_has_ended(runs: Runs
     assert shown["whole"].tolist() == pytest.approx([0.3, 0.3, math.nan], nan_ok=True)
     assert shown[["low", "high"]].to_numpy().tolist()[:2] == [[0.2, 0.4], [0.2, 0.4]]
     assert "Diverged: seed 1." in note(spec) and "Thin lines: " in note(spec)
+
+
+@pytest.mark.parametrize(("best", "told"), [(0.9, True), (0.8, False)])
+def test_a_figure_tells_if_training_ended_at_a_target(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, best: float, told: bool
+) -> None:
+    monkeypatch.setattr(helpers, "tiny", lambda: tiny(evaluation={"until": 0.9}))
+    runs.add({"method": "A"}, best, rows=accuracies(0.5, 0.8))
+    text = note(figures.draw(runs.curves(), runs.results)[0])
+    assert ("Training, and so a curve, ends at a test accuracy of 90 %." in text) == told
+
+
+def test_titles_break_no_line_at_an_equals_sign(runs: Runs) -> None:
+    """Lines have up to 69 characters, so that one of these titles would end a line after 'B ='."""
+    for length in range(58, 70):
+        runs.add({"method": "x", "data": f"{'c' * length}, B = inf"}, rows=accuracies(0.5))
+    spec, _ = figures.draw(runs.curves(rows="data"), runs.results)
+    titles = [panel["title"]["text"] for row in spec["vconcat"] for panel in row["hconcat"]]
+    assert {len(title) for title in titles} == {1, 2}
+    assert all(sum("B = inf" in line for line in title) == 1 for title in titles)
 
 
 def test_differences_of_equal_seeds_vary_by_one_test_image(runs: Runs) -> None:
