@@ -210,7 +210,6 @@ def test_titles_break_no_line_at_an_equals_sign(runs: Runs) -> None:
         runs.add({"method": "x", "data": f"{'c' * length}, B = inf"}, rows=accuracies(0.5))
     spec, _ = figures.draw(runs.curves(rows="data"), runs.results)
     titles = [panel["title"]["text"] for row in spec["vconcat"] for panel in row["hconcat"]]
-    assert {len(title) for title in titles} == {1, 2}
     assert all(sum("B = inf" in line for line in title) == 1 for title in titles)
 
 

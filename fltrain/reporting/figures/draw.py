@@ -6,7 +6,6 @@ Figures of trained models are in ``models``. Missing runs are named below the fi
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -139,18 +138,14 @@ def _notes(
     seeds = len({cell.seed for cell in sheet.cells if cell.run in records})
     if isinstance(figure, Ranking) and len(numbers):
         seeds = int(numbers["seeds"].max())
-    early = [
-        record
-        for record in records.values()
-        if best_accuracy(record) >= (record.spec["evaluation"].get("until") or math.inf)
-    ]
+    ends = [(record, record.spec["evaluation"].get("until")) for record in records.values()]
     text = TEMPLATES.get_template("figure.txt").render(
         sheet=sheet,
         figure=figure,
         seeds=seeds,
         intervals=isinstance(figure, Ranking) and numbers["low"].notna().any(),
         accuracy=isinstance(figure, Points) and measure(figure.measure).accuracy,
-        until=sorted({f"{100 * record.spec['evaluation']['until']:g}" for record in early}),
+        until=sorted({f"{100 * end:g}" for one, end in ends if end and best_accuracy(one) >= end}),
         lost={what: _named(sheet, runs) for what, runs in notes_on.items() if runs},
     )
     return " ".join(text.split())

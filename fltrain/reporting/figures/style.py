@@ -84,7 +84,8 @@ def by_series(labels: Sequence[str], series: str | None = None, ordered: bool = 
         ordered: the lines have an order, as layers have; numbers have one anyway.
     """
     names = [named(series, label) for label in labels]
-    ordered = ordered or len(labels) > len(COLOURS) or (len(labels) > 1 and all(map(_number, labels)))
+    numbers = len(labels) > 1 and all(named("number", label) != label for label in labels)
+    ordered = ordered or numbers or len(labels) > len(COLOURS)
     ranges: dict[str, Spec] = {
         "color": SHADES if ordered else {"range": COLOURS},
         "strokeDash": {"range": [SOLID] if ordered else [SOLID, DASHED, DOTTED, DASH_DOTTED]},
@@ -100,14 +101,6 @@ def by_series(labels: Sequence[str], series: str | None = None, ordered: bool = 
         }
         for channel, looks in ranges.items()
     }
-
-
-def _number(label: str) -> bool:
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True
 
 
 def line(color: str = GREY, **ends: float) -> Spec:
