@@ -14,11 +14,11 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 from rich.console import Console
@@ -26,14 +26,15 @@ from rich.progress import track
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
+from fltrain.experiments.claims import LabelChoice, quantities
 from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
-from fltrain.reporting.claims import full_verdict
+from fltrain.reporting.claims import ClaimVerdict, full_verdict
 from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
 from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
-from fltrain.reporting.text import markdown_table
+from fltrain.reporting.text import markdown_table, number_text
 from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED, factor, measure, metrics_of, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, short_names
@@ -45,7 +46,7 @@ TABLES, CELLS = "tables", "cells"
 ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
 NOTES = {
-    TABLES: "One row per table or figure, with a first result. Open one for its numbers, page and runs.",
+    TABLES: "One row per table or figure, with claims on it. Open one for its numbers, page and runs.",
     CELLS: "One row per cell of a table, decided verdicts first. Difference: mean minus published value. "
     "Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
 }
@@ -68,6 +69,8 @@ _SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_pe
 TaggedCell = tuple[Mapping[str, str], TableCell]
 """A cell of a table with its tags, see ``cell_tags``."""
 
+Claims = Sequence[Mapping[str, Any]]
+
 Groups = Mapping[str, Mapping[str, Mapping[str, str]]]
 """Tags ``cell`` and ``order`` of a run by run ID and item, such as ``flfa/table1``.
 
@@ -83,19 +86,21 @@ def in_words(counts: Mapping[str, int]) -> str:
 def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
     """Return the groups of all runs of a plan.
 
-    ``cell`` has the labels that vary in the item, then its name: all seeds of a cell share it, and MLflow
-    groups by it. A run's first item is the one with most seeds of its cell, so that seeds of a pilot have a
-    group of their own. ``order`` begins with items of many seeds: searches and pilots are last. It ends with
-    the seed.
+    ``cell`` has the labels that vary in the item, first from the longest axis, because MLflow cuts names,
+    then the item: all seeds of a cell share it, and MLflow groups by it. A run's first item is the one with
+    most seeds of its cell, so that seeds of a pilot have a group of their own. ``order`` begins with items of
+    many seeds: searches and pilots are last. It ends with the seed.
     """
     groups: dict[str, dict[str, dict[str, str]]] = {}
     for item in plan.items:
         numbers: dict[str, int] = {}
         several = [axis for axis, labels in item.axes.items() if len(labels) > 1]
+        several.sort(key=lambda axis: -len(item.axes[axis]))
         seeds = len({entry.spec.seed for entry in item.entries})
         for entry in item.entries if item.trains else ():
             labels = [named(axis, entry.labels[axis]) for axis in several if axis in entry.labels]
-            cell = f"{', '.join(labels) or entry.spec.composition.name} · {item.name}"
+            name = re.sub("^([^,]+), [+]", r"\1 +", ", ".join(labels)) or entry.spec.composition.name
+            cell = f"{name} · {item.name}"
             order = f"{1000 - seeds} {item.name} {numbers.setdefault(cell, len(numbers)):04}"
             tags = {"cell": cell, "order": f"{order} {entry.spec.seed:06}"}
             groups.setdefault(entry.spec.run_id, {}).setdefault(item.id, tags)
@@ -109,7 +114,8 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
 def measures_of(plan: Plan) -> dict[str, dict[str, float | None]]:
     """Return the measures that tables of a plan show of each run, by run ID, with the targets of papers.
 
-    Measures whose target other runs set are left out.
+    Measures whose target other runs set are left out. A run of figures alone has the first accuracy
+    of the paper's tables.
     """
     found: dict[str, dict[str, float | None]] = {}
     for item in plan.items:
@@ -117,6 +123,12 @@ def measures_of(plan: Plan) -> dict[str, dict[str, float | None]]:
             target = one.printed_target / 100 if one.printed_target else None
             for run in () if one.target_of else item.run_ids:
                 found.setdefault(run, {}).setdefault(one.measure, target)
+    for item in plan.items:
+        tables = [one.item.table for one in plan.items if one.paper is item.paper and one.item.table]
+        shown = (one.measure for table in tables for one in table.measures if not one.printed_target)
+        accuracy = next((name for name in shown if name.endswith("_accuracy")), "final_accuracy")
+        for run in item.run_ids:
+            found.setdefault(run, {accuracy: None})
     return found
 
 
@@ -303,11 +315,13 @@ class Export:
         if not files:
             return counts
         csv = next((file for file in files if file.suffix == ".csv"), None)
-        cells = [(cell_tags(cell, item), cell) for cell in read_csv(csv)] if csv and item.item.table else []
+        claims = claims_on(item, files[0].with_name("summary.json"))
+        shown = read_csv(csv) if csv and item.item.table else []
+        cells = [(cell_tags(cell, item, claims), cell) for cell in shown]
         whole = any(file.suffix == ".html" for file in files)
         page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
         made = max(file.stat().st_mtime for file in files)
-        entries = [self._item_entry(store, item, page, files, cells, made)]
+        entries = [self._item_entry(store, item, page, files, cells, claims, made)]
         entries += self._cell_entries(store, item, page, cells, made)
         present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
         for entry in entries:
@@ -324,6 +338,7 @@ class Export:
         page: str,
         files: Sequence[Path],
         cells: Sequence[TaggedCell],
+        claims: Claims,
         made: float,
     ) -> TrackedRun:
         """Return the entry of a table or figure."""
@@ -335,19 +350,21 @@ class Export:
             home = store.experiment(self._home(item.paper.paper))
             address = opened(home, f"tags.items LIKE '%{item.id},%'")
             links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
+        rows = [(one["claim"], full_verdict(one), one["number"]) for one in claims]
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
         parts = [
             f"**{item.item.title}**: {', '.join(links)}",
             "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else "",
             numbers_of(cells, item.scale.reduces(item.paper)) if cells else "",
+            markdown_table([("claim", "verdict", "number"), *rows], numbers=False) if rows else "",
             item.item.caption,
         ]
-        claims = claims_on(item, files[0].with_name("summary.json"))
         key = f"{item.id} ({self.scale})"
         tags = {
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
-            "verdicts": verdicts_of([cell for _, cell in cells], claims),
-            "first_result": first_result(cells, claims),
+            "claims": in_short(claims),
+            "verdicts": verdicts_of(cell for _, cell in cells),
+            "first_cell": first_cell(cells),
             "order": f"{_PLACES.get(self.scale, 1)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
         }
@@ -399,7 +416,8 @@ def numbers_of(cells: Sequence[TaggedCell], reduced: bool = False) -> str:
         columns["cell"].append(tags["cell"].removesuffix(f", {value}"))
         columns["n"].append(str(_numbers(cell)["n"]))
         for heading, entry in entries_of(cell, as_interval=False, reduced=reduced).items():
-            columns.setdefault(value if entry.kind == "own" else heading, []).append(entry.text)
+            own = entry.kind == "own"
+            columns.setdefault(value if own else heading, []).append(own_text(cell) if own else entry.text)
     forms = {
         heading: next((form for mark, form in IN_HEADINGS.items() if mark in "".join(texts)), "")
         for heading, texts in columns.items()
@@ -418,42 +436,65 @@ def rank_of(tagged: TaggedCell) -> int:
     return (*decided, "verdict" in tags, "base" in tags, True).index(True)
 
 
-def first_result(cells: Sequence[TaggedCell], claims: Sequence[Mapping[str, Any]]) -> str:
-    """Return the number of the first claim, else value and gain of the cell of highest rank.
-
-    A claim on a table counts if its number has the unit of the first measure. The number comes first, because
-    a narrow column shows the beginning.
-    """
-    unit = measure(cells[0][1].measure).unit.replace("%", "points") if cells else ""
-    for claim in claims:
-        if claim["number"] and unit in claim["number"]:
-            return re.sub(r"^([^;\[]*?): (.*)$", r"\2 (\1)", claim["number"])
+def first_cell(cells: Sequence[TaggedCell]) -> str:
+    """Return value and gain of the cell of highest rank; a narrow column shows only the beginning."""
     for tags, cell in sorted(cells, key=rank_of):
         if cell.mean is not None:
             gain = f", gain {tags['gain']}" if "gain" in tags else ""
-            value = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
-            return f"{value}{gain} ({tags['cell']})"
+            return f"{own_text(cell)}{gain} ({tags['cell']})"
     return ""
 
 
-def claims_on(item: PlannedItem, summary: Path) -> list[Mapping[str, Any]]:
-    """Return the claims that rest on an item, from the summary of its paper."""
+def own_text(cell: TableCell) -> str:
+    """Return our value as on pages; if its spread is large, with the lowest and the highest seed."""
+    text = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
+    if cell.lost or not cell.values or 2 * (cell.std or 0) <= abs(cell.mean or 0):
+        return text
+    low, high = (number_text(end(cell.values), cell.decimals) for end in (min, max))
+    return f"{text} ({low} to {high})"
+
+
+def claims_on(item: PlannedItem, summary: Path) -> Claims:
+    """Return the claims that rest on an item, from the summary of its paper; decided ones first."""
     claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
-    return [one for one in claims if item.name in one["item"].split(", ")]
+    found = [one for one in claims if item.name in one["item"].split(", ")]
+    return sorted(found, key=lambda one: get_args(ClaimVerdict).index(one["verdict"]))
 
 
-def verdicts_of(cells: Sequence[TableCell], claims: Sequence[Mapping[str, Any]]) -> str:
-    """Return the numbers of verdicts on cells and claims; claims that were not run come last."""
-    verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
-    on_claims = sorted(Counter(map(full_verdict, claims)).most_common(), key=lambda one: one[0] == "not run")
+def claims_about(cell: TableCell, item: PlannedItem, claims: Claims) -> Claims:
+    """Return the claims for whose tests a cell is a place, not only the base."""
+    axes = {getattr(item.item.table, f"{key}s"): getattr(cell, key) for key in ("row", "column", "panel")}
+
+    def within(chosen: LabelChoice) -> bool:
+        return all(axes.get(axis) in (None, "", *labels) for axis, labels in chosen.items())
+
+    about = {
+        (claim.where, claim.claim)
+        for claim in item.paper.claims
+        for part in quantities(claim.test)
+        if part.item == item.name and part.measure in (None, cell.measure) and within(part.at)
+        if not (part.over and within(part.over))
+    }
+    return [one for one in claims if (one["where"], one["claim"]) in about]
+
+
+def in_short(claims: Claims) -> str:
+    """Return the numbers of verdicts on claims, then the first claim with its number."""
+    counts = Counter(full_verdict(one).replace("reduced scale", "at reduced scale") for one in claims)
     # Exploratory verdicts contain a comma.
-    text = "; ".join(f"{number} {verdict}" for verdict, number in on_claims)
-    text = f"claims: {text}".replace("reduced scale", "at reduced scale") if text else ""
-    return "; ".join(filter(None, [in_words(dict(verdicts.most_common())) if verdicts else "", text]))
+    verdicts = "; ".join(f"{number} {one}" if len(claims) > 1 else one for one, number in counts.items())
+    first = next((one["claim"] + f" ({one['number']})" * bool(one["number"]) for one in claims), "")
+    return f"{verdicts}: {first}" if first else ""
 
 
-def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
-    """Return the tags of a cell: labels, base of the gain, numbers with intervals, verdict, and runs.
+def verdicts_of(cells: Iterable[TableCell]) -> str:
+    """Return the numbers of verdicts on cells."""
+    verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
+    return in_words(dict(verdicts.most_common())) if verdicts else ""
+
+
+def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, str]:
+    """Return the tags of a cell: labels, base of the gain, numbers with intervals, verdicts, and runs.
 
     Dataset, method and so on are tags if all runs have the same. ``cell`` has the labels that vary in the
     table, and the measure.
@@ -481,6 +522,8 @@ def cell_tags(cell: TableCell, item: PlannedItem) -> dict[str, str]:
         "measure": cell.measure,
         "base": base,
         **{key: texts[key].text for key in ("difference", "gain")},
+        "value": own_text(cell),
+        "claims": in_short(claims_about(cell, item, claims)),
         "verdict": ", ".join(filter(None, [cell.full_verdict, cell.gain_verdict])),
         "runs": " ".join(cell.runs) or NONE,
     }

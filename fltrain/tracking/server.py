@@ -2,7 +2,7 @@
 
 MLflow keeps the columns and charts of a list, and the open parts of its interface, in the browser. Its page
 gets a script that sets them at the first visit; later changes by the user stay. The script also opens long
-descriptions, and rounds numbers in lists.
+descriptions, rounds numbers in lists, and shortens names of groups.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 NAME = "attributes.`Run Name`"
 COLUMNS = {
-    TABLES: {NAME: 245, "params.`title`": 245, "tags.`first_result`": 300, "tags.`verdicts`": 235},
+    TABLES: {
+        **{NAME: 235, "params.`title`": 190, "tags.`claims`": 255, "tags.`first_cell`": 200},
+        "tags.`verdicts`": 145,
+    },
     CELLS: {
-        **{NAME: 350, "tags.`verdict`": 185, "metrics.`mean`": 85, "metrics.`published`": 85},
-        **{"metrics.`n`": 40, "tags.`difference`": 135, "tags.`gain`": 145},
+        **{NAME: 260, "tags.`verdict`": 120, "tags.`claims`": 110, "tags.`value`": 155},
+        **{"metrics.`n`": 35, "metrics.`published`": 70, "tags.`difference`": 130, "tags.`gain`": 145},
     },
 }
 """Columns of the lists of tables and of cells, with their widths in pixels: 1,400 show all of them."""
@@ -52,7 +55,7 @@ _PREFERENCES = {
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
 _METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid) FROM latest_metrics JOIN runs USING (run_uuid)
-    WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key ORDER BY key DESC"""
+    WHERE lifecycle_stage = 'active' AND NOT is_nan GROUP BY experiment_id, key ORDER BY key DESC"""
 _SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
     FROM tags JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key
     UNION ALL SELECT experiment_id, 'params.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
@@ -84,6 +87,9 @@ new MutationObserver(() => {
   for (const button of document.querySelectorAll('[aria-label="Expand description"]:not([data-opened])')) {
     button.dataset.opened = true;
     button.click();
+  }
+  for (const name of document.querySelectorAll(".ag-cell span[title]")) {
+    if (name.textContent === "Group: " + name.title) name.firstChild.data = name.title;
   }
   for (const cell of document.querySelectorAll('.ag-cell:is([col-id^="metrics."], [col-id^="params."])')) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);

@@ -25,6 +25,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
+from fltrain.experiments.claims import Claim, InRegion, NotJudged
 from fltrain.experiments.layout import Measured, Table
 from fltrain.reporting.tables.table_cell import TableCell, to_csv
 from fltrain.runs.archive import export_records, import_records
@@ -41,6 +42,7 @@ from fltrain.tracking.export import (
     in_words,
     measures_of,
     numbers_of,
+    own_text,
 )
 from fltrain.tracking.server import (
     TAGS,
@@ -60,7 +62,16 @@ EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 PLAIN = tiny()
 MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING)
 DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
-ECGR = SimpleNamespace(paper="ecgr", title="ECGR", citation="Authors, 2025")
+GAIN = {"item": "table1", "measure": "final_accuracy", "kind": "positive", "over": {"method": "FedAvg"}}
+ECGR = SimpleNamespace(
+    **{"paper": "ecgr", "title": "ECGR", "citation": "Authors, 2025"},
+    claims=[
+        Claim(where="", claim="A", test=InRegion(**GAIN, at={"dataset": "Digits"})),
+        Claim(where="", claim="B", test=InRegion(**GAIN, at={"dataset": "MNIST"})),
+        Claim(where="", claim="C", test=InRegion(**GAIN | {"measure": "best_accuracy"})),
+        Claim(where="", claim="D", test=NotJudged(kind="not_judged", why="why")),
+    ],
+)
 LAYOUT = {
     **{"rows": "method", "columns": "feedback", "panels": "dataset"},
     "measures": [{"measure": "final_accuracy", "label": "accuracy, %", "gain_over": {"method": "FedAvg"}}],
@@ -280,12 +291,22 @@ def test_a_run_has_the_measures_of_its_tables_instead_of_the_final_accuracy(stor
     shown = [Measured(measure="best_accuracy"), Measured(measure="last_accuracy")]
     shown += [Measured(measure="rounds_to_target", printed_target=99.0)]
     shown += [Measured(measure="seconds_to_target", target_of={"method": "fedavg"})]
-    table = SimpleNamespace(item=SimpleNamespace(table=SimpleNamespace(measures=shown)))
-    figure = SimpleNamespace(item=SimpleNamespace(table=None), run_ids=[PLAIN.run_id, MEASURED.run_id])
+    table = SimpleNamespace(item=SimpleNamespace(table=SimpleNamespace(measures=shown)), paper="ecgr")
     table.run_ids = [MEASURED.run_id]
-    measures = measures_of(SimpleNamespace(items=[figure, table]))  # type: ignore[arg-type]
-    expected_targets = {"best_accuracy": None, "last_accuracy": None, "rounds_to_target": 0.99}
-    assert measures == {MEASURED.run_id: expected_targets}
+    drawn, other, alone = (
+        SimpleNamespace(item=SimpleNamespace(table=None), run_ids=runs, paper=paper)
+        for runs, paper in (
+            ([MEASURED.run_id], "ecgr"),
+            ([DIVERGING.run_id], "ecgr"),
+            ([PLAIN.run_id], "flfa"),
+        )
+    )
+    measures = measures_of(SimpleNamespace(items=[drawn, other, alone, table]))  # type: ignore[arg-type]
+    assert measures == {
+        MEASURED.run_id: {"best_accuracy": None, "last_accuracy": None, "rounds_to_target": 0.99},
+        DIVERGING.run_id: {"best_accuracy": None},
+        PLAIN.run_id: {"final_accuracy": None},
+    }
     store.export(measures=measures)
     names = ("final_accuracy", "best_accuracy", "last_accuracy")
     accuracy = store.measured.summary["accuracy"]
@@ -547,7 +568,8 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert (run["info"]["run_name"], run["paper"]) == ("ecgr/table1 (demo)", "tables")
     tags = run["data"]["tags"]
     assert tags["verdicts"] == "1 reproduced, 1 opposite"
-    assert tags["first_result"] == "61.50 ± 0.25, gain +1.50 [-0.50, +3.50] (FedProx, accuracy, %)"
+    assert tags["first_cell"] == "61.50 ± 0.25, gain +1.50 [-0.50, +3.50] (FedProx, accuracy, %)"
+    assert "claims" not in tags
     assert store.files(run).keys() == {"table1.html", "table1.csv"}
     note = tags["mlflow.note.content"]
     assert note.startswith("**Accuracy**: [Page](pages/demo/ecgr/table1.html), [cells](#/experiments/")
@@ -614,34 +636,49 @@ def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> Non
     assert table["verdicts"] == f"1 {own['verdict']}" == "1 not reproduced (as intended)"
 
 
-def test_a_table_has_verdicts_and_first_number_of_the_claims_that_rest_on_it(store: Exports) -> None:
+def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
+    """Decided ones come first. A cell has the claims of which it is a place, its base does not."""
     write_table(store, *table_cells(store))
-    verdicts = [("table1", "supported", False), ("table2, table1", "supported", False)]
-    verdicts += [("table1", "undecided", True), ("table2", "undecided", False), ("", "tested", False)]
+    judged = [("B", "table1", "undecided", True), ("A", "table2, table1", "supported", False)]
+    judged += [("C", "table1", "supported", False), ("A", "table2", "contradicted", False)]
     claims = [
         {
-            "item": item,
-            "verdict": verdict,
-            "exploratory": late,
-            "dropped": False,
-            "number": f"A: +{number} points",
+            **{"where": "", "claim": claim, "item": item, "verdict": verdict, "exploratory": late},
+            **{"dropped": False, "number": f"+{number} points" if number else ""},
         }
-        for number, (item, verdict, late) in enumerate(verdicts)
+        for number, (claim, item, verdict, late) in enumerate(judged)
     ]
-    claims[0]["number"] = "A: -2 MB"
     folder = store.results.root / "demo" / "ecgr"
     (folder / "summary.json").write_text(json.dumps({"claims": claims}))
     store.export(items=[TABLE])
+    assert {
+        one["data"]["tags"]["cell"]: one["data"]["tags"].get("claims")
+        for one in store.search("tags.kind = 'cell'")
+    } == {"FedAvg, accuracy, %": None, "FedProx, accuracy, %": "supported: A (+1 points)"}
     (folder / "table1.csv").unlink()
-    expected = "claims: 2 supported; 1 undecided, exploratory"
-    for values in ("1 reproduced, 1 opposite; ", ""):
+    for verdicts in ("1 reproduced, 1 opposite", None):
         (run,) = store.search("tags.kind = 'item'")
         tags = run["data"]["tags"]
-        assert (tags["verdicts"], tags["first_result"]) == (
-            values + expected,
-            "+1 points (A)" if values else "-2 MB (A)",
+        assert tags["claims"] == "2 supported; 1 undecided, exploratory: A (+1 points)"
+        assert (tags.get("verdicts"), "first_cell" in tags) == (verdicts, bool(verdicts))
+        rows = (
+            "| A | supported | +1 points |\n| C | supported | +2 points |\n| B | undecided, exploratory |  |"
         )
+        assert rows in tags[NOTE]
         store.export(items=[TABLE])
+
+
+def test_a_seed_far_from_the_others_is_shown(store: Exports) -> None:
+    """A large spread alone does not tell that one seed of three stayed at chance."""
+    _, cell = table_cells(store)
+    cell = cell.replace(mean=67.93, std=50.08, values=(96.56, 97.13, 10.1))
+    texts = [own_text(one) for one in (cell, cell.replace(std=30.0), cell.replace(diverged=3, seeds=3))]
+    assert texts == ["67.93 ± 50.08 (10.10 to 97.13)", "67.93 ± 30.00", "3 of 3 diverged"]
+    assert f"| {texts[0]} |" in numbers_of([({"cell": "beta 0"}, cell)])
+    write_table(store, cell)
+    store.export(items=[TABLE])
+    (run,) = store.search("tags.kind = 'cell'")
+    assert run["data"]["tags"]["value"] == texts[0]
 
 
 def grid(name: str, *runs: tuple[RunSpec, dict[str, str]], **axes: Sequence[str]) -> SimpleNamespace:
@@ -661,7 +698,10 @@ def test_a_run_belongs_to_the_item_with_the_most_seeds_of_its_cell() -> None:
 
 
 def test_a_group_is_named_by_the_labels_that_vary_in_its_item() -> None:
-    """Runs that differ only in their learning rate look different; groups have the order of the item."""
+    """Runs that differ only in their learning rate look different; groups have the order of the item.
+
+    MLflow cuts names: labels of the longest axis come first, and the item last.
+    """
     rates, skew = ("0.1", "0.01"), {"skew": "Dirichlet"}
     runs = [(tiny(training={"lr": float(rate)}), skew | {"rate": rate}) for rate in rates]
     plan: Any = SimpleNamespace(items=[grid("table1", *runs, skew=["Dirichlet"], rate=rates)])
@@ -669,6 +709,15 @@ def test_a_group_is_named_by_the_labels_that_vary_in_its_item() -> None:
         {"cell": "rate 0.1 · table1", "order": "999 table1 0000 000000"},
         {"cell": "rate 0.01 · table1", "order": "999 table1 0001 000000"},
     ]
+    axes = {
+        "skew": ["IID", "Dirichlet"],
+        "method": ["FedAvg", "FedDyn", "MOON"],
+        "plugin": ["base", "+ ECGR"],
+    }
+    labels = {"skew": "IID", "method": "MOON", "plugin": "+ ECGR"}
+    for shown, name in ((axes, "MOON, IID, + ECGR"), (axes | {"skew": ["IID"]}, "MOON + ECGR")):
+        plan.items = [grid("table1", (PLAIN, labels), **shown)]
+        assert groups_of(plan)[PLAIN.run_id]["ecgr/table1"]["cell"] == f"{name} · table1"
 
 
 def test_runs_of_a_group_are_in_the_order_of_their_seeds() -> None:
