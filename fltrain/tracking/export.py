@@ -14,7 +14,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -314,10 +314,9 @@ class Export:
         counts = Counter[str]()
         if not files:
             return counts
-        csv = next((file for file in files if file.suffix == ".csv"), None)
         claims = claims_on(item, files[0].with_name("summary.json"))
-        shown = read_csv(csv) if csv and item.item.table else []
-        cells = [(cell_tags(cell, item, claims), cell) for cell in shown]
+        csv = [file for file in files if file.suffix == ".csv" and item.item.table]
+        cells = [(cell_tags(cell, item, claims), cell) for file in csv for cell in read_csv(file)]
         whole = any(file.suffix == ".html" for file in files)
         page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
         made = max(file.stat().st_mtime for file in files)
@@ -359,11 +358,12 @@ class Export:
             markdown_table([("claim", "verdict", "number"), *rows], numbers=False) if rows else "",
             item.item.caption,
         ]
+        verdicts = Counter(one for _, cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
         key = f"{item.id} ({self.scale})"
         tags = {
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "claims": in_short(claims),
-            "verdicts": verdicts_of(cell for _, cell in cells),
+            "verdicts": in_words(dict(verdicts.most_common())) if verdicts else "",
             "first_cell": first_cell(cells),
             "order": f"{_PLACES.get(self.scale, 1)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
@@ -441,7 +441,7 @@ def first_cell(cells: Sequence[TaggedCell]) -> str:
     for tags, cell in sorted(cells, key=rank_of):
         if cell.mean is not None:
             gain = f", gain {tags['gain']}" if "gain" in tags else ""
-            return f"{own_text(cell)}{gain} ({tags['cell']})"
+            return f"{tags['value']}{gain} ({tags['cell']})"
     return ""
 
 
@@ -485,12 +485,6 @@ def in_short(claims: Claims) -> str:
     verdicts = "; ".join(f"{number} {one}" if len(claims) > 1 else one for one, number in counts.items())
     first = next((one["claim"] + f" ({one['number']})" * bool(one["number"]) for one in claims), "")
     return f"{verdicts}: {first}" if first else ""
-
-
-def verdicts_of(cells: Iterable[TableCell]) -> str:
-    """Return the numbers of verdicts on cells."""
-    verdicts = Counter(one for cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
-    return in_words(dict(verdicts.most_common())) if verdicts else ""
 
 
 def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, str]:
