@@ -25,7 +25,7 @@ _ALTERNATIVE = re.compile(r"(constrained-)?(bool|int|float|str)|(literal|tuple|f
 _LIST = "input should be a list ([a, b], or [a] for a single one)"
 _MAPPING = "input should be a mapping ({key: value})"
 _WANTED = {
-    "bool_type": "input should be true or false",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "input should be true or false"),
     "tuple_type": _LIST,
     "list_type": _LIST,
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "is_instance_of"), _MAPPING),

@@ -407,7 +407,7 @@ class Reduction(Settings):
 def _by_name(written: Any) -> Any:
     """Spell out the list of a scale's items: names, or ``name: reduction`` for a reduced item."""
     if not isinstance(written, Sequence) or isinstance(written, str):
-        raise ValueError("the items must be a list")
+        raise ValueError("write a list of papers and items, such as [flfa, fed2/table1]")
     items: dict[str, Any] = {}
     for entry in written:
         named = {entry: {}} if isinstance(entry, str) else entry
@@ -504,6 +504,8 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
     """
     if name.endswith(".yaml"):
         raise FltrainError(f"{name!r} is a file; write the {what}'s name: {Path(name).stem}")
+    if "/" in name and name[0].isalpha():
+        raise FltrainError(f"{name!r} is no name of a {what}; write the stem of a file in {config}/{what}s")
     single = f"{file_name(name, what)}.yaml"
     folders = folders_of(config, what)
     possible = [path for one in folders for path in (one / single, one / name / "paper.yaml")]

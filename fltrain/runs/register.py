@@ -55,7 +55,8 @@ def register(component: Kind) -> Kind:
         raise FltrainError(f'{what} has no name; write, for example, name: Literal["mine"] = "mine"')
     known: dict[str, Any] = METHODS if issubclass(component, Method) else MODELS
     other = known.get(file_name(name, what))
-    if other and other not in _registered:
+    older = other is component and _own(component.__module__)  # than the registry, which has found it
+    if other and other not in _registered and not older:
         raise FltrainError(
             f"{what}: {name!r} is the name of {other.__module__}.{other.__name__}; choose another"
         )

@@ -145,7 +145,7 @@ def test_mistakes_in_a_spec_print_one_line_and_leave_no_record(
         ("paper.yaml", ["error: paper.yaml: declares a paper, not a run; `fltrain plan` and `snakemake`"]),
         ("scale.yaml", ["error: scale.yaml: declares a scale, not a run"]),
         ("item.yaml --set seed=1", ["error: item.yaml with seed=1: declares a table or figure, not a run"]),
-        (".", ["error: .: Is a directory"]),
+        (".", ["error: .: a folder; name an existing YAML or JSON file"]),
         ("binary", ["binary"]),
         ("good.yaml --device tpu", ["device 'tpu': use auto, cpu, cuda or cuda:N"]),
         (
@@ -621,6 +621,10 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             ["scale 'one' has no item 'toy/tabel'; did you mean 'toy/table'?\n"],
         ),
         ("plan --scale one config/papers/toy/table.yaml", ["is a file; name the paper or item: toy/table\n"]),
+        (
+            "plan --scale toy/table",
+            ["'toy/table' is no name of a scale; write the stem of a file in"],
+        ),
         ("plan --scale config/scales/one.yaml", ["is a file; write the scale's name: one\n"]),
         ("plan --scale run", ["scales/run.yaml: declares a run, not a scale; `fltrain train` trains"]),
     ],

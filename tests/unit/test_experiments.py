@@ -16,7 +16,7 @@ from fltrain.core.strict_yaml import read_plain
 from fltrain.experiments.layers import merge
 from fltrain.experiments.layout import Restriction
 from fltrain.experiments.plan import Plan, plan
-from fltrain.experiments.selection import Selection
+from fltrain.experiments.selection import Request, Selection
 from fltrain.reporting.frame import ROUNDS
 from fltrain.runs.measures import ROW_FIELDS
 from fltrain.runs.spec import StatisticName
@@ -643,6 +643,11 @@ def test_restrictions_to_unknown_names_are_refused(config: Config, wanted: Yaml,
     with pytest.raises(FltrainError) as raised:
         config.plan().restricted(select(**wanted))
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_truth_value_of_another_form_is_refused() -> None:
+    with pytest.raises(FltrainError, match="train: input should be true or false, got 'maybe'"):
+        Request.parse({"train": "maybe"}, "test")
 
 
 AXES = (*TABLE, "axes")

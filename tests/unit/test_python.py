@@ -259,6 +259,25 @@ def test_the_order_of_a_set_in_a_class_without_source_changes_no_run() -> None:
     assert revisions[0] == revisions[1] != revisions[2]
 
 
+def test_a_class_can_be_older_than_the_registry() -> None:
+    """Without ``@``, ``fltrain.register`` is loaded after the class, which it must not take for fltrain's."""
+    call = """
+import fltrain
+from typing import ClassVar, Literal
+from fltrain.models.base import Model
+
+class Small(Model):
+    name: Literal["small"] = "small"
+    min_side: ClassVar[int] = 1
+
+    def blocks(self, channels, side, classes):
+        return {}
+
+print(fltrain.register(Small).__name__)
+"""
+    assert subprocess.check_output([sys.executable, "-c", call], text=True) == "Small\n"
+
+
 def test_registering_changes_no_other_run() -> None:
     before = [RunSpec.parse({**TINY, "plugins": plugins}, "test").run_id for plugins in ([], ["flfa"])]
     define(0.5)
