@@ -49,9 +49,8 @@ class LogHandler(LogHandlerBase):
         self.addFilter(lambda record: "--rerun-triggers mtime" not in record.getMessage())
         banner = set() if settings.verbose else {LogEvent.WORKFLOW_STARTED}
         self.addFilter(lambda record: getattr(record, "event", None) not in banner)
-        unknown = (
-            set() if settings.verbose else {"MissingRuleException"}
-        )  # the Snakefile has a better message
+        # The Snakefile has a better message on unknown targets.
+        unknown = set() if settings.verbose else {"MissingRuleException"}
         self.addFilter(lambda record: record.getMessage().partition(":")[0] not in unknown)
 
     def emit(self, record: logging.LogRecord) -> None:
