@@ -52,9 +52,13 @@ MOST_KNOWN = 60
 
 
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {!r}?") -> str:
-    """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=closeness)
-    return f"; {text.format(close[0])}" if close else ""
+    """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text.
+
+    Case does not count.
+    """
+    lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(word).lower(), lower, n=1, cutoff=closeness)
+    return f"; {text.format(lower[close[0]])}" if close else ""
 
 
 def similar(path: Path) -> str:

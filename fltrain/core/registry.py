@@ -94,7 +94,11 @@ def catalogue(
     pending = list(base.__subclasses__())
     while pending:
         component = pending.pop()
-        pending.extend(component.__subclasses__())
+        derived = component.__subclasses__()
+        pending.extend(derived)
+        if not (derived or "name" in component.__annotations__ or component.__name__.startswith("_")):
+            remedy = "write name: Literal[{0!r}] = {0!r}".format(component.__name__.lower())
+            raise FltrainError(f"{component.__module__}.{component.__name__}: lacks 'name'; {remedy}")
         name = component.model_fields["name"].default
         if isinstance(name, str):
             file_name(name, f"name in {component.__module__}")

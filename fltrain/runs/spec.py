@@ -100,6 +100,8 @@ class Participation(Settings):
 
 
 def _fraction(value: Any) -> Any:
+    if isinstance(value, str):
+        raise ValueError(f"a share is a number from 0 to 1 without quotes, got {value!r}")
     return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -111,7 +113,7 @@ def _cohort(value: Any, info: ValidationInfo) -> Any:
     given = _fraction(value)
     number = given.get("fraction") if isinstance(given, Mapping) else None
     clients = info.data["partition"].clients if "partition" in info.data else 0
-    if isinstance(number, int | float) and 1 < number <= clients:
+    if isinstance(number, int | float) and 1 < number <= clients and number == int(number):
         share = f"{number:g} of {count(clients, 'client')} are {number / clients:.4g}"
         raise Conflicts([f"fraction: a share of the clients, from 0 to 1, got {number:g}; {share}"])
     return given

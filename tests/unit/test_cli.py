@@ -611,6 +611,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             ["nowhere/scales: there is no such folder; work in", "--config PATH in a shell"],
         ),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
+        ("plan --scale one --gpu H1000", ["--gpu: unknown GPU 'H1000'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (there are: 0)\n"]),

@@ -1,5 +1,6 @@
 """The registry of datasets is complete, agrees with torchvision, and names mistakes."""
 
+import gc
 import inspect
 import re
 from pathlib import Path
@@ -134,6 +135,30 @@ def test_a_component_whose_name_is_no_file_name_is_refused() -> None:
 
     with pytest.raises(FltrainError, match=r"the name in .* '\.\./halved' becomes part of a path: "):
         catalogue(Shape)
+
+
+def test_a_class_without_a_name_is_refused_unless_it_is_a_base_or_private() -> None:
+    class Shape(Component):
+        """A kind of component."""
+
+    class Round(Shape):
+        """A base."""
+
+    class Circle(Round):
+        name: Literal["circle"] = "circle"
+
+    class _Helper(Round):
+        """Private."""
+
+    assert catalogue(Shape)["circle"]
+    for base in (Shape, Circle):
+        nameless = type("Oval", (base,), {"__module__": "own.shapes.oval"})
+        with pytest.raises(FltrainError) as error:
+            catalogue(Shape)
+        written = "own.shapes.oval.Oval: lacks 'name'; write name: Literal['oval'] = 'oval'"
+        assert str(error.value) == written
+        del nameless, error
+        gc.collect()
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,14 @@ def refusal(**changes: Any) -> str:
             "participation.fraction: a share of the clients, from 0 to 1, got 4; 4 of 10 clients are 0.4",
         ),
         (
+            {"participation": 1.5},
+            "participation.fraction: input should be less than or equal to 1, got 1.5; 1.5 % is 0.015",
+        ),
+        (
+            {"participation": "50%"},
+            "participation: a share is a number from 0 to 1 without quotes, got '50%'",
+        ),
+        (
             {"participation": {"fraction": 50}},
             "participation.fraction: input should be less than or equal to 1, got 50; 50 % is 0.5",
         ),
