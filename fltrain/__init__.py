@@ -92,7 +92,7 @@ def plan(scale: str = "demo", config: str | Path = "config") -> Plan:
 
     Args:
         scale: name of a file in ``scales``.
-        config: folder with ``papers/`` and ``scales/``; needed outside the repository.
+        config: folder with ``papers/`` and ``scales/``; outside the repository, fltrain's own.
 
     Returns:
         The plan. ``runs`` are all runs by ID, as ``RunSpec``; ``items`` are the tables and figures, each with
@@ -131,7 +131,7 @@ def compare(
         metric: name of a measure; default: the first of the item, or ``final_accuracy``.
         over: settings to compare, by dotted names; default: method and plug-ins.
         baseline: variant of these settings that gains are over; default: FedAvg, or the first one.
-        config: folder with ``papers/`` and ``scales/``; needed for ``items`` outside the repository.
+        config: folder with ``papers/`` and ``scales/``, as for ``plan``.
         details: also return all other columns of the CSV files of tables.
 
     Returns:

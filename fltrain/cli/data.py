@@ -61,6 +61,7 @@ def fetch_data(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     folder = Results(results)
     check_known("unknown dataset", names, registry(), remedy=own_remedy())
+    folder.create()
     for dataset in [Dataset.parse({"name": name, "image_size": image_size}, name) for name in names]:
         path = folder.data(dataset)
         _show(dataset.entry, load_or_prepare(dataset, path, folder.downloads), path)

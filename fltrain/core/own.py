@@ -17,6 +17,8 @@ from types import ModuleType
 from fltrain.core.errors import OWN_PACKAGE, FltrainError, refusing
 
 VARIABLE = "FLTRAIN_PATH"
+SHIPPED = Path(__file__).parents[2] / "config"
+"""The configuration of this project."""
 
 
 def own_folder() -> Path | None:
@@ -41,15 +43,19 @@ def own_remedy(added: str = "") -> str:
 
 
 def places(config: Path) -> list[Path]:
-    """Return the folders of configuration: ``config``, then the user's own."""
+    """Return the folders of configuration: ``config``, then the user's own.
+
+    Outside the repository, the default ``config`` is this project's.
+    """
+    config = SHIPPED if config == Path("config") and not (config / "scales").is_dir() else config
     own = own_folder()
     return [config] if own is None else [config, own]
 
 
 def place_of_file(config: Path, *names: str) -> Path:
     """Return the last folder of configuration that has one of these files; ``config`` if none has."""
-    found = [place for place in places(config) if any((place / name).exists() for name in names)]
-    return found[-1] if found else config
+    first, *_ = every = places(config)
+    return [first, *(place for place in every if any((place / name).exists() for name in names))][-1]
 
 
 def import_own(kind: str) -> None:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, Problems
-from fltrain.core.own import own_folder, own_remedy
+from fltrain.core.own import SHIPPED, own_folder, own_remedy
 from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
 from fltrain.data.medmnist import medmnist_entry
@@ -187,14 +187,14 @@ def _entry(name: str, entry: Any, source: Path) -> DatasetEntry:
     return DatasetEntry.parse(entry, where)
 
 
-SHIPPED = Path(__file__).parents[2] / "config" / "datasets.yaml"
+REGISTRY = SHIPPED / "datasets.yaml"
 """The registry of this project."""
 
 
 @cache
 def registry() -> dict[str, DatasetEntry]:
     """Return the entries of ``config/datasets.yaml``, and the user's in the own folder, which win."""
-    return load(SHIPPED, _own())
+    return load(REGISTRY, _own())
 
 
 def _own() -> Path | None:
@@ -204,7 +204,7 @@ def _own() -> Path | None:
 
 @cache
 def _shipped() -> Any:
-    return read_plain(SHIPPED)
+    return read_plain(REGISTRY)
 
 
 def own_normalisation(name: str, normalisation: str) -> dict[str, Any] | None:

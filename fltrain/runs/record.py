@@ -128,9 +128,12 @@ class Results:
         return self.root / "runs"
 
     def create(self) -> None:
-        """Create the folder of all records."""
+        """Create the folder of all records; Git ignores a new results folder."""
+        new = not self.root.exists()
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
+            if new:
+                (self.root / ".gitignore").write_text("*\n")
             if not os.access(self.runs, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "no permission to write")
         except OSError as error:

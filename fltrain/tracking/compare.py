@@ -8,9 +8,9 @@ runs differ are conditions: nothing is compared across, for example, two dataset
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -190,7 +190,19 @@ def compare(
     runs, warnings = find_runs(results, where, config)
     compared = compare_runs(runs, metric, over, baseline)
     warn(results, warnings)
-    return compared
+    verdicts = _verdicts(items, Results(Path(results)), Path(config), scale) if items and scale else ()
+    return replace(compared, remarks=[*compared.remarks, *verdicts])
+
+
+def _verdicts(items: Sequence[str], results: Results, config: Path, scale: str) -> Iterator[str]:
+    """Yield the verdicts on published values in each named table that has some."""
+    for item in plan(config, scale).restricted(Selection(items=tuple(items))).items:
+        if item.item.table:
+            made = cells(item.sheet, cache(results.record), Published.read(item.published(config)))
+            found = Counter(cell.full_verdict for cell in made if cell.verdict)
+            if found.keys() - {"not run"}:
+                counts = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
+                yield f"verdicts: {counts}; see `fltrain compare {item.id} --scale {scale}`"
 
 
 def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:

@@ -246,8 +246,7 @@ def load_runs(
         results: folder that holds ``runs/``.
         where: conditions, for example ``"items=flfa/table1 method=fedavg,fedprox training.lr!=0.1"``; keys
             are the columns above, ``commit``, ``revisions``, ``folder``, and settings by dotted name.
-        config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items. Without
-            it, ``paper`` is ``unassigned``.
+        config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items.
 
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.

@@ -442,7 +442,7 @@ def test_data_are_fetched_once_and_shown() -> None:
     option = ["--image-size", "16"]
     path = Path("results", "data", "digits-16px.safetensors")
     shown = cli("data", "fetch", "digits", *option).stdout
-    assert sorted(Path("results").rglob("*.*")) == [path.with_suffix(".png"), path]
+    assert sorted(Path("results/data").rglob("*.*")) == [path.with_suffix(".png"), path]
     date = path.stat().st_mtime_ns
     assert cli("data", "fetch", "digits", "digits", *option).stdout == 2 * shown
     assert path.stat().st_mtime_ns == date

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,15 @@ def test_a_condition_on_records_chooses_runs_by_settings(imported: Path) -> None
     assert runs.heading == "" and {cell.column for cell in runs.cells} == {""}
     over = compare(imported, CONFIG, ["ecgr/confirmatory"], "published", over=["plugins"])
     assert {cell.measure for cell in over.cells} == {"last_accuracy"}, "as in the table"
+
+
+def test_notes_have_the_verdicts_of_the_tables_of_a_paper(imported: Path) -> None:
+    pages = [shown(imported, "controls/flower", metric) for metric in ("last_accuracy", "best_accuracy")]
+    verdicts = Counter(cell.full_verdict for page in pages for cell in page.cells)
+    noted = compare(imported, CONFIG, ["controls"], "published", baseline="fedavg").notes
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
+    assert f"verdicts: {counts}; see `fltrain compare controls/flower --scale published`" in noted
+    assert len([note for note in noted if note.startswith("verdicts: ")]) == 4, noted
 
 
 def test_measures_that_an_item_does_not_declare(imported: Path) -> None:

@@ -378,17 +378,18 @@ def test_a_class_that_cannot_be_registered_is_refused(wrong: type, message: str)
 def test_a_plan_is_made_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = shipped("demo").runs
     monkeypatch.chdir(tmp_path)
-    planned = fltrain.plan("demo", config=ROOT / "config")
+    (tmp_path / "config").mkdir()  # of another project
+    planned = fltrain.plan("demo")
     assert planned.runs.keys() == here.keys()
     assert str(planned) == f"<scale demo: {len(here)} runs for {len(planned.items)} items>"
     assert repr(planned.items[0]) == "<fedavg/table1_2nn: 4 runs>"
     record = fltrain.train({**TINY, "rounds": 1}, "results", quiet=True)
-    where = "items=fedavg/table1_2nn"
+    assert (tmp_path / "results" / ".gitignore").read_text() == "*\n"
+    with pytest.raises(FltrainError, match="no run of 'fedavg/table1_2nn'"):
+        fltrain.compare(items="fedavg/table1_2nn")
     calls: tuple[Callable[[], object], ...] = (
-        lambda: fltrain.plan("demo"),
-        lambda: fltrain.compare(items="fedavg/table1_2nn"),
-        lambda: fltrain.compare(where=where),
-        lambda: fltrain.load_runs(where=where),
+        lambda: fltrain.plan("demo", config="nowhere"),
+        lambda: fltrain.compare(items="fedavg/table1_2nn", config="nowhere"),
     )
     for call in calls:
         with pytest.raises(FltrainError, match=r"no such folder; .*: config=PATH in Python"):
