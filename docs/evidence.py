@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -136,13 +137,12 @@ class Row:
 
     Attributes:
         claim: its text and place in the paper.
-        place: its place in the paper.
-        stated: the number that it states, if it does.
         items: IDs of the items that it needs.
         verdict: the published verdict; empty if nothing was run.
         evidence: numbers behind the verdict.
         margin: tolerance of the test.
         numbers: the main number with its interval.
+        place: its place in the paper.
     """
 
     claim: str
@@ -151,7 +151,6 @@ class Row:
     evidence: str
     margin: str
     numbers: str = ""
-    stated: str = ""
     place: str = ""
 
     def cites(self, paper: str) -> bool:
@@ -163,11 +162,19 @@ class Row:
 class Listed:
     """A claim on the page of results: a line of a table and one of the folded details.
 
-    Of a claim without a verdict on runs, ``cells`` is empty.
+    Attributes:
+        cells: the line; empty without a verdict.
+        claim: its text and place in the paper.
+        detail: its test, or why it has no verdict.
+        table: title of the tables behind it.
+        runs: number of their runs and seeds, and the labels to which they are restricted.
     """
 
     cells: list[str]
+    claim: str
     detail: str
+    table: str = ""
+    runs: str = ""
 
 
 @dataclass(frozen=True)
@@ -311,14 +318,13 @@ class Evidence:
         rows = {}
         for claim in self._declared(paper).claims:
             items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
-            verdict = evidence = stated = numbers = ""
+            verdict = evidence = numbers = ""
             if isinstance(claim.test, Tested):
-                verdict, evidence = "tested", f"by `{claim.test.by}`"
+                verdict, evidence = "tested", f"tested by `{claim.test.by}`"
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
             elif one := judged.get((claim.where, claim.claim)):
-                verdict, evidence, stated = full_verdict(one), one["evidence"], one["stated"]
-                numbers = one["number"]
+                verdict, evidence, numbers = full_verdict(one), one["evidence"], one["number"]
             rows[claim.claim] = Row(
                 f"{claim.claim} ({claim.where})",
                 items,
@@ -326,7 +332,6 @@ class Evidence:
                 evidence,
                 tolerance(claim.test),
                 numbers,
-                stated,
                 claim.where,
             )
         return rows
@@ -364,8 +369,10 @@ class Evidence:
         """One row for the claims of a group, with the names that have each verdict."""
         rows = {name: claims[claim] for name, claim in group.claims.items()}
         first = next(iter(rows.values()))
-        leads = {row.numbers.partition(": ")[0] + ": " for row in rows.values()}
-        lead = leads.pop() if len(leads) == 1 else ""
+        lead, allowed = (shared(pattern, rows.values()) for pattern in (r"^.*?(?=: )", r", allowed: [^,;]*"))
+        left = {
+            name: row.numbers.removeprefix(f"{lead}: ").replace(allowed, "") for name, row in rows.items()
+        }
         by_verdict: dict[str, list[str]] = {}
         for name, row in rows.items():
             by_verdict.setdefault(row.verdict, []).append(name)
@@ -379,39 +386,47 @@ class Evidence:
             verdict="; ".join(named),
             numbers="; ".join(
                 [
-                    *filter(None, [lead.rstrip()]),
-                    *(f"{name}: {row.numbers.removeprefix(lead)}" for name, row in rows.items()),
+                    *([f"{lead}{allowed}:".removeprefix(", ")] if lead or allowed else []),
+                    *(f"{name}: {numbers}" for name, numbers in left.items()),
                 ]
             ),
         )
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
-        """The claims of a group in one line, with a detail for each."""
+        """The claims of a group in one line, with one detail for equal tests."""
         one = self._merged(group, claims)
-        details = [self._line(claims[claim]).detail for claim in group.claims.values()]
-        return Listed([one.claim, one.verdict, broken(one.numbers)], "\n* ".join(details))
+        lines = {name: self._line(claims[claim]) for name, claim in group.claims.items()}
+        tests = {name: line.detail.removeprefix("Test: ") for name, line in lines.items()}
+        equal = len({*tests.values()}) == 1
+        detail = (
+            next(iter(tests.values()))
+            if equal
+            else " ".join(f"{name}: {test}" for name, test in tests.items())
+        )
+        return replace(
+            next(iter(lines.values())),
+            cells=[one.claim, one.verdict, broken(one.numbers)],
+            claim=one.claim,
+            detail=f"Test: {detail}",
+        )
 
     def _line(self, row: Row) -> Listed:
-        evidence, part, _ = row.evidence.partition(" Undecided, because")
         if not row.verdict:
             needed = {run for item in self.complete if item.id in row.items for run in item.run_ids}
-            return Listed([], f"*{row.claim}*: not run yet; this needs {len(needed)} runs.")
-        repeated = "The paper states" in evidence
-        stated = f", stated: {row.stated}" if row.stated and not repeated else ""
-        detail = f"*{row.claim}{stated}*: {evidence.rstrip('.')}."
+            return Listed([], row.claim, f"not run yet; this needs {len(needed)} runs.")
         if row.verdict == "not judged":
-            return Listed([], f"*{row.claim}*: not judged. {evidence.rstrip('.')}.")
+            return Listed([], row.claim, f"not judged. {row.evidence.rstrip('.')}.")
         if row.verdict == "tested":
-            return Listed([row.claim, row.verdict, ""], detail)
+            return Listed([row.claim, row.verdict, ""], row.claim, f"{row.evidence}.")
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
-        runs = f"The tables behind it have {len(self._runs(row))} runs with {seeds} seeds"
-        runs += f", restricted to {', '.join(limits)}" if limits else ""
-        status = "They cover only a part of the claim. " if part else ""
-        kind = "exploratory, a suggestion" if "exploratory" in row.verdict else "confirmatory"
         return Listed(
-            [row.claim, row.verdict, broken(row.numbers)], f"{detail} {runs}. {status}The verdict is {kind}."
+            [row.claim, row.verdict, broken(row.numbers)],
+            row.claim,
+            test_of(row, seeds),
+            "; ".join(item.item.title for item in items),
+            ", ".join([f"{len(self._runs(row))} runs", f"{seeds} seeds", *(f"only {one}" for one in limits)]),
         )
 
     def _items(self, row: Row) -> list[PlannedItem]:
@@ -425,6 +440,33 @@ class Evidence:
         hours, size, gpu = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
         mark = "" if not gpu else " (GPU)" if gpu == len(runs) else f" ({gpu} runs: GPU)"
         return [str(len(runs)), f"{hours:.1f}{mark}", f"{size / 1e6:.1f}"]
+
+
+LEAD = re.compile(
+    r"(?P<part>\(\d\) \w+: )?(?:Mean of \d+ cases: )?(?P<number>[-+]?\d\S*(?: \S+)? \[[^]]*\])"
+    r" over (?P<seeds>\d+) seeds?(?: for (?P<about>.*?))?\. "
+)
+"""First sentence of the evidence on a claim or a part of it: its number."""
+
+
+def test_of(row: Row, seeds: int) -> str:
+    """The evidence without numbers, seeds and reasons that the row has."""
+    evidence = row.evidence.partition(" Undecided, because")[0].rstrip(".") + "."
+    differ = len({found["about"] for found in LEAD.finditer(evidence)}) > 1
+
+    def without(found: re.Match[str]) -> str:
+        if found["number"] not in row.numbers or int(found["seeds"]) != seeds:
+            return found[0]
+        return f"{found['about']}: " if found["part"] and differ else found["part"] or ""
+
+    test = LEAD.sub(without, evidence).replace("one-sided p", "p")
+    return re.sub(r"(p [<\d. ]*\d)\. Test: ", r"\1; ", re.sub(r"\(\d\) \w+: (?=Test: )", "", test))
+
+
+def shared(pattern: str, rows: Iterable[Row]) -> str:
+    """The text of a pattern in the numbers of all rows, if it is the same."""
+    found = {found[0] if (found := re.search(pattern, row.numbers)) else "" for row in rows}
+    return found.pop() if len(found) == 1 else ""
 
 
 def broken(numbers: str) -> str:

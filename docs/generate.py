@@ -407,23 +407,19 @@ These results come from {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from
 [Our copy](glossary.md#papers-and-verdicts) of some papers lacks values, which we assume. All other
 experiments are declared, but not run yet.
 
-Terms of the tables (more: [protocol](protocol.md), [glossary](glossary.md#papers-and-verdicts)):
+In the tables (more: [protocol](protocol.md#8-claims), [glossary](glossary.md#papers-and-verdicts)):
 
-* **Undecided**: the evidence is too weak for either answer, or the runs cover only a part of the claim.
-* **Exploratory**: we decided the test after seeing the runs, or declared the verdict exploratory.
-* **Tested**: a unit test checks the claim.
-* **Contradicted†**: the claim drops out of the list of contradicted claims at a
+* **Undecided** means that the evidence is too weak for either answer, or covers only a part of the claim.
+* **Exploratory** verdicts come from a test that we chose after seeing the runs, or declared exploratory. All
+  others are confirmatory.
+* **Contradicted†** claims drop out of the list of contradicted claims at a
   [false discovery rate](protocol.md#7-many-cells) of 5 %.
-* **Numbers**: our mean, then its 90 % interval over seeds in brackets.
-* **Mean of 4 cases**: a *case* is a setting or method. The claim is supported only if every case supports it,
-  even the *least certain* one (largest p value). One case, or the mean, can contradict it (after Holm's
-  correction).
-* **Average over 4 cases**: we test only the average.
-* **Allowed: above 0.5**: the test allows a margin around the claimed range. For "one to two points", this is
-  0.5 to 2.5. Without a range, we test against zero.
+* **Numbers** are means, with 90 % intervals over seeds in brackets. *Allowed* is the range that supports the
+  claim, with its margin. Without it, we test against zero.
+* A **case** is a setting or method. Most claims must hold in every case; *Details* says which ones we test
+  *on average*.
 
-Below each table, *Details* shows the test and the runs of each claim. A second list has the main claims that
-we did not run or judge.
+*Details* below each table has runs and tests (one-sided).
 
 {papers}
 
@@ -579,10 +575,23 @@ def listed(rows: Sequence[Listed]) -> str:
     parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
     lacking = f"{count(len(others), 'main claim')} without verdict"
     for summary, group in (("Details", shown), (lacking, others)):
-        details = "\n".join(f"* {row.detail}" for row in group)
-        folded = f"<details><summary>{summary}</summary>\n\n{details}\n\n</details>"
+        folded = f"<details><summary>{summary}</summary>\n\n{details(group)}\n\n</details>"
         parts += [folded] if group else []
     return "\n\n".join(parts)
+
+
+def details(rows: Sequence[Listed]) -> str:
+    """A list of details, in which claims on the same runs share a heading with the number of runs."""
+    groups: dict[tuple[str, str], list[Listed]] = {}
+    for row in rows:
+        groups.setdefault((row.table, row.runs or row.claim), []).append(row)
+    lines = []
+    for (title, runs), group in groups.items():
+        if len(group) > 1:
+            lines += [f"*{title}* ({runs}):", *(f"  * *{row.claim}*: {row.detail}" for row in group)]
+        else:
+            lines += [f"*{row.claim}*{f' ({row.runs})' * bool(row.runs)}: {row.detail}" for row in group]
+    return "\n".join(line if line.startswith(" ") else f"* {line}" for line in lines)
 
 
 SYMBOLS = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -76,8 +77,8 @@ class Finding:
         number: main number (of each part) with its unit, its interval, and the subtraction behind it or the
             stated number.
         region: where the test looks for the number, for example ``above 0.5``.
-        reason: the place with the weakest evidence, if all places have to support the claim, the number of
-            diverged runs, and the reason for *undecided*, if the interval does not show it.
+        reason: the number of diverged runs, and the reason for *undecided*, if the interval does not show it,
+            for example the place with the weakest evidence, if all places have to support the claim.
     """
 
     verdict: ClaimVerdict
@@ -256,21 +257,28 @@ def _corrected(number: int, tests: str, author: str) -> str:
     )
 
 
+MISSES: dict[str, str] = {"undecided": "not clearly", "contradicted": "not"}
+"""Words for a region in which a test does not find a number, by verdict."""
+
+
 def _numbers(parts: Sequence[Finding]) -> str:
     """Return the main numbers, each with the regions in which tests look for it, and with reasons.
 
-    If the verdicts of the parts differ, each part has its own. A side of zero alone needs no words.
+    If the verdicts of the parts differ, the number names the regions that it misses. A side of zero alone
+    has the verdict instead.
     """
     differ = len({part.verdict for part in parts} - {"reduced scale"}) > 1
     texts = []
     for number in dict.fromkeys(part.number for part in parts if part.number):
         same = [part for part in parts if part.number == number]
         marks = [f" ({part.verdict})" * differ for part in same]
-        regions = [part.region + mark for part, mark in zip(same, marks, strict=True) if part.region]
+        regions = " and ".join(part.region for part in same if part.region)
         if {part.region for part in same} <= {"", "above 0", "below 0"}:
             number += "".join(dict.fromkeys(marks))
         else:
-            number += f", allowed: {' and '.join(regions)}"
+            number += ", allowed: " + re.sub("^above (.+) and below ", r"\1 to ", regions)
+            missed = [part for part in same if part.verdict in MISSES and differ]
+            number += "".join(f", {MISSES[part.verdict]} {part.region}" for part in missed)
         texts += [number, *filter(None, dict.fromkeys(part.reason for part in same))]
     for verdict in ("not judged", "not run"):
         open_parts = sum(part.verdict == verdict and not part.number for part in parts)
@@ -452,6 +460,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     claimed = within = sides.get(test.kind, f"within {margin:.3g}")
     if stated is not None:
         claimed, within = f"{claimed} of {stated:g}", f"{within} of it"
+    claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
     shown = _shown(sheet, test, numbers, place, contrasts.get(place), stated)
     lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
     shown = replace(shown, region=within, reason="".join(lost))
@@ -468,7 +477,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     note = f" (corrected for {tries} cases, Bonferroni)" if tries > 1 else ""
     if least < LEVEL:
         decisive = min(outside, key=outside.__getitem__)
-        at = f" at {decisive}" if len(judged) > 1 else ""
+        at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" at {decisive}"
         if at and decisive != THE_AVERAGE:
             alone = _shown(sheet, test, numbers, decisive, contrasts[decisive], stated)
             shown = replace(shown, estimate=alone.estimate, interval=alone.interval, number=alone.number)
@@ -476,16 +485,19 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
-    p, reasons = tried[weakest].p_inside, lost
+    p, reasons, largest = tried[weakest].p_inside, lost, ""
     if len(tried) > 1:
         number = _number(sheet, test, means[weakest], tried[weakest].interval)
-        note = f", the largest of the p values of {len(tried)} cases ({weakest}: {number})"
-        reasons = [f"least certain: {number} ({weakest})", *lost]
+        claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
+        note = f" ({weakest}: {number})"
+        unclear = sum(one.p_inside >= LEVEL for one in tried.values())
+        some = f"{unclear} of {len(tried)} cases, for example " if unclear > 1 else ""
+        reasons = [f"undecided because of {some}“{weakest}”: {number}"] * bool(unclear) + lost
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = sum(p < LEVEL for p in outside.values())
     reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
-    decision, reason = f"Test: {claimed}, one-sided {p_text(p)}{note}", "; ".join(reasons)
+    decision, reason = f"Test: {claimed}, {largest}one-sided {p_text(p)}{note}", "; ".join(reasons)
     return replace(shown, verdict=verdict, decision=decision, reason=reason, p=p, p_contradicted=least)
 
 
@@ -513,8 +525,8 @@ def _shown(
     number = _number(sheet, test, mean, interval)
     lead = f"Mean of {len(means)} cases: " * averaged
     sentences = [f"{lead}{number} over {count(len(ours.values), 'seed')}" + f" for {about}" * bool(about)]
-    over = f"mean of {len(means)} cases" if test.judge == "every" else f"average over {len(means)} cases"
-    number = ": ".join(filter(None, [", ".join(filter(None, [about, over * averaged])), number]))
+    over = f"mean of {len(means)} cases" * averaged
+    number = ": ".join(filter(None, [", ".join(filter(None, [about, over])), number]))
     if found and found.tries > 1:
         sentences.append(f"The interval is corrected for {found.tries} cases")
     if stated is not None:

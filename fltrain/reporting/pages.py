@@ -30,7 +30,6 @@ def tone(verdict: str) -> str:
 
 TERMS = {
     r"\bcases?\b": "Case: a setting or method that a claim names.",
-    r"\bleast certain\b": "Least certain: the case with the largest p value.",
     r"\ballowed\b": "Allowed: the range in which the claim puts the number.",
     r"(?<![\w.])[-+][\d.]+(?=\s\[[^]]*\](?! points))": "Numbers without a unit come from curves: "
     "accuracies are fractions (0.01 is one point), distances and ratios have no unit.",
@@ -53,7 +52,7 @@ def in_lines(numbers: str) -> Markup:
         # A margin around a percentage is in points.
         return found["theirs"] + (unit.replace("%", "points") + " of it" if found["around"] else unit)
 
-    theirs = r"(?P<theirs>(?:states|within|above|below) -?[\d.]*\d)(?P<around> of it)?"
+    theirs = r"(?P<theirs>(?:states|within|above|below|allowed: \S+ to) -?[\d.]*\d)(?P<around> of it)?"
     kept = re.sub(rf"{theirs}|[-+]?\d\S*(?P<unit> \S+)? \[[^]]*\]", whole, numbers)
     text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
     for word, meaning in TERMS.items():

@@ -118,7 +118,7 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     )
     assert below.number.startswith("none minus x, mean of 2 cases: -1.35 points [")
     assert above.number.startswith("x minus none, mean of 2 cases: +1.35 points [")
-    assert "; least certain: -0.60" in below.number and "; least certain: +0.60" in above.number
+    assert "; " not in below.number + above.number and "(b: +0.60 points [" in above.evidence
     assert "Positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -128,7 +128,7 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
     plain = runs.judged(POSITIVE).number
     assert "tested" not in plain
-    assert runs.judged(between).number == f"{plain}, allowed: above 1 and below 2.5"
+    assert runs.judged(between).number == f"{plain}, allowed: 1 to 2.5"
     assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith(", allowed: within 3")
     assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
         "; the paper states 2, allowed: within 1 of it"
@@ -136,7 +136,7 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
 
 
-def test_the_number_names_the_weakest_of_several_places(runs: Runs) -> None:
+def test_the_number_names_the_weakest_of_several_places_that_leaves_a_claim_undecided(runs: Runs) -> None:
     """All of them decide, so the mean alone could seem to decide an undecided claim."""
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
     for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
@@ -144,10 +144,14 @@ def test_the_number_names_the_weakest_of_several_places(runs: Runs) -> None:
         alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(": ")[2]
         assert found.verdict == verdict
         assert found.number.startswith(f"x minus none, mean of {len(places)} cases: +1.")
-        assert found.number.endswith(f"; least certain: {alone} ({weakest})")
-        assert f"the largest of the p values of {len(places)} cases ({weakest}: {alone})." in found.evidence
-    assert "weakest" not in runs.judged(EVERY, reduced=True).number
-    assert "least certain" not in runs.judged(POSITIVE).number
+        reason = f"; undecided because of “{weakest}”: {alone}"
+        assert found.number.partition("]")[2] == reason * (verdict == "undecided")
+        assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
+        assert found.evidence.endswith(f" ({weakest}: {alone}).")
+    assert "undecided" not in runs.judged(EVERY, reduced=True).number + runs.judged(POSITIVE).number
+    number = runs.judged({**EVERY, "by": 1.0}).number
+    assert "; undecided because of 2 of 3 cases, for example “b”: +0.2 points [" in number
+    assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
 
 
 def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
@@ -156,11 +160,11 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
-    assert mixed.number == f"{plain}, allowed: above 1 (supported) and below 2.1 (undecided)"
+    assert mixed.number == f"{plain}, allowed: 1 to 2.1, not clearly below 2.1"
     part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
     assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part not judged")
     signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
-    assert signs == f"{plain}, allowed: above 0 (supported) and within 2.1 (undecided)"
+    assert signs == f"{plain}, allowed: above 0 and within 2.1, not clearly within 2.1"
     restricted = runs.judged(POSITIVE, restricted=["method a"]).number
     assert restricted == f"{plain}; undecided, because the runs are restricted to method a"
     runs.pairs({"c": (MISSING,) * 3})
@@ -188,7 +192,9 @@ def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs)
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
     found = runs.judged(EVERY)
-    assert found.number.endswith(" (method 5)") and "to +2.1 (method 3)." in found.evidence
+    assert (
+        "; undecided because of “method 5”: +0.2 " in found.number and "to +2.1 (method 3)." in found.evidence
+    )
 
 
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
@@ -274,7 +280,7 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
         "Mean of 2 cases: +1.0 points [-0.7, +2.7] over 3 seeds for x minus none. Positive in 1 of 2 "
-        "cases, from +0.0 (b) to +2.0 (a). Test: above 0, one-sided p 0.113."
+        "cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
     )
 
 
@@ -284,7 +290,7 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     runs.pairs({f"method {number}": tuple(-1.0 + draw - draw.mean()) for number, draw in enumerate(draws)})
     found = runs.judged({**POSITIVE, "judge": "every"})
     assert found.verdict == "contradicted"
-    assert "not above 0 at the average" in found.evidence
+    assert "not above 0 on average" in found.evidence
 
 
 @pytest.mark.parametrize("test", [{}, {"kind": "similar", "by": 1.0}])

@@ -66,6 +66,20 @@ def test_pages_of_methods_are_complete(name: str) -> None:
         assert name in spec.composition.name.split("+")
 
 
+def test_details_of_results_do_not_repeat_their_table() -> None:
+    """Numbers are in the line of a claim, runs and seeds once for all claims on the same table."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    blocks = re.findall(
+        r"((?:^\|[^\n]*\n)+)\n<details><summary>Details</summary>(.*?)</details>", page, re.M | re.S
+    )
+    for table, details in blocks:
+        numbers = re.findall(r"[-+]\d\S*(?: \w+| %)? \[[^]]*\]", table)
+        assert not [number for number in numbers if f"*: {number} over " in details]
+        runs = re.findall(r"^\* \*(.*)\* (\(\d+ runs.*?\)):", details, re.M)
+        assert len(runs) == len(set(runs)) and "one-sided" not in details and "verdict" not in details
+    assert len(blocks) == 5
+
+
 def test_a_new_file_needs_no_page_before_git_tracks_it(tmp_path: Path) -> None:
     methods = tmp_path / "fltrain" / "methods"
     methods.mkdir(parents=True)

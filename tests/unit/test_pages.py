@@ -381,7 +381,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
         "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
-        "Our runs: +1.25 points [+0.50, +2.00] at <each> case least certain : +1" in text
+        "Our runs: +1.25 points [+0.50, +2.00] at <each> case undecided because of “a”: +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> Small <toys>. published values" in text
@@ -418,8 +418,8 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
     text = text_of(front(toy)).partition("A paper on <toys> Small")[0]
-    words = re.findall(r"(Brackets|Case|Least certain|Allowed): ", text)
-    assert words == ["Brackets", "Case", "Least certain"], "no result has an allowed range"
+    words = re.findall(r"(Brackets|Case|Allowed): ", text)
+    assert words == ["Brackets", "Case"], "no result has an allowed range"
     assert "Claims are in our words" in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
@@ -440,13 +440,13 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     shown = in_lines(
-        "C = 0.1 minus <b>, mean of 2 cases: -5 % [-6, -4]; least certain: -9 % [-11, -6] (C = 0)"
+        "C = 0.1 minus <b>, mean of 2 cases: -5 % [-6, -4]; undecided because of “C = 0”: -9 % [-11, -6]"
     )
     words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
-    assert words == [("Case", "cases"), ("Least certain", "least certain")]
+    assert words == [("Case", "cases")]
     first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
     assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 cases: -5\u00a0%\u00a0[-6,\u00a0-4]"
-    assert second == "least certain: -9\u00a0%\u00a0[-11,\u00a0-6] (C\u00a0=\u00a00)"
+    assert second == "undecided because of “C\u00a0=\u00a00”: -9\u00a0%\u00a0[-11,\u00a0-6]"
 
 
 @pytest.mark.parametrize(
@@ -454,8 +454,8 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     [
         ("a: -70.9 % [-80, -61]; the paper states -72.5, allowed: within 5.5 of it",
          "the paper states -72.5 %, allowed: within 5.5 points of it"),
-        ("a: +2.6 points [+0.3, +4.9], allowed: above 0.5 (supported) and below 2.5 (undecided)",
-         "allowed: above 0.5 points (supported) and below 2.5 points (undecided)"),
+        ("a: +2.6 points [+0.3, +4.9], allowed: 0.5 to 2.5, not clearly below 2.5",
+         "allowed: 0.5 to 2.5 points, not clearly below 2.5 points"),
         ("a: +9 % [+1, +17], allowed: within 5", "allowed: within 5 %"),
         ("a: +9 rounds [+1, +17]; b: +0.02 [+0.01, +0.03], allowed: within 0.05; open", "within 0.05; open"),
     ],
@@ -471,16 +471,14 @@ def test_numbers_without_a_unit_are_explained() -> None:
     assert f'<abbr title="{meaning}">+1.10</abbr>' in in_lines(curve)
 
 
-def test_least_certain_is_explained_with_the_verdicts(toy: Toy) -> None:
+def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
     def text(number: str) -> str:
         claims = [{**one, "number": number} for one in SUMMARY["claims"]]
         changed = {**SUMMARY, "reduced": False, "claims": claims, "findings": []}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
-    meaning = "Least certain: the case with the largest p value."
-    assert meaning in text(
-        "mean of 2 cases: +2 points; least certain: +1 points (A)"
-    ) and meaning not in text("+2 points")
+    meaning = "Case: a setting or method that a claim names."
+    assert meaning in text("mean of 2 cases: +2 points") and meaning not in text("+2 points")
 
 
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:

@@ -127,11 +127,11 @@ def test_the_power_of_the_replications_follows_from_their_spreads() -> None:
     rows = {
         **{"Fed2 minus FedAvg": ("fed2", "Fed2", "FedAvg"), "Fed2 minus FedMA": ("fed2", "Fed2", "FedMA")},
         "Fed2 minus FedAvg with GroupNorm": ("fed2", "Fed2", "FedAvg + GroupNorm"),
-        "Fed2 with all nodes minus FedAvg": ("fed2", "Fed2 (averaged over all nodes)", "FedAvg"),
+        "Fed2 (averaged over all nodes) minus FedAvg": ("fed2", "Fed2 (averaged over all nodes)", "FedAvg"),
         "FedImpro minus FedAvg": ("fedimpro", MIDDLE, "FedAvg"),
-        "FedImpro, middle cut minus deep cut": ("fedimpro", MIDDLE, "FedImpro (cut after conv5)"),
+        f"{MIDDLE} minus FedImpro (cut after conv5)": ("fedimpro", MIDDLE, "FedImpro (cut after conv5)"),
         "FedImpro with noise 0.5 minus FedAvg": ("fedimpro", f"{MIDDLE[:-1]}, noise 0.5)", "FedAvg"),
-        "FedFCD minus FedFCD without FA": ("fedfcd", "FedFCD", "without feature alignment"),
+        "FedFCD minus FedFCD without feature alignment": ("fedfcd", "FedFCD", "without feature alignment"),
     }
     computed = {}
     for name, (item, *pair) in rows.items():
