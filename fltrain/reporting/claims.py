@@ -105,6 +105,7 @@ COLUMNS = (
 """Columns of judged claims, also in the CSV file; see ``Finding``.
 
 ``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
+``estimate``, ``low`` and ``high`` of a curve of accuracies are fractions, which texts show in points.
 ``dropped`` is True if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
 the test was decided after the runs had been seen, or the claim is declared as exploratory. ``reduced``: the
 runs belong to a reduced scale. ``item`` has the items that the test uses, with commas, ``test`` its kind.
@@ -367,6 +368,7 @@ def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
 
 def _number(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None) -> str:
     """Return a number with its unit and interval."""
+    value, interval = _scaled(test, value, interval)
     decimals = shared_decimals(value, interval)
     return number_text(value, decimals, _sign(test), interval=interval, unit=_unit(sheet, test))
 
@@ -376,13 +378,26 @@ def _sign(test: Quantity) -> str:
     return "+" if test.over or test.minus or test.minus_rounds else ""
 
 
+def _scale(test: Quantity) -> float:
+    """Return the factor of texts: curves of accuracies are fractions, and texts have points as tables do."""
+    return 100.0 if test.curve in ("evaluation.accuracy", "evaluation.macro") and not test.relative else 1.0
+
+
+def _scaled(test: Quantity, value: float, interval: Interval | None) -> tuple[float, Interval | None]:
+    scale = _scale(test)
+    return scale * value, (scale * interval[0], scale * interval[1]) if interval else None
+
+
 def _unit(sheet: ItemJob, test: Quantity) -> str:
-    """Return the unit after a space. Curves have none; multiples name their cell."""
-    if test.relative or test.measure is None:
-        return " %" if test.relative else ""
+    """Return the unit after a space. Curves of distances have none; multiples name their cell."""
+    if test.relative:
+        return " %"
+    if test.measure is None:
+        difference = " points" if _sign(test) else " %"
+        return difference if _scale(test) > 1 else ""
     shown = sheet.table.measures if sheet.table else ()
     if over := next((one.relative_to for one in shown if one.measure == test.measure), {}):
-        return f" × {', '.join(over.values())}"
+        return f" times that of {', '.join(over.values())}"
     unit = measure(test.measure).unit
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 
@@ -456,10 +471,11 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     }
     incomplete = numbers.empty and test.judge != "every"
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
-    sides = {"positive": f"above {margin:g}", "negative": f"below {-margin:zg}"}
-    claimed = within = sides.get(test.kind, f"within {margin:.3g}")
+    scale = _scale(test)
+    sides = {"positive": f"above {scale * margin:g}", "negative": f"below {-scale * margin:zg}"}
+    claimed = within = sides.get(test.kind, f"within {scale * margin:.3g}")
     if stated is not None:
-        claimed, within = f"{claimed} of {stated:g}", f"{within} of it"
+        claimed, within = f"{claimed} of {scale * stated:g}", f"{within} of it"
     claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
     shown = _shown(sheet, test, numbers, place, contrasts.get(place), stated)
     lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
@@ -530,12 +546,12 @@ def _shown(
     if found and found.tries > 1:
         sentences.append(f"The interval is corrected for {found.tries} cases")
     if stated is not None:
-        number += f"; the paper states {stated:g}"
-        sentences.append(f"The paper states {stated:g}")
+        number += f"; the paper states {_scale(test) * stated:g}"
+        sentences.append(f"The paper states {_scale(test) * stated:g}")
     if averaged:
-        decimals = shared_decimals(mean, interval)
+        scale, decimals = _scale(test), shared_decimals(*_scaled(test, mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
-        low, high = (f"{number_text(means[end], decimals, _sign(test))} ({end})" for end in ends)
+        low, high = (f"{number_text(scale * means[end], decimals, _sign(test))} ({end})" for end in ends)
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
         side = f"{test.kind.capitalize()} in {agreeing} of {len(means)} cases, from" if sign else "From"

@@ -31,8 +31,7 @@ def tone(verdict: str) -> str:
 TERMS = {
     r"\bcases?\b": "Case: a setting or method that a claim names.",
     r"\ballowed\b": "Allowed: the range in which the claim puts the number.",
-    r"(?<![\w.])[-+][\d.]+(?=\s\[[^]]*\](?! points))": "Numbers without a unit come from curves: "
-    "accuracies are fractions (0.01 is one point), distances and ratios have no unit.",
+    r"(?<![\w.])[-+][\d.]+(?=\s\[[^]]*\](?! points))": "Numbers without a unit are distances or ratios.",
 }
 """Meanings of words in numbers of claims, by pattern."""
 
@@ -65,6 +64,16 @@ def meanings_in(numbers: str) -> list[str]:
     return [meaning for word, meaning in TERMS.items() if re.search(word, numbers)]
 
 
+def cited(text: str) -> Markup:
+    """Return a citation with links from its arXiv number and DOI to the paper."""
+    hosts = {"arXiv": "arxiv.org/abs", "doi": "doi.org"}
+
+    def link(found: re.Match[str]) -> str:
+        return f'<a href="https://{hosts[found[1]]}/{found[2]}">{found[0]}</a>'
+
+    return Markup(re.sub(r"\b(arXiv|doi) ([\w./-]*\w)", link, str(escape(text))))
+
+
 def with_links(page: str, folder: Path) -> str:
     """Return a page with links to the documentation that it names, if its project has that file."""
 
@@ -85,6 +94,7 @@ TEMPLATES = Environment(
 TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
 TEMPLATES.filters |= {
     "tone": tone,
+    "cited": cited,
     "in_lines": in_lines,
     "meanings_in": meanings_in,
     "duration": duration,

@@ -1,5 +1,6 @@
 """Claims judged on hand-made runs: supported if true, contradicted if false, else left open."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -372,7 +373,7 @@ def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).evidence.startswith("+23 points [-2, +49]")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.45 × none [")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.45 times that of none [")
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
@@ -687,7 +688,10 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
         rows = [{**row, "images": 100} for row in accuracies(0.5, 0.6)]
         runs.add({"method": "a", "plugin": plugin}, 60, 60, 60, rows=rows)
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
-    assert runs.judged(alike).verdict == verdict
+    found = runs.judged(alike)
+    assert found.verdict == verdict
+    assert re.search(r"^[+]0[.]\d+ points \[-", found.evidence), "as tables of accuracies"
+    assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
 
 
 def test_curves_of_network_parts_are_summed(runs: Runs) -> None:

@@ -18,7 +18,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
-from fltrain.reporting.pages import in_lines, meanings_in, with_links
+from fltrain.reporting.pages import TEMPLATES, cited, in_lines, meanings_in, with_links
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
@@ -467,7 +467,7 @@ def test_the_stated_number_and_the_allowed_range_have_the_unit_of_ours(numbers: 
 def test_numbers_without_a_unit_are_explained() -> None:
     curve, points = "a minus b: +1.10 [+0.86, +1.34]", "a minus b: +1.6 points [-0.2, +3.4]"
     [meaning] = meanings_in(curve)
-    assert "distances and ratios have no unit" in meaning and meanings_in(points) == []
+    assert meaning == "Numbers without a unit are distances or ratios." and meanings_in(points) == []
     assert f'<abbr title="{meaning}">+1.10</abbr>' in in_lines(curve)
 
 
@@ -489,7 +489,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert [link for link in page.links if "#cell-" in link] == [
         f"table1.html{link}" for link in table.links if link.startswith("#cell-")
     ]
-    assert "figure1.png" in page.loaded
+    assert "figure1.png" in page.loaded and "figure1.png" in page.links, "figures open in full size"
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "(1.5)" in page.of("small")
@@ -515,6 +515,35 @@ def test_a_figure_leads_to_its_runs_if_it_has_any(toy: Toy) -> None:
         page = Page(paper.page({**SUMMARY, "reduced": False}, ABOUT, [sheet], {}, toy.folder / "paper"))
         found.append([unquote(link) for link in page.links if "runs.html" in link])
     assert found == [['../runs.html?filter="paper/figure1"'], []]
+
+
+def test_long_tables_after_the_first_fold_on_phones(toy: Toy) -> None:
+    cells = read_csv(toy.folder / "paper" / "table1.csv")
+    long = [cell.replace(row=f"{cell.row} {number}") for cell in cells for number in range(2)]
+    second = toy.sheet.model_copy(update={"id": "paper/table2"})
+    covers = {"table1": [], "table2": ["table 2"]}
+    for rows, folded in ((cells, 0), (long, 1)):
+        both = {toy.sheet.id: rows, second.id: rows}
+        about = {**ABOUT, "covers": covers}
+        text = paper.page(
+            {**SUMMARY, "reduced": False}, about, [toy.sheet, second], both, toy.folder / "paper"
+        )
+        assert text.count('<details class="fold" open>') == folded
+
+
+def test_a_citation_leads_to_the_paper() -> None:
+    shown = cited("A & B, arXiv 1602.05629, 2017, doi 10.32604/cmc.2024.054484")
+    links = (
+        '<a href="https://arxiv.org/abs/1602.05629">arXiv 1602.05629</a>',
+        '<a href="https://doi.org/10.32604/cmc.2024.054484">doi 10.32604/cmc.2024.054484</a>',
+    )
+    assert shown == f"A &amp; B, {links[0]}, 2017, {links[1]}"
+
+
+def test_a_count_of_zero_has_no_colour() -> None:
+    counts = TEMPLATES.get_template("parts.html").module.counts  # type: ignore[attr-defined]
+    classes = re.findall(r"badge (\w*)", counts({"better": 0, "worse": 1}))
+    assert classes == ["", "bad"]
 
 
 def test_items_without_claims_stand_folded_after_those_with_claims(toy: Toy) -> None:
