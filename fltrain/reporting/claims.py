@@ -397,7 +397,7 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
         return difference if _scale(test) > 1 else ""
     shown = sheet.table.measures if sheet.table else ()
     if over := next((one.relative_to for one in shown if one.measure == test.measure), {}):
-        return f" times that of {', '.join(over.values())}"
+        return f" times the value of {', '.join(over.values())}"
     unit = measure(test.measure).unit
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 

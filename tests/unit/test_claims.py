@@ -373,7 +373,7 @@ def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).evidence.startswith("+23 points [-2, +49]")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.45 times that of none [")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.45 times the value of none [")
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:

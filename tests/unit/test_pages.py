@@ -394,6 +394,7 @@ def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
     page = read(toy, "index.html")
     assert [one for one in page.loaded if not one.startswith("data:,")] == ["paper/figure1.png"]
     assert len(page.text) < 40_000 and not any("report" in link for link in page.links)
+    assert "lazy" not in page.text, "a picture that loads late would move the cards"
     (toy.folder / "paper" / "figure1.svg").write_text("<svg/>")
     try:
         assert "paper/figure1.svg" in front(toy).loaded, "sharp at any size"
