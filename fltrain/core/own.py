@@ -34,12 +34,14 @@ def own_folder() -> Path | None:
     return folder
 
 
-def own_remedy(added: str = "") -> str:
-    """Return the remedy for a name that no file has; empty if the user's folder is set.
+def own_remedy(added: str = "", kind: str = "") -> str:
+    """Return the remedy for a name that no file has.
 
-    ``added`` names other ways to add it.
+    ``added`` names other ways to add it, ``kind`` its folder in the user's folder.
     """
-    return "" if os.environ.get(VARIABLE) else f"; if it is your own, {added}set {VARIABLE} to your folder"
+    if given := os.environ.get(VARIABLE):
+        return f"; your own ones are in {Path(given) / kind}/*.py" if kind else ""
+    return f"; if it is your own, {added}set {VARIABLE} to your folder"
 
 
 def places(config: Path) -> list[Path]:

@@ -14,9 +14,10 @@ from fltrain.core.config import KnownNames, Settings, check_known, file_name
 from fltrain.core.errors import FltrainError, refusing
 from fltrain.core.own import import_own, own_remedy
 
+_FOLDERS = {"method": "methods", "plug-in": "methods", "model": "models/networks"}
 _WAYS = {
     kind: f"add a file to fltrain/{folder}, decorate its class with fltrain.register, or "
-    for kind, folder in {"method": "methods", "plug-in": "methods", "model": "models/networks"}.items()
+    for kind, folder in _FOLDERS.items()
 }
 
 
@@ -127,7 +128,8 @@ def choice(
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
             if hint := (elsewhere or {}).get(str(name)):
                 raise ValueError(f"{name!r} {hint}")
-            check_known(f"unknown {kind}", [name], known, remedy=own_remedy(_WAYS.get(kind, "")))
+            remedy = own_remedy(_WAYS.get(kind, ""), _FOLDERS.get(kind, "").partition("/")[0])
+            check_known(f"unknown {kind}", [name], known, remedy=remedy)
         return value
 
     members = tuple(known.values())

@@ -211,6 +211,11 @@ def _unknown_in_item(item_id: str, item: Item, path: Path) -> Iterator[str]:
     # A single name does not distinguish cells.
     distinct = [column for column, used in names.items() if len(used) > 1]
     yield from unknown(f"{item_id}: reported: {path} has no column", distinct, columns, "columns")
+    for column, used in sorted(names.items()):
+        texts = {row.get(column, "") for row in rows}
+        for name in sorted(used - texts):  # papers print rows that we have not, and not all that we have
+            if "{" not in name and (near := suggest(name, texts - used)):
+                yield f"{item_id}: reported: {path} has no row with {column} {name!r}{near}"
     measures = item.table.measures if item.table else ()
     shown = [one for measured in measures for one in (measured, measured.average) if one]
     compared = [one.reported for one in shown if one.reported]

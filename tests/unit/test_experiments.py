@@ -768,6 +768,12 @@ def test_published_values_of_known_cells_are_accepted(config: Config, start: str
     [
         (VALUES.replace("method", "methd"), CLAIMS, None, ["values.csv", "did you mean 'methd'?"]),
         (VALUES, CLAIMS, put(UNKNOWN_NAMES, *AXES, "method"), ["'methd'", "did you mean 'method'?"]),
+        (
+            VALUES.replace("fedavg", "FedAvg"),
+            CLAIMS,
+            None,
+            ["no row with method 'fedavg'; did you mean 'F"],
+        ),
         (VALUES, CLAIMS, put("accuracy", *MEASURE, "reported"), ["'accuracy'", "values.csv has no row"]),
         (VALUES.replace("50", "5O"), CLAIMS, None, ["values.csv: line 2: the value '5O' is not a number"]),
         (VALUES.replace("50,", "50,,,"), CLAIMS, None, ["line 2 has more cells than"]),

@@ -174,6 +174,16 @@ def test_wrong_entries_of_datasets_are_named_once(tmp_path: Path, monkeypatch: p
         plan(tmp_path, "one")
 
 
+def test_the_workflow_names_a_fault_in_the_own_folder_in_one_line(project: Path) -> None:
+    (project / "own" / "readers").mkdir(parents=True)
+    reader = "from fltrain.data.readers.base import Reader\n\nclass Nameless(Reader):\n    pass\n"
+    (project / "own" / "readers" / "mine.py").write_text(reader)
+    shown = run(project, "-m", "snakemake", "--dry-run", own=project / "own")
+    assert shown == (
+        "error: own.readers.mine.Nameless: lacks 'name'; write name: Literal['nameless'] = 'nameless'\n"
+    )
+
+
 UNTYPED = "from fltrain.methods.base import Method\n\nclass Broken(Method):\n    mu = 0.1\n"
 
 

@@ -17,7 +17,12 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from fltrain.core.errors import FltrainError, count, duration
-from fltrain.runs.record import Results
+
+try:
+    from fltrain.runs.record import Results
+except FltrainError as error:  # a fault in the user's own folder; Snakemake would print a traceback
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
 """Rules whose jobs may take long: their start is printed. Without training, so is each tenth of the jobs."""
