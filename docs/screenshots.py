@@ -116,6 +116,11 @@ class Tour:
 
     def curves(self) -> None:
         """Curves of two methods, means over seeds, as runs are grouped, before numbers of tables."""
+        self.view(ABLATED, "", "", "&compareRunsMode=CHART")
+        legend = self.page.locator('div:has(> div > svg > path[d$="h24"])').first
+        runs = self.client.search_runs([self.experiments[ABLATED]])
+        for name in {run.data.tags["cell"] for run in runs}:
+            expect(legend.get_by_text(name, exact=True)).to_be_in_viewport()
         self.view(PAPER, f"tags.items LIKE '%{FIGURE},%'", "", "&compareRunsMode=CHART")
         for section in ("Curves", "Numbers of tables"):
             expect(self.page.get_by_text(section, exact=True).first).to_be_attached()

@@ -2,7 +2,7 @@
 
 MLflow keeps the columns and charts of a list, and the open parts of its interface, in the browser. Its page
 gets a script that sets them at the first visit; later changes by the user stay. The script also opens long
-descriptions, rounds numbers in lists, and shortens names of groups.
+descriptions, rounds numbers in lists, shortens names of groups, and shows whole legends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLUMNS = {
 }
 """Columns of the lists of tables and of cells, with their widths in pixels: 1,400 show all of them."""
 STATUS = 44
-"""Width of MLflow's column *Created*, which cannot be hidden: its icon shows the status of a run."""
+"""Width of MLflow's column *Created*, without its heading: its icon shows the status of a run."""
 TAGS = {
     **{"tags.`method`": 80, "tags.`plugins`": 80, "tags.`dataset`": 80, "tags.`skew`": 115},
     "tags.`seed`": 55,
@@ -70,6 +70,11 @@ _SCRIPT = """<style>
 .note-view-outer-container :is(th, td) { padding: 0 16px 2px 0; }
 .note-view-outer-container th:first-child { text-align: left; }
 .note-view-outer-container td + td:not(:last-child) { white-space: nowrap; }
+.ag-header-cell[col-id="runDateAndNestInfo"] > :not(.ag-header-cell-resize) { visibility: hidden; }
+/* MLflow shows two lines of a legend. */
+div:has(> div > div > svg > path[d$="h24"]) { display: flex; flex-direction: column; }
+div:has(> div > div > svg > path[d$="h24"]) > :first-child { flex: 1; min-height: 0; }
+div:has(> div > svg > path[d$="h24"]) { flex: none; height: auto !important; max-height: 55%%; }
 </style>
 <script>
 const [start, settings] = %s;
@@ -90,6 +95,12 @@ new MutationObserver(() => {
   }
   for (const name of document.querySelectorAll(".ag-cell span[title]")) {
     if (name.textContent === "Group: " + name.title) name.firstChild.data = name.title;
+  }
+  // Titles of charts have the metric already.
+  for (const legend of document.querySelectorAll('div:has(> div > svg > path[d$="h24"])')) {
+    const names = [...legend.querySelectorAll("span")].map((name) => name.firstChild);
+    const ends = new Set(names.flatMap((name) => / \\([a-z_]{5,}\\)$/.exec(name.data) ?? []));
+    if (ends.size === 1) for (const name of names) name.data = name.data.replace([...ends][0], "");
   }
   for (const cell of document.querySelectorAll('.ag-cell:is([col-id^="metrics."], [col-id^="params."])')) {
     const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
@@ -169,8 +180,8 @@ def state_of(name: str, metrics: Mapping[str, Set[str]], settings: Mapping[str, 
         for metric in dict.fromkeys([*lines, *bars, *metrics])
     ]
     state["compareRunSections"] = [
-        {"uuid": one, "name": one, "display": True, "isReordered": False, "columns": 2, "cardHeight": height}
-        for one, height, charts in (("Curves", 420, lines), ("Numbers of tables", 360, bars))
+        {"uuid": one, "name": one, "display": True, "isReordered": False, "columns": 2, "cardHeight": 420}
+        for one, charts in (("Curves", lines), ("Numbers of tables", bars))
         if charts
     ]
     return state
