@@ -514,7 +514,7 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
         raise FltrainError(f"{found[1]}: the {what} is also in {found[0]}; delete or rename one of them")
     if not found:
         known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
-        where = f"known in {' and '.join(map(str, folders))}"
+        where = f"known from .yaml files in {' and '.join(map(str, folders))}"
         check_known(f"unknown {what}", [name], known, where, own_remedy())
     file = found[0]
     if what == "scale":

@@ -155,6 +155,9 @@ def test_registers_are_added_and_names_in_both_places_refused(
     (own / "register.yaml").unlink()
     with pytest.raises(FltrainError, match="unknown scale 'bot'; did you mean 'both'"):
         plan(config, "bot")
+    (own / "scales" / "xyz.yml").touch()
+    with pytest.raises(FltrainError, match=r"'xyz' \(known from .yaml files in .*/scales and .*own/scales: "):
+        plan(config, "xyz")
     shutil.copy(config / "papers" / "toy.yaml", own / "papers")
     with pytest.raises(FltrainError, match=r"own/papers/toy.yaml: the paper is also in .*config/papers/toy"):
         plan(config, "both")

@@ -44,6 +44,13 @@ def test_banner_unknown_targets_and_advice_to_skip_changed_jobs_are_left_out() -
         assert [bool(handler.filter(record)) for record in records] == [False, verbose, verbose, True]
 
 
+@pytest.mark.parametrize("text", ["Cannot restore summary.json: no backup found.", "other"])
+def test_nothing_follows_the_message_of_a_failed_job(text: str) -> None:
+    handler = LogHandler(OutputSettings(), None)
+    record = logging.makeLogRecord({"msg": text, "levelno": logging.WARNING})
+    assert handler.line(record) == text * (text == "other")
+
+
 def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,8 +30,8 @@ ANNOUNCED = ("data", "model_figure", "index", "track")
 SHOWN = ("Nothing to be done", "Complete log", "Shutting down", "Unlocked", "Congratulations", "archived")
 """Beginnings of Snakemake's remarks that help the user."""
 
-REPEATED = ("CalledProcessError", "At least one job did not complete")
-"""Parts of errors that repeat an earlier message: a job failed, or the user stopped the workflow."""
+REPEATED = ("CalledProcessError", "At least one job did not complete", "no backup found")
+"""Parts of messages that follow an earlier one: a job failed, or the user stopped the workflow."""
 
 
 class LogHandler(LogHandlerBase):
