@@ -532,6 +532,16 @@ def test_long_tables_after_the_first_fold_on_phones(toy: Toy) -> None:
         assert text.count('<details class="fold" open>') == folded
 
 
+def test_numbers_of_a_group_stand_together_on_phones() -> None:
+    grid = Grid("method", [("A", "x"), ("B", "x"), ("A", "y")], {"a": [GridEntry(text) for text in "123"]})
+    text = TEMPLATES.get_template("parts.html").module.values("t", "T", grid)  # type: ignore[attr-defined]
+    assert re.findall(r'data-label="(.)"( data-group=".")?( style="order:.")?', text) == [
+        ("x", ' data-group="A"', ""),
+        ("x", ' data-group="B"', ' style="order:1"'),
+        ("y", "", ""),
+    ]
+
+
 def test_a_citation_leads_to_the_paper() -> None:
     shown = cited("A & B, arXiv 1602.05629, 2017, doi 10.32604/cmc.2024.054484")
     links = (
