@@ -101,7 +101,7 @@ class Participation(Settings):
 
 def _fraction(value: Any) -> Any:
     if isinstance(value, str):
-        raise ValueError(f"a share is a number from 0 to 1 without quotes, got {value!r}")
+        raise ValueError(f"a share is a number from 0 to 1, such as 0.5, got {value!r}")
     return {"fraction": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -130,7 +130,7 @@ PROBLEMS = {
     2: "partition.client: unknown key 'client'; did you mean 'clients'?",
     3: "model: unknown model 'lenet'; did you mean 'lenet5'?",
     5: "lr: unknown key 'lr'; did you mean 'training.lr'?",
-    6: "local_test: input should be a mapping ({key: value}), got 'yes'",
+    6: "local_test: a share is a number from 0 to 1, such as 0.5, got 'yes'",
     8: "training.lr: input should be a finite number, got inf",
     9: "training.batch_size: input should be a valid integer, got 'no'",
     10: "training.lr_schedule.decay: input should be less than or equal to 1, got 2",

@@ -89,7 +89,7 @@ def refusal(**changes: Any) -> str:
         ),
         (
             {"participation": "50%"},
-            "participation: a share is a number from 0 to 1 without quotes, got '50%'",
+            "participation: a share is a number from 0 to 1, such as 0.5, got '50%'",
         ),
         (
             {"participation": {"fraction": 50}},
