@@ -160,19 +160,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Listed:
-    """A claim on the page of results: a line of a table and one of the folded details.
+    """A claim on the page of results: a line of a table, and its folded tests or the reason that it has none.
 
     Attributes:
         cells: the line; empty without a verdict.
         claim: its text and place in the paper.
-        detail: its test, or why it has no verdict.
+        detail: why it has no verdict.
+        tests: numbers of cases, test and p value of each of its parts.
         table: title of the tables behind it.
         runs: number of their runs and seeds, and the labels to which they are restricted.
     """
 
     cells: list[str]
     claim: str
-    detail: str
+    detail: str = ""
+    tests: Sequence[Sequence[str]] = ()
     table: str = ""
     runs: str = ""
 
@@ -362,7 +364,7 @@ class Evidence:
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
                 f"all values are in the [table](../published/{paper}/{path.name})",
                 f"± {margin:.0%} of the value",
-                f"{ratios.min():.2f} to {ratios.max():.2f} of the published values",
+                f"our values are {ratios.min():.2f} to {ratios.max():.2f} times the published ones",
             )
 
     def _merged(self, group: Group, claims: Mapping[str, Row]) -> Row:
@@ -376,6 +378,8 @@ class Evidence:
         by_verdict: dict[str, list[str]] = {}
         for name, row in rows.items():
             by_verdict.setdefault(row.verdict, []).append(name)
+        about = WITH.sub(r"gain with \1", lead)
+        needed = allowed.replace(", allowed: ", " (the claim needs ") + ")" * bool(allowed)
         named = [
             f"{len(names)} {verdict}" + f" ({', '.join(names)})" * (len(by_verdict) > 1)
             for verdict, names in by_verdict.items()
@@ -386,28 +390,27 @@ class Evidence:
             verdict="; ".join(named),
             numbers="; ".join(
                 [
-                    *([f"{lead}{allowed}:".removeprefix(", ")] if lead or allowed else []),
+                    *([f"{about}{needed}:"] if lead else []),
                     *(f"{name}: {numbers}" for name, numbers in left.items()),
                 ]
             ),
         )
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
-        """The claims of a group in one line, with one detail for equal tests."""
+        """The claims of a group in one line, with one line for equal tests."""
         one = self._merged(group, claims)
         lines = {name: self._line(claims[claim]) for name, claim in group.claims.items()}
-        tests = {name: line.detail.removeprefix("Test: ") for name, line in lines.items()}
-        equal = len({*tests.values()}) == 1
-        detail = (
-            next(iter(tests.values()))
-            if equal
-            else " ".join(f"{name}: {test}" for name, test in tests.items())
-        )
+        first, *others = lines.values()
+        tests = [
+            [f"{name}: {note}".rstrip(": "), *test]
+            for name, line in lines.items()
+            for note, *test in line.tests
+        ]
         return replace(
-            next(iter(lines.values())),
-            cells=[one.claim, one.verdict, broken(one.numbers)],
+            first,
+            cells=[one.claim, one.verdict, in_sentences(one)],
             claim=one.claim,
-            detail=f"Test: {detail}",
+            tests=tests if any(line.tests != first.tests for line in others) else first.tests,
         )
 
     def _line(self, row: Row) -> Listed:
@@ -417,16 +420,20 @@ class Evidence:
         if row.verdict == "not judged":
             return Listed([], row.claim, f"not judged. {row.evidence.rstrip('.')}.")
         if row.verdict == "tested":
-            return Listed([row.claim, row.verdict, ""], row.claim, f"{row.evidence}.")
+            return Listed(
+                [row.claim, row.verdict, ""], row.claim, tests=[[f"{capital(row.evidence)}.", "", ""]]
+            )
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         return Listed(
-            [row.claim, row.verdict, broken(row.numbers)],
+            [row.claim, row.verdict, in_sentences(row)],
             row.claim,
-            test_of(row, seeds),
-            "; ".join(item.item.title for item in items),
-            ", ".join([f"{len(self._runs(row))} runs", f"{seeds} seeds", *(f"only {one}" for one in limits)]),
+            tests=tests_of(row, seeds),
+            table="; ".join(item.item.title for item in items),
+            runs=", ".join(
+                [f"{len(self._runs(row))} runs", f"{seeds} seeds", *(f"only {one}" for one in limits)]
+            ),
         )
 
     def _items(self, row: Row) -> list[PlannedItem]:
@@ -442,25 +449,48 @@ class Evidence:
         return [str(len(runs)), f"{hours:.1f}{mark}", f"{size / 1e6:.1f}"]
 
 
+PART = re.compile(r"(?:^| )\(\d\) (?=(?:supported|contradicted|undecided|not judged|not run): )")
+"""Begin of a part in the evidence on a claim."""
 LEAD = re.compile(
-    r"(?P<part>\(\d\) \w+: )?(?:Mean of \d+ cases: )?(?P<number>[-+]?\d\S*(?: \S+)? \[[^]]*\])"
+    r"^(?:Mean of \d+ cases: )?(?P<number>[-+]?\d\S*(?: \S+)? \[[^]]*\])"
     r" over (?P<seeds>\d+) seeds?(?: for (?P<about>.*?))?\. "
 )
 """First sentence of the evidence on a claim or a part of it: its number."""
+TEST = re.compile(r"(?P<notes>.*?)Test: (?P<test>.*?), (?:largest )?one-sided p (?P<p>.*)")
 
 
-def test_of(row: Row, seeds: int) -> str:
-    """The evidence without numbers, seeds and reasons that the row has."""
+def tests_of(row: Row, seeds: int) -> list[list[str]]:
+    """Return numbers of cases, test and p value of each part of a claim.
+
+    Numbers, seeds and reasons that the row has are left out. Tests on the same number share a line.
+    """
     evidence = row.evidence.partition(" Undecided, because")[0].rstrip(".") + "."
-    differ = len({found["about"] for found in LEAD.finditer(evidence)}) > 1
-
-    def without(found: re.Match[str]) -> str:
-        if found["number"] not in row.numbers or int(found["seeds"]) != seeds:
-            return found[0]
-        return f"{found['about']}: " if found["part"] and differ else found["part"] or ""
-
-    test = LEAD.sub(without, evidence).replace("one-sided p", "p")
-    return re.sub(r"(p [<\d. ]*\d)\. Test: ", r"\1; ", re.sub(r"\(\d\) \w+: (?=Test: )", "", test))
+    parts = list(filter(None, PART.split(evidence)))
+    several = len(parts) > 1
+    lines: dict[tuple[str, str], list[list[str]]] = {}
+    for part in parts:
+        verdict, _, text = part.partition(": ") if several else ("", "", part)
+        about, notes = "", []
+        if lead := LEAD.match(text):
+            text, about = text[lead.end() :], capital(": ".join(subject(lead["about"] or "")))
+            if int(lead["seeds"]) != seeds:
+                notes.append(lead[0].partition(" for ")[0])
+            elif lead["number"] not in row.numbers:
+                notes.append(lead[0].partition(" over ")[0])
+        found = TEST.match(text)
+        rest, test, p = found.groups() if found else (text, "", "")
+        notes += [note for text in rest.strip().split(". ") if (note := text.rstrip("."))]
+        shown = [f"{capital(note)}." for note in notes if note.lower() not in row.numbers.lower()]
+        if several and not found:
+            about, shown = "", [capital(f"{verdict}: {' '.join(shown)}")]
+        lines.setdefault((about, "<br>".join(shown)), []).append([test, p.rstrip(".")])
+    return [
+        [
+            ":<br>".join(filter(None, [about * (len(lines) > 1), notes])),
+            *("<br>".join(filter(None, texts)) for texts in zip(*tests, strict=True)),
+        ]
+        for (about, notes), tests in lines.items()
+    ]
 
 
 def shared(pattern: str, rows: Iterable[Row]) -> str:
@@ -469,9 +499,72 @@ def shared(pattern: str, rows: Iterable[Row]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def broken(numbers: str) -> str:
-    """Numbers with a line for each."""
-    return numbers.replace("; ", "<br>")
+WITH = re.compile(r"runs with (\S+) minus runs without it")
+NUMBER = re.compile(
+    r"(?P<about>(?:gain \w+ [^:]*: )?[^:]*? minus [^:]*?)"
+    r"(?P<place> at [^:]*, (?:one|the \w+) of \d+ cases)?(?P<sum>, sum of [^:]*?)?"
+    r"(?:, mean of (?P<cases>\d+ cases))?: (?P<number>[-+]?\d.*)"
+)
+"""A number of a claim: the subtraction behind it, the cases, and the number with its interval."""
+REMARKS = {
+    "^most runs in": "most runs failed in",
+    "^undecided because of (.* cases), for": r"\1 do not support the claim, for",
+    "^undecided because of (“.*”):": r"\1 does not support the claim:",
+    " not judged$": " is not judged",
+}
+"""Pattern of a remark on a number -> its words in a sentence."""
+
+
+def in_sentences(row: Row) -> str:
+    """Return the numbers of a claim, with a line and a sentence for each."""
+    found = {*re.findall(r"Test: ([^,]*) in each of \d+ cases", row.evidence)}
+    each = (
+        f"; it is {found.pop()} in each case"
+        if len(found) == 1 and row.verdict.startswith("supported")
+        else ""
+    )
+    return "<br>".join(sentence(part, each) for part in row.numbers.split("; ")) if row.numbers else ""
+
+
+def subject(subtraction: str) -> list[str]:
+    """Return a subtraction, after the labels that both sides share.
+
+    For example, ``IID, B = 10 minus IID, B = inf`` has ``IID`` and ``B = 10 minus B = inf``.
+    """
+    text = WITH.sub(r"the gain with \1", subtraction)
+    gain, _, rest = text.rpartition(": ")
+    first, _, second = (side.split(", ") for side in rest.partition(" minus "))
+    common = [label for label in first if label in second]
+    if not common and not gain:
+        return [text]
+    sides = [", ".join(label for label in side if label not in common) for side in (first, second)]
+    middle = f"the {gain} at {sides[0]} minus that at {sides[1]}" if gain else " minus ".join(sides)
+    return [*([", ".join(common)] if common else []), middle]
+
+
+def sentence(part: str, each: str = "") -> str:
+    """Return a number of a claim, or a remark on it, as a sentence; ``each`` is a remark on all cases."""
+    text, _, allowed = part.partition(", allowed: ")
+    allowed, _, missed = allowed.partition(", ")
+    if found := NUMBER.fullmatch(text):
+        scope = f"on average over {found['cases']}, " if found["cases"] else ""
+        scope += f"{found['place'].strip()}, " if found["place"] else ""
+        scope += f"summed over {found['sum'].removeprefix(', sum of ')}, " if found["sum"] else ""
+        *common, about = subject(found["about"])
+        text = ": ".join([*common, f"{scope}{about} is {found['number']}"]) + each * bool(found["cases"])
+    for pattern, words in REMARKS.items():
+        text = re.sub(pattern, words, text)
+    if allowed:
+        text += (
+            f"; the claim needs {'' if allowed[0].isdigit() else 'a value '}{allowed}"
+            + f", {missed}" * bool(missed)
+        )
+    return capital(text) + "." * (not text.endswith(":") and not re.match(r"\w+: [-+]\d", text))
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital letter, unless it begins with a name."""
+    return text if re.match(r"\S*[A-Z]", text) else text[:1].upper() + text[1:]
 
 
 def was_judged(verdict: str) -> bool:

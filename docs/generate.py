@@ -414,12 +414,11 @@ In the tables (more: [protocol](protocol.md#8-claims), [glossary](glossary.md#pa
   others are confirmatory.
 * **Contradicted†** claims drop out of the list of contradicted claims at a
   [false discovery rate](protocol.md#7-many-cells) of 5 %.
-* **Numbers** are means, with 90 % intervals over seeds in brackets. *Allowed* is the range that supports the
-  claim, with its margin. Without it, we test against zero.
-* A **case** is a setting or method. Most claims must hold in every case; *Details* says which ones we test
-  *on average*.
+* **Numbers** are means, with 90 % intervals over seeds in brackets. A range that a claim needs includes its
+  margin. Without one, we test against zero.
+* A **case** is a setting or method. Most claims must hold in every case.
 
-*Details* below each table has runs and tests (one-sided).
+*Details* below each table has runs and one-sided tests. For several cases, *p* is the largest, with its case.
 
 {papers}
 
@@ -574,24 +573,25 @@ def listed(rows: Sequence[Listed]) -> str:
     shown, others = [row for row in rows if row.cells], [row for row in rows if not row.cells]
     parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
     lacking = f"{count(len(others), 'main claim')} without verdict"
-    for summary, group in (("Details", shown), (lacking, others)):
-        folded = f"<details><summary>{summary}</summary>\n\n{details(group)}\n\n</details>"
-        parts += [folded] if group else []
+    reasons = bullets(f"*{row.claim}*: {row.detail}" for row in others)
+    for summary, text in (("Details", details(shown) if shown else ""), (lacking, reasons)):
+        parts += [f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"] if text else []
     return "\n\n".join(parts)
 
 
 def details(rows: Sequence[Listed]) -> str:
-    """A list of details, in which claims on the same runs share a heading with the number of runs."""
+    """A table of tests, in which claims on the same runs share a heading with the number of runs."""
     groups: dict[tuple[str, str], list[Listed]] = {}
     for row in rows:
         groups.setdefault((row.table, row.runs or row.claim), []).append(row)
-    lines = []
+    lines: list[list[str]] = []
     for (title, runs), group in groups.items():
         if len(group) > 1:
-            lines += [f"*{title}* ({runs}):", *(f"  * *{row.claim}*: {row.detail}" for row in group)]
-        else:
-            lines += [f"*{row.claim}*{f' ({row.runs})' * bool(row.runs)}: {row.detail}" for row in group]
-    return "\n".join(line if line.startswith(" ") else f"* {line}" for line in lines)
+            lines.append([f"*{title}* ({runs})", "", "", ""])
+        for row in group:
+            claim = f"· {row.claim}" if len(group) > 1 else f"{row.claim}{f' ({row.runs})' * bool(row.runs)}"
+            lines += [["" if place else claim, *test] for place, test in enumerate(row.tests)]
+    return table(["claim", "cases", "we test for a number", "p"], lines)
 
 
 SYMBOLS = {

@@ -66,17 +66,22 @@ def test_pages_of_methods_are_complete(name: str) -> None:
         assert name in spec.composition.name.split("+")
 
 
-def test_details_of_results_do_not_repeat_their_table() -> None:
+def test_results_have_sentences_and_details_do_not_repeat_them() -> None:
     """Numbers are in the line of a claim, runs and seeds once for all claims on the same table."""
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     blocks = re.findall(
         r"((?:^\|[^\n]*\n)+)\n<details><summary>Details</summary>(.*?)</details>", page, re.M | re.S
     )
     for table, details in blocks:
+        for *_, cell in table_rows(table)[2:]:
+            assert not cell or cell.endswith(".") or cell.startswith("Gain with"), (
+                "a sentence, or a list of gains"
+            )
         numbers = re.findall(r"[-+]\d\S*(?: \w+| %)? \[[^]]*\]", table)
-        assert not [number for number in numbers if f"*: {number} over " in details]
-        runs = re.findall(r"^\* \*(.*)\* (\(\d+ runs.*?\)):", details, re.M)
+        assert not [number for number in numbers if f"{number} over " in details]
+        runs = re.findall(r"^\| (.*) (\(\d+ runs.*?\)) \|", details, re.M)
         assert len(runs) == len(set(runs)) and "one-sided" not in details and "verdict" not in details
+        assert not re.search(r"\(\d\) \w+: |Test: ", details), "a line and a cell for each test"
     assert len(blocks) == 5
 
 
