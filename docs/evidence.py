@@ -531,7 +531,7 @@ def subject(subtraction: str) -> list[str]:
 
     For example, ``IID, B = 10 minus IID, B = inf`` has ``IID`` and ``B = 10 minus B = inf``.
     """
-    text = WITH.sub(r"the gain with \1", subtraction)
+    text = re.sub(r"\bothers\b", "the others", WITH.sub(r"the gain with \1", subtraction))
     gain, _, rest = text.rpartition(": ")
     first, _, second = (side.split(", ") for side in rest.partition(" minus "))
     common = [label for label in first if label in second]
