@@ -35,8 +35,8 @@ def print_table(
 
     An empty row is a line across the table. Columns with a heading in ``right`` are aligned to the right. If
     the terminal is narrow, ``optional`` columns are left out, one after another, until the table fits with
-    columns of at most a third of the width. Columns with a heading in ``whole`` are never folded. Words of
-    other columns are folded only if the table does not fit without spaces at the lines either.
+    columns of at most a third of the width, except those with a heading in ``whole``, which are never folded.
+    Words of other columns are folded only if the table does not fit without spaces at the lines either.
     """
     console = _console()
     for number in range(len(optional) + 1):
@@ -44,7 +44,8 @@ def print_table(
         kept = [place for place, heading in enumerate(headings) if heading not in absent]
         columns = [[headings[place], *(cells[place] for cells in rows if cells)] for place in kept]
         widest = console.width // 3 if optional else console.width
-        most = [min(max(map(len, texts)), widest) for texts in columns]
+        limits = [console.width if texts[0] in whole else widest for texts in columns]
+        most = [min(max(map(len, texts)), limit) for texts, limit in zip(columns, limits, strict=True)]
         if sum(most) + 3 * len(most) < console.width:
             break
     fixed = [width * (texts[0] in whole) for texts, width in zip(columns, most, strict=True)]

@@ -100,7 +100,7 @@ def show_plan(
     numbers += ["time left"] if speeds else []
     typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
     optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
-    print_table(("item", "title", *numbers), [*rows, (), total], right=numbers, optional=optional)
+    print_table(("item", "title", *numbers), [*rows, (), total], numbers, optional, whole=["item"])
     cohorts = Counter(spec.participation.in_words(spec.partition.clients) for spec in runs.values())
     typer.echo(f"cohorts: {listed((cohort for cohort, _ in cohorts.most_common()), 3)}")
     prefixes = "G 1e9, T 1e12, P 1e15, E 1e18"

@@ -66,7 +66,7 @@ def import_archive(
     """Import the records of an archive into RESULTS/runs.
 
     If one record is invalid, the command imports none. It keeps existing records, and counts those whose
-    numbers differ from the archive.
+    numbers differ from the archive by more than rounding.
     """
     from fltrain.runs.archive import import_records
 

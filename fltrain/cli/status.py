@@ -49,9 +49,10 @@ def status(
     """Show status, final accuracy and wall time of each run.
 
     If you name no scale and the folder only has runs that the default scale lacks, the command lists these.
-    A stopped run resumes from its last checkpoint. A stale run is older than a revision of one of its
-    components; retrain it. An unknown run has settings that today's code lacks: set FLTRAIN_PATH if it has a
-    method of your own. A damaged record was changed after training; tables leave it out.
+    A stopped run resumes from its last checkpoint. A failed run ended with an error: see its train.log. A
+    stale run is older than a revision of one of its components; retrain it. An unknown run has settings that
+    today's code lacks: set FLTRAIN_PATH if it has a method of your own. A damaged record was changed after
+    training; tables leave it out.
     """
     wanted, folder = options.selection_of(items, seeds, where), options.read_from(results)
     whole = plan(config, scale)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PydanticUserE
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_json, to_jsonable_python
 
-from fltrain.core.errors import FltrainError, listed, together
+from fltrain.core.errors import FltrainError, listed, place_of_class, together
 from fltrain.core.located import place_of
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
@@ -185,7 +185,7 @@ class _Typed(ModelMetaclass):
             )
             forms = " or ".join(f"`{key}: {one} = {value!r}`{what}" for one, what in types.items())
             raise FltrainError(
-                f"{namespace['__module__']}.{name}: {key!r} has no type; write {forms}"
+                f"{place_of_class(namespace['__module__'], name)}: {key!r} has no type; write {forms}"
             ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,6 +91,13 @@ def own_place(error: BaseException) -> str:
         if frame.f_globals.get("__name__", "").startswith(f"{OWN_PACKAGE}.")
     ]
     return frames[-1] if frames else ""
+
+
+def place_of_class(module: str, name: str) -> str:
+    """Return, for example, ``/my/methods/mine.py:7: class Mine``; without a file, module and name."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    before, found, _ = (Path(file).read_text(encoding="utf-8") if file else "").partition(f"class {name}(")
+    return f"{file}:{1 + before.count(chr(10))}: class {name}" if found else f"{module}.{name}"
 
 
 def _one_line(message: str) -> str:

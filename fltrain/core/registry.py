@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeVar, Union
 from pydantic import BeforeValidator, Field
 
 from fltrain.core.config import KnownNames, Settings, check_known, file_name
-from fltrain.core.errors import FltrainError, refusing
+from fltrain.core.errors import FltrainError, place_of_class, refusing
 from fltrain.core.own import import_own, own_remedy
 
 _FOLDERS = {"method": "methods", "plug-in": "methods", "model": "models/networks"}
@@ -32,7 +32,7 @@ class Component(Settings):
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Check name, abstract parts, and that functions take the same arguments as those they override."""
         if fault := _fault_of(cls):
-            raise FltrainError(f"{cls.__module__}.{cls.__name__}: {fault}")
+            raise FltrainError(f"{place_of_class(cls.__module__, cls.__name__)}: {fault}")
         for name, function in vars(cls).items():
             overridden = getattr(super(cls, cls), name, None)
             if name.startswith("_") or not (inspect.isfunction(function) and inspect.isfunction(overridden)):
@@ -42,8 +42,8 @@ class Component(Settings):
                 taken.bind(*expected)
             except TypeError:
                 raise FltrainError(
-                    f"{cls.__module__}.{cls.__name__}: {name!r} takes ({', '.join(taken.parameters)}); "
-                    f"write {name}({', '.join(expected)})"
+                    f"{place_of_class(cls.__module__, cls.__name__)}: {name!r} takes "
+                    f"({', '.join(taken.parameters)}); write {name}({', '.join(expected)})"
                 ) from None
 
 
@@ -99,7 +99,8 @@ def catalogue(
         pending.extend(derived)
         if not (derived or "name" in component.__annotations__ or component.__name__.startswith("_")):
             remedy = "write name: Literal[{0!r}] = {0!r}".format(component.__name__.lower())
-            raise FltrainError(f"{component.__module__}.{component.__name__}: lacks 'name'; {remedy}")
+            place = place_of_class(component.__module__, component.__name__)
+            raise FltrainError(f"{place}: lacks 'name'; {remedy}")
         name = component.model_fields["name"].default
         if isinstance(name, str):
             file_name(name, f"name in {component.__module__}")

@@ -138,20 +138,20 @@ def _download(file: RemoteFile, path: Path, files: Sequence[RemoteFile]) -> None
                 _receive(file, url, temporary)
         except _Failed as error:
             reasons.append(_without_password(f"{url}: {error}"))
-            LOG.info("%s: %s", file.name, reasons[-1])
         else:
-            LOG.info("%s: downloaded, checksum verified", file.name)
+            failed = f" (failed before: {'; '.join(reasons)})" if reasons else ""
+            LOG.info("%s: downloaded, checksum verified%s", file.name, failed)
             return
     tried = "; ".join(reasons) or "it has no public address"
-    by_hand = f"get it by hand and name its folder in {OFFLINE}"
+    dataset = path.parent.name
+    missing = [one for one in files if not (path.with_name(one.name).exists() or _offline(dataset, one))]
+    names = ", ".join(one.name for one in missing)
+    by_hand = f"get {names} by hand and name the folder in {OFFLINE}"
     if offline := os.environ.get(OFFLINE):
-        dataset = path.parent.name
-        missing = [one for one in files if not (path.with_name(one.name).exists() or _offline(dataset, one))]
-        names = ", ".join(one.name for one in missing)
         by_hand = f"put it into {OFFLINE}={offline}, where neither the folder nor {dataset}/ has {names}"
     raise FltrainError(
         f"{file.name}: cannot be downloaded ({tried}); try again later, or {by_hand} "
-        f"(expected: {file.identity})"
+        f"(expected of {file.name}: {file.identity})"
     )
 
 

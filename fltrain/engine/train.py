@@ -10,7 +10,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -124,8 +124,8 @@ class _Training:
                     (record.folder / "train.log").write_text("")
                 forget_peaks(self.execution.device)
                 self._train()
-        except MethodError as error:
-            LOG.error("%s failed", run, exc_info=error.__cause__)
+        except FltrainError as error:
+            LOG.error("failed: %s", error, exc_info=error.__cause__ or error)
             raise
         except Stopped as stopped:
             option, saved = " with --again" * record.complete, self.results.saved_rounds(run)
@@ -298,10 +298,7 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
 
 @contextmanager
 def _logging_to(path: Path, quiet: bool) -> Iterator[None]:
-    """Write our messages to a file, and to the terminal unless ``quiet``; leave other logging as it is.
-
-    Tracebacks go to the file only.
-    """
+    """Write messages to a file and, unless ``quiet``, to the terminal without tracebacks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Append: the shell and another process that trains the run may write to the same file.
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
@@ -321,7 +318,8 @@ def _logging_to(path: Path, quiet: bool) -> Iterator[None]:
         logging.raiseExceptions = raising
         for handler in handlers:
             LOG.removeHandler(handler)
-            handler.close()
+            with suppress(OSError):  # the disk is full
+                handler.close()
 
 
 def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:

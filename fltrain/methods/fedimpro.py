@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import Tensor, functional, torch
 from fltrain.methods.base import (
     Aggregate,
@@ -97,7 +98,10 @@ class FedImpro(Method):
 
     # ---------------------------------------------------------------- estimates
     def server_init(self, task: Task, start: Tensor) -> State:
-        maps = task.map_shape(task.network.cut(self.split))
+        try:
+            maps = task.map_shape(task.network.cut(self.split))
+        except FltrainError as error:
+            raise FltrainError(f"plugins.fedimpro.split: {error}, or leave out fedimpro") from None
         shape = maps if self.shape == "element" else (maps[0], *[1] * (len(maps) - 1))
         seen = start.new_zeros(task.classes)
         if self.initial == "masked":

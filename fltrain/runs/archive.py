@@ -11,6 +11,7 @@ from __future__ import annotations
 import filecmp
 import gzip
 import io
+import math
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ from fltrain.runs.record import RECORD_FILES, Record, Results, leased
 NUMBERS = ("spec.json", "metrics.jsonl", "summary.json")
 """Files that are equal after the same training with the same arithmetic."""
 
+_FLOAT = re.compile(r"-?\d+(?:\.\d+(?:e[-+]?\d+)?|e[-+]?\d+)")
 _MEMBER = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.+-]*/({'|'.join(map(re.escape, RECORD_FILES))})")
 
 
@@ -65,8 +67,8 @@ def import_records(path: Path, results: Results) -> Counter[str]:
     """Import the records of an archive. If one is invalid, none is imported; existing records stay.
 
     Returns:
-        The number of records that are ``added``; ``unchanged``, because spec and numbers are equal; and
-        ``kept``, although their numbers differ.
+        The number of records that are ``added``; ``unchanged``, because spec and numbers are equal, or
+        equal up to rounding; and ``kept``, although their numbers differ.
 
     Raises:
         FltrainError: if the archive is invalid, a run is being trained, or a file cannot be written.
@@ -96,15 +98,24 @@ def _receive(new: Path, results: Results) -> str:
         raise FltrainError(f"{place} is not a folder; rename it")
     try:
         with leased(results.lease(new.name)):
-            if results.record(new.name).complete:
+            if (mine := results.record(new.name)).complete:
                 same, *_ = filecmp.cmpfiles(new, place, NUMBERS, shallow=False)
-                return "unchanged" if len(same) == len(NUMBERS) else "kept"
+                rows = ((folder / "metrics.jsonl").read_text() for folder in (new, place))
+                equal = len(same) == len(NUMBERS) or (mine.usable and _close(*rows))
+                return "unchanged" if equal else "kept"
             if place.exists():  # a training that was stopped
                 shutil.rmtree(place)
             new.rename(place)
     except Timeout:
         raise FltrainError(f"{new.name} is being trained; stop it or wait for its end") from None
     return "added"
+
+
+def _close(one: str, other: str) -> bool:
+    """Return True if texts differ at most in the last digits of their floats."""
+    pairs = zip(*(map(float, _FLOAT.findall(text)) for text in (one, other)), strict=False)
+    same = _FLOAT.sub("#", one) == _FLOAT.sub("#", other)
+    return same and all(math.isclose(*pair, rel_tol=1e-5, abs_tol=1e-6) for pair in pairs)
 
 
 def _unpack(path: Path, staging: Path) -> None:

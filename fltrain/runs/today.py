@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -169,8 +170,8 @@ class RunStatus(NamedTuple):
     """Status of a run.
 
     Attributes:
-        name: ``completed``, ``diverged``, ``damaged``, ``training``, ``stopped``, ``started`` (ended before
-            its first checkpoint), ``stale``, ``unknown`` (the code lacks its settings) or ``not trained``.
+        name: ``completed``, ``diverged``, ``damaged``, ``training``, ``failed``, ``stopped``, ``started``
+            (not yet saved), ``stale``, ``unknown`` (the code lacks its settings) or ``not trained``.
         detail: explanation, empty if there is none.
         final: final accuracy, from 0 to 1; None if there is none.
         seconds: wall time of the training; None unless it has ended.
@@ -202,9 +203,14 @@ class RunStatus(NamedTuple):
                 return cls("damaged", str(error))
         if held(results.lease(run)):
             return cls("training")
+        text, log = "", record.folder / "train.log"
+        with suppress(OSError):
+            text = log.read_text(errors="replace")
+        if last := re.search(r"(?ms)^[\d:]{8} failed: ([^\n]*)(?!.*^[\d:]{8} )", text):  # the last message
+            return cls("failed", last[1].removeprefix(f"{run}: "))
         if finished := results.saved_rounds(run):
             return cls("stopped", f"after round {finished}; the next start resumes there")
-        if os.path.exists(record.folder / "train.log"):
+        if os.path.exists(log):
             return cls("started")
         return cls("stale", f"{stale.stale} ({stale.run_id})") if stale else cls("not trained")
 

@@ -73,8 +73,8 @@ def short_names(spec: RunSpec) -> dict[str, str]:
 
 
 def settings_text(spec: RunSpec) -> dict[str, str]:
-    """Return everything that conditions can name in a run's spec, as text."""
-    return {**dict(flat_settings(spec.canonical)), **short_names(spec)}
+    """Return everything that conditions can name in a run's spec, with all defaults, as text."""
+    return dict(flat_settings(spec.canonical | spec.all_settings())) | short_names(spec)
 
 
 def cell_text(spec: RunSpec, settings: Iterable[str]) -> dict[str, str]:
@@ -174,8 +174,8 @@ def _nothing_left(condition: Condition, values: Iterable[str], place: str) -> Fl
 
 
 def value_of(settings: Mapping[str, str], key: str) -> str:
-    """Return a setting's value: the name of a component, or ``none`` if the run does not have the setting."""
-    value = settings.get(key, settings.get(f"{key}.name"))
+    """Return a setting's value: a component's name, a group's fraction, or ``none`` if the run lacks it."""
+    value = settings.get(key, settings.get(f"{key}.name", settings.get(f"{key}.fraction")))
     if value is None:
         return _GROUP if any(begins(name, [key]) for name in settings) else NONE
     return value

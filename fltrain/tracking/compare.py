@@ -401,7 +401,7 @@ def compare_runs(
     made = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
     remarks = _ended_early([run.spec for run in runs], metric)
     if dependent := [key for key in others if key not in shown]:
-        remarks.append(f"conditions also differ in {', '.join(dependent)}")
+        remarks.append(f"conditions also differ in {listed(dependent, 3)}")
     if len(made) > 1 and not any(cell.gains for cell in made):
         remarks.append(
             f"no gains: no two runs with a value agree with {base!r} in seed and "

@@ -101,7 +101,8 @@ class RecordedRun:
     def named(self) -> dict[str, str]:
         """All settings and fields, for ``fltrain.runs.where``; a paper stands for its items."""
         items = f"{self.fields['items']} {self.fields['paper']}"
-        return {**self.settings, **self.fields, "items": items}
+        every = dict(flat_settings(self.spec.all_settings()))
+        return {**every, **self.settings, **self.fields, "items": items}
 
     @cached_property
     def finals(self) -> dict[str, float]:

@@ -18,7 +18,7 @@ from fltrain.methods.fedavg import FedAvg
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.record import RECORD_FILES, Results, sealed
 
-from .helpers import cli, error_line, tiny, trained, write_config, write_tar
+from .helpers import cli, error_line, seal, tiny, trained, write_config, write_tar
 
 Files = dict[str, bytes]
 
@@ -92,7 +92,13 @@ def test_a_record_with_other_numbers_is_kept(source: Results, target: Results, p
     path = mine.folder / "provenance.json"
     write_json(path, sealed({**read_json(path), "device": "cuda:0"}))
     assert import_records(packed, target) == Counter(unchanged=2), "trained elsewhere, with equal numbers"
+    rows = mine.metrics
+    rows[0]["loss"] *= 1 + 2e-7
+    (mine.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    seal(mine.folder)
+    assert import_records(packed, target) == Counter(unchanged=2), "equal up to rounding"
     (mine.folder / "metrics.jsonl").write_bytes((other.folder / "metrics.jsonl").read_bytes())
+    seal(mine.folder)
     before = files(target)
     assert import_records(packed, target) == Counter(unchanged=1, kept=1)
     printed = cli("records", "import", packed, "--results", target.root).output

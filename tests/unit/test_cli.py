@@ -543,6 +543,9 @@ def test_a_narrow_terminal_keeps_titles_on_two_lines(
     assert max(map(len, lines)) <= width
     assert len(lines) == (9 if width == 100 else 7)
     assert lines[-1].startswith("without cells" if width == 100 else "└")
+    rows[0] = ("paper/" + "x" * 40, *rows[0][1:])
+    print_table(HEADINGS, rows, HEADINGS[2:], HEADINGS[2:4], whole=["item"])
+    assert f" {rows[0][0]} " in capsys.readouterr().out
 
 
 def test_a_narrow_terminal_splits_no_words(

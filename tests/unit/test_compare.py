@@ -535,10 +535,12 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         "evaluation.targets=[0.5,0.6],[] model=mobilenet_tiny": ["flfa", "flfa+ecgr", "none"],
         "model=mlp": ["none"],
         "local_test!=none": ["none"],
+        "local_test=0.25": ["none"],
+        "participation!=1 evaluation.validation=0 model=mlp": ["none"],
     }.items():
         assert sorted(run.fields["plugins"] for run in chosen(tmp_path, where)) == plugins, where
-    with pytest.raises(FltrainError, match="'local_test' stands for several settings; name one of"):
-        chosen(tmp_path, "local_test=0.25")
+    with pytest.raises(FltrainError, match="'training' stands for several settings; name one of"):
+        chosen(tmp_path, "training=0.25")
 
 
 @pytest.mark.parametrize(

@@ -176,15 +176,17 @@ def test_a_failed_download_leaves_no_file(
     assert message.startswith(f"f.bin: cannot be downloaded ({server.url()}: ")
     assert re.search(reason, message) and message.count(server.url()) == 1
     assert message.endswith(
-        "try again later, or get it by hand and name its folder in FLTRAIN_DATA "
-        f"(expected: {sha(BODY)} (300,000 bytes))"
+        "try again later, or get f.bin by hand and name the folder in FLTRAIN_DATA "
+        f"(expected of f.bin: {sha(BODY)} (300,000 bytes))"
     )
     assert len(server.asked) == 1 and left(tmp_path) == set()
     server.bodies["/f.bin"] = BODY
     assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
 
 
-def test_every_address_is_tried(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_address_is_tried(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     lookup, names = socket.getaddrinfo, ["one.invalid", "two.invalid"]
 
     def offline(name: Any, *rest: Any, **options: Any) -> Any:
@@ -196,7 +198,11 @@ def test_every_address_is_tried(server: Server, tmp_path: Path, monkeypatch: pyt
     urls = [f"http://{name}/f.bin" for name in names]
     message = error_line(lambda: fetch(wanted(*urls), tmp_path))
     assert f"({'; '.join(f'{url}: [Errno -2] Name or service not known' for url in urls)})" in message
+    caplog.set_level("INFO")
     assert fetch(wanted(*urls, server.url()), tmp_path).read_bytes() == BODY
+    assert (
+        f"verified (failed before: {urls[0]}: [Errno -2]" in caplog.text and caplog.text.count(urls[0]) == 1
+    )
 
 
 @pytest.mark.parametrize("on_the_mirror", [BODY, None, OTHER])
@@ -251,6 +257,9 @@ def test_a_message_names_the_files_that_the_offline_folder_lacks(
     files = [RemoteFile(name=f"{name}.bin", urls=(), checksum=sha(BODY)) for name in "abc"]
     message = error_line(lambda: fetching.fetch(files[0], tmp_path / "cache" / "some", files=files))
     assert f"FLTRAIN_DATA={tmp_path}, where neither the folder nor some/ has a.bin, b.bin (exp" in message
+    monkeypatch.delenv("FLTRAIN_DATA")
+    message = error_line(lambda: fetching.fetch(files[0], tmp_path / "cache" / "some", files=files))
+    assert "or get a.bin, b.bin, c.bin by hand and name the folder in FLTRAIN_DATA (exp" in message
 
 
 @pytest.mark.parametrize("where", ["cache", "offline"])

@@ -350,12 +350,14 @@ def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) ->
 
 def test_an_attribute_without_a_type_is_refused() -> None:
     form = "'min_side' has no type; write `min_side: ClassVar[int] = 1` (a constant) or `min_side: int = 1`"
-    with pytest.raises(FltrainError, match=rf"\.Small: {re.escape(form)}"):
+    with pytest.raises(FltrainError, match=rf"\.py:\d+: class Small: {re.escape(form)}"):
 
         class Small(Model):
             min_side = 1  # type: ignore[misc,assignment]
 
-    with pytest.raises(FltrainError, match=r"\.Mine: 'name' has no type; write `name: Literal\['mine'\] = "):
+    with pytest.raises(
+        FltrainError, match=r": class Mine: 'name' has no type; write `name: Literal\['mine'\] = "
+    ):
 
         class Mine(Method):
             name = "mine"

@@ -20,6 +20,7 @@ from fltrain.engine.train import Execution, train
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.record import Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
+from fltrain.runs.today import RunStatus
 from fltrain.runtime.signals import Stopping
 
 from .helpers import CPU, tiny
@@ -80,6 +81,8 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
     assert log.read_text().count("Traceback") == 1 and "in hook" in log.read_text()
     record = Results(Path("results")).record(SPEC.run_id)
     assert not record.complete
+    state = RunStatus.of(SPEC.run_id, SPEC, Results(Path("results")))
+    assert state.name == "failed" and output == f"error: {SPEC.run_id}: {state.detail}"
 
     # With a working method, the run resumes from its checkpoint.
     code, _ = invoke(SPEC)
@@ -125,6 +128,25 @@ def test_missing_memory_names_the_remedy(invoke: Invoke, monkeypatch: pytest.Mon
         r"out of memory in round 2, training client \d+ .* let fewer runs share the device", output
     )
     assert not Results(Path("results")).record(SPEC.run_id).complete
+
+
+def test_a_refused_result_of_a_hook_is_in_log_and_status(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scaffold, "correct", lambda *_: None)
+    code, output = invoke(SPEC)
+    assert code == 2 and output.startswith("error: 'correct' of method 'scaffold' returned None")
+    state = RunStatus.of(SPEC.run_id, SPEC, Results(Path("results")))
+    assert state[:2] == ("failed", output.removeprefix("error: "))
+
+
+@pytest.mark.parametrize("split", [None, 9])
+def test_a_network_that_fedimpro_cannot_split_is_refused(invoke: Invoke, split: int | None) -> None:
+    model = "mobilenet_tiny" if split else "mlp"
+    code, output = invoke(tiny(plugins=[{"name": "fedimpro", "split": split}], model=model))
+    assert code == 2
+    assert output.startswith("error: plugins.fedimpro.split: this network cannot be split")
+    assert output.endswith(", or leave out fedimpro")
 
 
 @pytest.mark.slow
