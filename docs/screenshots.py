@@ -113,6 +113,9 @@ class Tour:
         """The cells of all tables with a plug-in."""
         self.view(CELLS, "tags.plugins = 'flfa'", "gain")
         expect(self.page.get_by_role("link", name=f" · {TABLE} (").first).to_be_visible()
+        expect(self.page.locator(".ag-header-cell", has_text="gain")).to_be_visible()
+        expect(self.page.locator(".ag-header-cell", has_text="Duration")).to_be_hidden()
+        expect(self.page.locator("button[data-assistant-ui]").first).to_be_hidden()
 
     def curves(self) -> None:
         """Curves of two methods, means over seeds, as runs are grouped, before numbers of tables."""

@@ -349,13 +349,12 @@ class Export:
             home = store.experiment(self._home(item.paper.paper))
             address = opened(home, f"tags.items LIKE '%{item.id},%'")
             links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
-        rows = [(one["claim"], full_verdict(one), one["number"]) for one in claims]
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
         parts = [
             f"**{item.item.title}**: {', '.join(links)}",
             "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else "",
             numbers_of(cells, item.scale.reduces(item.paper)) if cells else "",
-            markdown_table([("claim", "verdict", "number"), *rows], numbers=False) if rows else "",
+            in_full(claims),
             item.item.caption,
         ]
         verdicts = Counter(one for _, cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
@@ -396,7 +395,7 @@ class Export:
                     **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "cell"},
                     **tags,
                     "order": f"{rank_of((tags, cell))} {tags.get('verdict', '-')} {key} {number:04}",
-                    NOTE: note,
+                    NOTE: f"{note}\n\n{tags.get(NOTE, '')}".strip(),
                 },
                 made=made,
                 metrics=[(name, 0, value) for name, value in _numbers(cell).items()],
@@ -437,11 +436,12 @@ def rank_of(tagged: TaggedCell) -> int:
 
 
 def first_cell(cells: Sequence[TaggedCell]) -> str:
-    """Return value and gain of the cell of highest rank; a narrow column shows only the beginning."""
+    """Return gain or value of the cell of highest rank, for two lines of a narrow column."""
     for tags, cell in sorted(cells, key=rank_of):
+        if cell.mean is not None and "gain" in tags:
+            return f"gain {tags['gain']} ({tags['cell'].removesuffix(f', {cell.label}')})"
         if cell.mean is not None:
-            gain = f", gain {tags['gain']}" if "gain" in tags else ""
-            return f"{tags['value']}{gain} ({tags['cell']})"
+            return f"{tags['value']} ({tags['cell']})"
     return ""
 
 
@@ -479,12 +479,15 @@ def claims_about(cell: TableCell, item: PlannedItem, claims: Claims) -> Claims:
 
 
 def in_short(claims: Claims) -> str:
-    """Return the numbers of verdicts on claims, then the first claim with its number."""
+    """Return the numbers of verdicts on claims, of which exploratory ones contain a comma."""
     counts = Counter(full_verdict(one).replace("reduced scale", "at reduced scale") for one in claims)
-    # Exploratory verdicts contain a comma.
-    verdicts = "; ".join(f"{number} {one}" if len(claims) > 1 else one for one, number in counts.items())
-    first = next((one["claim"] + f" ({one['number']})" * bool(one["number"]) for one in claims), "")
-    return f"{verdicts}: {first}" if first else ""
+    return "; ".join(f"{number} {one}" for one, number in counts.items())
+
+
+def in_full(claims: Claims) -> str:
+    """Return claims with verdicts and numbers as a Markdown table."""
+    rows = [(one["claim"], full_verdict(one), one["number"]) for one in claims]
+    return markdown_table([("claim", "verdict", "number"), *rows], numbers=False) if rows else ""
 
 
 def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, str]:
@@ -508,6 +511,7 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
     )
     names = [short_names(entry.spec) for entry in item.entries if entry.spec.run_id in cell.runs]
     texts = entries_of(cell, as_interval=True, reduced=False)
+    about = claims_about(cell, item, claims)
     common = {key: {one[key] for one in names} for key in _RUN_NAMES}
     tags = {
         **shown,
@@ -517,7 +521,7 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
         "base": base,
         **{key: texts[key].text for key in ("difference", "gain")},
         "value": own_text(cell),
-        "claims": in_short(claims_about(cell, item, claims)),
+        **{"claims": in_short(about), NOTE: in_full(about)},
         "verdict": ", ".join(filter(None, [cell.full_verdict, cell.gain_verdict])),
         "runs": " ".join(cell.runs) or NONE,
     }

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 NAME = "attributes.`Run Name`"
 COLUMNS = {
     TABLES: {
-        **{NAME: 235, "params.`title`": 190, "tags.`claims`": 255, "tags.`first_cell`": 200},
-        "tags.`verdicts`": 145,
+        **{NAME: 260, "params.`title`": 229, "tags.`claims`": 169, "tags.`first_cell`": 203},
+        "tags.`verdicts`": 166,
     },
     CELLS: {
-        **{NAME: 260, "tags.`verdict`": 120, "tags.`claims`": 110, "tags.`value`": 155},
-        **{"metrics.`n`": 35, "metrics.`published`": 70, "tags.`difference`": 130, "tags.`gain`": 145},
+        **{NAME: 280, "tags.`verdict`": 110, "tags.`claims`": 105, "tags.`value`": 106},
+        **{"metrics.`n`": 70, "metrics.`published`": 78, "tags.`difference`": 140, "tags.`gain`": 140},
     },
 }
 """Columns of the lists of tables and of cells, with their widths in pixels: 1,400 show all of them."""
@@ -71,6 +71,12 @@ _SCRIPT = """<style>
 .note-view-outer-container th:first-child { text-align: left; }
 .note-view-outer-container td + td:not(:last-child) { white-space: nowrap; }
 .ag-header-cell[col-id="runDateAndNestInfo"] > :not(.ag-header-cell-resize) { visibility: hidden; }
+/* Tables and cells have no duration. */
+body:has([col-id*="first_cell"], [col-id*="value"]) [col-id="duration"],
+[data-assistant-ui] { display: none !important; }
+.ag-center-cols-container .ag-cell { padding-right: 3px !important; }
+.ag-cell :is([id^="cell-tags."], [id^="cell-params."], a > span) { display: -webkit-box; white-space: normal;
+  -webkit-line-clamp: 2; -webkit-box-orient: vertical; line-height: 13px; }
 /* MLflow shows two lines of a legend. */
 div:has(> div > div > svg > path[d$="h24"]) { display: flex; flex-direction: column; }
 div:has(> div > div > svg > path[d$="h24"]) > :first-child { flex: 1; min-height: 0; }
