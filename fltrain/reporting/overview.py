@@ -70,15 +70,16 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         **common,
         overall=list(overall(summaries.values())),
         verdicts=[*itertools.chain.from_iterable(found)],
+        folder=folder,
         cards=sorted(cards, key=lambda card: subjects.index(card["subject"])),
         runs=runs.name,
         verdict_file=VERDICT_FILE,
     )
     write_text(index, front)
-    rows = [
-        (described(record, record.spec["seed"] if record.usable else None, folder), record, items[run])
-        for run, record in records.items()
-    ]
+    rows: dict[str, list[Any]] = {}
+    for run, record in records.items():
+        shown = described(record, record.spec["seed"] if record.usable else None, folder)
+        rows.setdefault(items[run][0]["name"], []).append((shown, record, items[run]))
     write_text(runs, PAGES.get_template("runs.html").render(**common, rows=rows, index=index.name))
 
 
@@ -102,8 +103,9 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Count
         where = JUDGED_IN.get(summary["kind"])
         for heading, (verdicts, _) in summary["counts"].items() if where else ():
             what = f"{heading} {where}" if heading in best else heading.partition(" (")[0]
-            wanted = best.get(heading, "better")
-            sides = totals.setdefault(what, (Counter({wanted: 0}), Counter({wanted: 0})))
+            # Papers' own protocols show that nothing holds.
+            wanted = {best[heading]: 0} if summary["kind"] == "paper" and heading in best else {}
+            sides = totals.setdefault(what, (Counter(wanted), Counter()))
             for verdict, number in verdicts.items():
                 name, _, exploratory = verdict.partition(", ")
                 if name in SUMMED:
@@ -140,5 +142,5 @@ def _cards(paper: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -
             "title": f"{cited}: {paper['title']}" if cited else paper["title"],
             "elsewhere": paper["elsewhere"],
             "page": place if (folder / page).exists() else "",
-            "picture": next((file for file in files if (folder / file).exists()), ""),
+            "picture": next((folder / file for file in files if (folder / file).exists()), None),
         }

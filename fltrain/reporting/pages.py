@@ -74,6 +74,19 @@ def cited(text: str) -> Markup:
     return Markup(re.sub(r"\b(arXiv|doi) ([\w./-]*\w)", link, str(escape(text))))
 
 
+def size_of(picture: Path) -> Markup:
+    """Return attributes with the size of a figure, so that pages keep its place; photographs have none.
+
+    It is enlarged because its labels are smaller than the text of pages.
+    """
+    if picture.suffix != ".svg":
+        return Markup()
+    head = picture.read_text("utf-8")[:1000]
+    sizes = [re.search(rf'<svg[^>]* {name}="([\d.]+)"', head) for name in ("width", "height")]
+    width, height = (round(1.4 * float(found[1])) if found else 0 for found in sizes)
+    return Markup(f' width="{width}" height="{height}"') if width and height else Markup()
+
+
 def with_links(page: str, folder: Path) -> str:
     """Return a page with links to the documentation that it names, if its project has that file."""
 
@@ -98,6 +111,7 @@ TEMPLATES.filters |= {
     "in_lines": in_lines,
     "meanings_in": meanings_in,
     "duration": duration,
+    "size_of": size_of,
     "latex": latex,
 }
 PAGES = TEMPLATES.overlay(finalize=unbroken)

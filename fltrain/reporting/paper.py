@@ -59,6 +59,7 @@ def page(
         scale_note=" ".join(_once(items.values(), "scale_note")),
         captions=_once(items.values(), "caption") if len(items) > 1 else [],
         assumptions=assumptions,
+        folder=folder,
     )
     return with_links(text, folder)
 

@@ -178,6 +178,7 @@ def test_rows_are_filtered(page: Page, toy: Toy) -> None:
     field = page.get_by_label("Filter runs")
     field.fill("PROX flfa")
     assert page.locator("#runs tbody tr:visible").count() == 3
+    assert page.locator("#runs details:visible").count() == 1, "of the tables with one"
     assert page.locator(".tools[data-for=runs] output").inner_text() == "3 of 30"
     field.fill("nothing of the kind")
     assert page.locator("#runs tbody tr:visible").count() == 0

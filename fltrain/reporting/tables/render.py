@@ -301,7 +301,8 @@ class Notes:
         tested = [cell for cell in judged if cell.expected_reproduced is not None]
         intervals = {one.measure for one in layout.measures if one.interval}
         ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
-        ends |= {("gain", *cell.runs): cell.interval("gain_") for cell in shown if not cell.lost_gain}
+        gained = [cell for cell in shown if not cell.lost_gain]
+        ends |= {("gain", cell.measure, *cell.runs): cell.interval("gain_") for cell in gained}
         widths = {runs: round(both[1] - both[0], 9) for runs, both in ends.items() if both}
         alike: dict[tuple[str, ...], list[TableCell]] = {}
         for cell in shown:

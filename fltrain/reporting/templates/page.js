@@ -40,6 +40,7 @@ for (const tools of document.querySelectorAll(".tools[data-for]")) {
   const rows = [...document.querySelectorAll(`#${tools.dataset.for} tbody tr`)];
   if (rows.length < 10) continue;
   tools.hidden = false;
+  const groups = document.querySelectorAll(`#${tools.dataset.for} .group`);
   const [input, output] = [tools.querySelector("input"), tools.querySelector("output")];
   const texts = rows.map((row) =>
     ` ${row.dataset.names ?? ""} ${[...row.querySelectorAll("th, td")].map((cell) => cell.textContent).join(" ")} `.toLowerCase().replace(/\s/g, " "),
@@ -52,6 +53,12 @@ for (const tools of document.querySelectorAll(".tools[data-for]")) {
       row.hidden = !words.every((word) => texts[index].includes(word));
       count += !row.hidden;
     });
+    // Groups of rows open if the filter finds something in them.
+    for (const group of groups) {
+      const found = [...group.querySelectorAll("tbody tr")].some((row) => !row.hidden);
+      group.hidden = !found;
+      group.open = found && (words.length > 0 || groups.length === 1);
+    }
     output.textContent = words.length ? `${count} of ${rows.length}` : "";
   };
   input.addEventListener("input", show);
