@@ -125,7 +125,7 @@ class _Training:
                 forget_peaks(self.execution.device)
                 self._train()
         except FltrainError as error:
-            LOG.error("failed: %s", error, exc_info=error.__cause__ or error)
+            LOG.error("failed: %s", error, exc_info=error.__cause__)
             raise
         except Stopped as stopped:
             option, saved = " with --again" * record.complete, self.results.saved_rounds(run)
