@@ -392,9 +392,8 @@ def test_counts_of_verdicts_are_published() -> None:
             (f"2NN: {rounds['not reproduced']} of {rounds.total()} settings need only ",),
             (f"{rounds['not reproduced']} *not reproduced* (fewer), {{}} *inconclusive*", open_values),
             ("(FedProx) | {} *supported*", len(bases)),
-            ("rejects all {} false values", len(cells) - len(true)),
-            ("rejects none of the {} true values: {} are *reproduced*", len(values), len(confirmed)),
-            ("*reproduced*, {} *inconclusive*, because five seeds", len(values - confirmed)),
+            ("rejects all {} false values and none of the {} true ones", len(cells) - len(true), len(values)),
+            ("confirms only {} of these, because five seeds", len(confirmed)),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
