@@ -90,9 +90,8 @@ def status(
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
     if further := sum(record.run_id not in whole.runs for record in folder.records()):
-        print_text(
-            f"{count(further, 'run')} that no item of {scale} declares (fltrain compare --results {results})"
-        )
+        command = f"fltrain compare --results {results} --out all_runs.csv"
+        print_text(f"{count(further, 'run')} that no item of {scale} declares (all runs: {command})")
     if outdated := outdated_pages(folder.root / scale):
         print_text(
             f"{listed(outdated, 1)}: made by another version of the rule or of the reporting code; run "

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import yaml
 from yaml.constructor import ConstructorError
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
 
 from fltrain.core.config import NO_COMMA, Settings, hint, similar
 from fltrain.core.errors import FltrainError, Problems, as_mistake
@@ -181,10 +183,12 @@ def _refusing(where: str, text: str = "") -> Iterator[None]:
     except UnicodeError:
         raise FltrainError(f"{where}: not YAML: not a text in UTF-8; save it as UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
+        late = str(getattr(error, "context", "")).endswith(("a simple key", "scanning a quoted scalar"))
+        mark = getattr(error, "context_mark" if late else "problem_mark", None)
+        problem = getattr(error, "problem", error)
         place = f"{mark.name}: line {mark.line + 1}" if mark else where
-        remedy = "; check the indentation of this line and the line before"
-        remedy *= "mapping values" in str(problem) or "block" in str(problem)
+        remedy = "; check indentation, colons, quotes and brackets of this line and the line before"
+        remedy *= isinstance(error, ParserError | ScannerError)
         if mark and "cannot start any token" in str(problem):
             letter = text[mark.index : mark.index + 1]
             remedy = f"; write a text that begins with {letter!r} in quotes"

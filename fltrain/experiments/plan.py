@@ -154,9 +154,12 @@ def plan(config: Path, scale: str) -> Plan:
     chosen, where = declared(config, scale, Scale, labels), f"scale {scale!r}"
     papers: dict[str, Paper] = {}
     found = Problems()
-    for name in dict.fromkeys(item_id.partition("/")[0] for item_id in chosen.items):
+    lines = read_declaration(config, "scale", scale)[1]["items"].places.values()
+    at = {one: f"{file}: line {line}: " for one, (file, line) in zip(chosen.items, lines, strict=True)}
+    for item_id in chosen.items:
         with found.collected():
-            papers[name] = declared(config, name, Paper, labels)
+            if (name := item_id.partition("/")[0]) not in papers:
+                papers[name] = declared(config, name, Paper, labels, at[item_id])
     for name, paper in papers.items():
         with found.collected():
             check_reported(reported_folder(config, name), paper)
@@ -167,7 +170,7 @@ def plan(config: Path, scale: str) -> Plan:
             continue
         items = [item] if item else list(papers[name].items)
         with found.collected():
-            check_known(f"{where}: unknown item", [f"{name}/{one}" for one in items], papers[name].ids)
+            check_known(f"{at[item_id]}unknown item", [f"{name}/{one}" for one in items], papers[name].ids)
             reductions |= {(name, one): reduction for one in items}
     expanded: dict[tuple[str, str], PlannedItem] = {}
     specs: Specs = {}
@@ -221,8 +224,11 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         written = name.removesuffix(".yaml").rpartition("papers/")[2].removesuffix("/paper")
         return FltrainError(f"{name!r} is a file; name the paper or item: {written}")
     problem, scales = f"{place} has no item {name!r}", _items_of_scales(config)
-    if having := [scale for scale, ids in scales.items() if any(name in names_of(one) for one in ids)]:
-        scale = "published" if "published" in having else having[0]
+    paper = name.removesuffix("/claims")
+    if having := [scale for scale, ids in scales.items() if any(paper in names_of(one) for one in ids)]:
+        scale = max(having, key=lambda one: (repr(one) in place, one == "published"))
+        if name != paper:
+            return FltrainError(f"{problem}; claims are in results/{scale}/{paper}: index.html, claims.csv")
         has = "has it" if len(having) == 1 else "have it"
         those = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
         remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
@@ -233,10 +239,12 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
     return FltrainError(problem + hint(name, of_paper or papers))
 
 
-def declared(config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str]) -> AnyDeclared:
+def declared(
+    config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str], named_at: str = ""
+) -> AnyDeclared:
     """Return a paper or scale; its name must equal its file's name, because it names the results."""
     what = kind.__name__.lower()
-    file, data = read_declaration(config, what, name)
+    file, data = read_declaration(config, what, name, named_at)
     check_sort(data, what, str(file))
     declaration = kind.parse(data, str(file), labels)
     if (own := getattr(declaration, what)) != name:

@@ -491,7 +491,7 @@ def folders_of(config: Path, what: str) -> list[Path]:
     return [first, *own]
 
 
-def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
+def read_declaration(config: Path, what: str, name: str, named_at: str = "") -> tuple[Path, Any]:
     """Return the file of a declaration, and its data with the lines of values.
 
     A paper is a file, ``papers/<name>.yaml``, or a folder: ``paper.yaml``, a file for each item, and
@@ -501,9 +501,10 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
         config: folder of the configuration.
         what: ``paper`` or ``scale``.
         name: name of the file or folder, also in the user's own folder.
+        named_at: file and line that name it, as the beginning of messages.
     """
     if name.endswith(".yaml"):
-        raise FltrainError(f"{name!r} is a file; write the {what}'s name: {Path(name).stem}")
+        raise FltrainError(f"{named_at}{name!r} is a file; write the {what}'s name: {Path(name).stem}")
     if "/" in name and name[0].isalpha():
         raise FltrainError(f"{name!r} is no name of a {what}; write the stem of a file in {config}/{what}s")
     single = f"{file_name(name, what)}.yaml"
@@ -515,7 +516,7 @@ def read_declaration(config: Path, what: str, name: str) -> tuple[Path, Any]:
     if not found:
         known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
         where = f"known from .yaml files in {' and '.join(map(str, folders))}"
-        check_known(f"unknown {what}", [name], known, where, own_remedy())
+        check_known(f"{named_at}unknown {what}", [name], known, where, own_remedy())
     file = found[0]
     if what == "scale":
         return file, read_plain(file)

@@ -490,7 +490,9 @@ def config(tmp_path: Path) -> Path:
     return write_config(tmp_path / "config", {"table": TWO_METHODS}, rounds=1)
 
 
-def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path) -> None:
+def test_plan_and_status_before_and_after_training(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     methods = ("fedavg", "fedprox")
     runs = {method: RunSpec.parse({**MINUTE, "method": method}, "").run_id for method in methods}
 
@@ -511,8 +513,10 @@ def test_plan_and_status_before_and_after_training(tmp_path: Path, config: Path)
     assert planned()[4] == "1"
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
-    further = "\n1 run that no item of one declares (fltrain compare --results results)\n"
-    assert further in cli("status", "toy_table", "--scale", "one").stdout
+    shown = cli("status", "toy_table", "--scale", "one").stdout
+    (command,) = re.findall(r"\n1 run that no item of one declares \(all runs: fltrain (.*)\)\n", shown)
+    monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
+    assert cli(*command.split()).stdout == "table: all_runs.csv\n"
 
 
 def test_plan_names_the_most_frequent_cohorts(config: Path) -> None:

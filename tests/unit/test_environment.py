@@ -140,6 +140,12 @@ def test_make_names_an_unknown_target(tmp_path: Path) -> None:
     assert "unknown target or missing file 'quik'; `make help` lists the targets" in failed.stderr
 
 
+def test_make_quick_ends_with_the_verdicts_of_both_controls() -> None:
+    steps = subprocess.run(["make", "-n", "quick"], cwd=ROOT, capture_output=True, text=True).stdout
+    last = steps.partition("results/demo/index.html\n")[2]
+    assert re.findall("fltrain compare (.*)", last) == ["controls/flower", "controls/flower_spiked"]
+
+
 def test_make_env_does_not_keep_an_environment_of_another_python_silently(tmp_path: Path) -> None:
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)

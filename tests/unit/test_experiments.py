@@ -629,6 +629,10 @@ def test_items_of_the_scale_alone_are_suggested() -> None:
         ({"items": ["tyo"]}, "has no item 'tyo'; did you mean 'toy'?"),
         ({"items": "x"}, "scale 'tiny' has no item 'x' (known: toy)"),
         ({"items": "toy/x"}, "scale 'tiny' has no item 'toy/x' (known: toy/figure, toy/table)"),
+        (
+            {"items": "toy/claims"},
+            "has no item 'toy/claims'; claims are in results/tiny/toy: index.html, claims.csv",
+        ),
         ({"where": "training.lr=0,05"}, "'0,05': numbers have a decimal point"),
         ({"where": "dataset=mnist"}, "scale 'tiny': no run is left with dataset=mnist (there are: digits)"),
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
@@ -736,8 +740,8 @@ def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[s
 @pytest.mark.parametrize(
     ("value", "key", "words"),
     [
-        (["tou/table"], "items", ["unknown paper 'tou'", "'toy'"]),
-        (["toy/tabel"], "items", ["unknown item 'toy/tabel'", "'toy/table'"]),
+        (["tou/table"], "items", ["scales/tiny.yaml: line 1: unknown paper 'tou'", "'toy'"]),
+        (["toy/tabel"], "items", ["scales/tiny.yaml: line 1: unknown item 'toy/tabel'", "'toy/table'"]),
         (["toy/table", "toy/table"], "items", ["tiny", "toy/table"]),
         ([{"toy/table": {"axes": {"plugins": ["flfa"]}}}], "items", ["toy/table", "'plugins'", "'plugin'"]),
         ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, "axes", ["'BP'"]),

@@ -60,6 +60,9 @@ def test_values_follow_the_core_schema(text: str, tmp_path: Path) -> None:
     assert repr(value) == repr(VALUES[text])
 
 
+CHECK = "; check indentation, colons, quotes and brackets of this line and the line before"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -79,7 +82,14 @@ def test_values_follow_the_core_schema(text: str, tmp_path: Path) -> None:
         ("a:\n\tb: 1", "line 2: not YAML: found character that cannot start any token; indent with spaces"),
         ("a: `b`", "cannot start any token; write a text that begins with '`' in quotes"),
         ("\ufeffa: @b", "cannot start any token; write a text that begins with '@' in quotes"),
-        ("a: [b", "line 2: not YAML: did not find expected ',' or ']'"),
+        ("a: [b", f"line 2: not YAML: did not find expected ',' or ']'{CHECK}"),
+        ("a: [b\nc: 2", f"line 2: not YAML: did not find expected ',' or ']'{CHECK}"),
+        ("a: 1\nrounds 30\nb: 2", f"line 2: not YAML: could not find expected ':'{CHECK}"),
+        ("a:\n  b: 1\n  c 2\n\n\nd: 3", f"line 3: not YAML: could not find expected ':'{CHECK}"),
+        ("a:\n  - b\n c: 1", f"line 3: not YAML: did not find expected key{CHECK}"),
+        ("a: 1\n  b: 2", f"line 2: not YAML: mapping values are not allowed in this context{CHECK}"),
+        ('a: 1\nb: "c\nd: 2\ne: 3', f"line 2: not YAML: found unexpected end of stream{CHECK}"),
+        ('a: "b\n  \\y"', f"line 2: not YAML: found unknown escape character{CHECK}"),
         ("a: \x00", "not YAML: "),
         ("a: \ud800", "not YAML: not a text in UTF-8"),
         ("a: 1\n---\nb: 2", "line 2: not YAML: but found another document"),
