@@ -89,8 +89,8 @@ def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
     assert page.of("h1") == ["Accuracy & gain"]
     assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in read(toy, "paper/index.html").of("li")
     assert any("over 3 seeds." in text for text in page.of("p"))
-    assert "not reproduced" in page.of("span") and "not comparable" not in page.text
-    assert not any("(" in text for text in page.of("span")), "the side stands in the difference"
+    assert "not reproduced (worse)" in page.of("span") and "not comparable" not in page.text
+    assert "not reproduced" not in page.of("span"), "without its side"
 
 
 def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
@@ -210,6 +210,18 @@ def test_a_forest_plot_of_gains_is_in_points() -> None:
     assert [row["middle"] for row in plot["rows"]["A"]] == [75]
 
 
+def test_most_gains_of_a_forest_plot_fit_its_axis() -> None:
+    near = TableCell(item="a", row="one", label="accuracy, %", gain=-0.2, gain_low=-0.4, gain_high=0.1)
+    wide = near.replace(gain=-28.0, gain_low=-112.0, gain_high=56.0)
+    plot = forest([near, near, near, wide], {"a": "A"}, "gain")
+    assert list(plot["ticks"]) == ["-2", "0", "2"] and "arrows: beyond the axis" in plot["notes"]
+    assert [row["below"] for row in plot["rows"]["A"]] == [False, False, False, True]
+    far = near.replace(gain=14.0, gain_low=9.0, gain_high=19.2)
+    plot = forest([far, far, near], {"a": "A"}, "gain")
+    assert list(plot["ticks"]) == ["-20", "0", "20"], "large gains that are usual here fit, too"
+    assert "arrows: beyond the axis" not in plot["notes"]
+
+
 @pytest.mark.parametrize("of", ["gain", "difference"])
 def test_a_forest_plot_has_words_if_all_runs_diverged(of: Literal["gain", "difference"]) -> None:
     numbers = {
@@ -221,7 +233,7 @@ def test_a_forest_plot_has_words_if_all_runs_diverged(of: Literal["gain", "diffe
     words = {"gain": ["", "diverged", "base diverged"], "difference": ["", "diverged", ""]}[of]
     (rows,) = forest([cell, lost, base], {"a": "A"}, of)["rows"].values()
     assert [row["lost"] for row in rows] == words
-    assert [row["above"] for row in rows] == [not word for word in words]
+    assert [row["above"] for row in rows] == [of == "difference" and not word for word in words]
 
 
 def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
@@ -441,6 +453,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     text = text_of(front(toy))
     shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): x minus y, mean of 2 cases"
     assert shown in text and "Case: a setting or method that a claim names." in text
+    assert "Each card shows the first claim" in text and "counts the verdicts" not in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
@@ -668,10 +681,10 @@ def test_headings_tell_deviations_from_intervals_if_a_table_has_both(toy: Toy) -
 
 
 def test_verdicts_next_to_values_are_short(toy: Toy) -> None:
-    """The details of the cell have the rest."""
+    """The note next to it and the details of the cell have the rest; the side stays."""
     cell = TableCell(verdict="not reproduced", side="worse", dropped=True, exploratory=True)
     assert GridEntry(kind="own", cell=cell).badge == "not reproduced (worse)†, exploratory"
-    assert GridEntry(kind="own", cell=cell).pill == "not reproduced†"
+    assert GridEntry(kind="own", cell=cell).pill == "not reproduced (worse)†"
     intended = cell.replace(falsified=True, side="", dropped=False, exploratory=False)
     assert GridEntry(kind="own", cell=intended).pill == "not reproduced (as intended)"
     open_gain = TableCell(gain_verdict="inconclusive", reason=CORRECTED, verdict="reproduced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,8 +12,8 @@ from fltrain.reporting.pages import tone
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import MISSED, NO_INTERVAL, without_interval
 
-LIMIT, POINTS, MOST = 6.0, 15.0, 40
-"""Ends of the axis in margins, its farthest ends in points, and the most cells that a plot can have."""
+LIMIT, MEDIANS, MOST = 6.0, 4.0, 40
+"""Ends of the axis in margins or, of gains, in medians of their ends; and the most cells of a plot."""
 AXIS = "(ours minus published) / allowed difference (margin)"
 
 
@@ -45,8 +46,10 @@ def forest(
             known.append((cell, lost, numbers))
     if all(lost == MISSED for _, lost, _ in known) or len(known) > MOST:
         return {}
-    farthest = max(abs(number) for *_, numbers in known for number in numbers)
-    ends = LIMIT if compared else min(POINTS, max(1, math.ceil(farthest)))
+    reaches = [max(map(abs, numbers)) for _, lost, numbers in known if not lost] or [0.0]
+    # A few intervals that are much wider, for example after divergence, do not shrink all others to dots.
+    farthest, usual = max(reaches), MEDIANS * statistics.median(reaches)
+    ends = LIMIT if compared else max(1, math.ceil(min(farthest, usual)))
     labels = {(cell.item, cell.label) for cell, *_ in known}
     items = {item for item, _ in labels}
     rows: dict[str, list[dict[str, Any]]] = {}

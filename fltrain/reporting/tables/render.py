@@ -137,10 +137,9 @@ class GridEntry:
 
     @property
     def pill(self) -> str:
-        """The verdict (or the reason why it is inconclusive) without the notes that stand next to it."""
+        """The verdict with its side, or the reason why it is inconclusive, without the note next to it."""
         reason = self.cell.reason if (self.cell.reason == CORRECTED) == (self.kind == "gain") else ""
-        side = "" if self.cell.intended else self.cell.side
-        return reason or self.badge.removesuffix(", exploratory").replace(f" ({side})", "")
+        return reason or self.badge.removesuffix(", exploratory")
 
     @property
     def legend(self) -> str:
