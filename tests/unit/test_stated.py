@@ -175,7 +175,9 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
     )
     extremes = [float(row["gain"]) for row in (rows[0], rows[-1])]
     texts = {
-        "README.md": "ECGR gains only {:.2f} to {:.2f} points at ten times".format(*extremes),
+        "README.md": "ten times the authors' learning rate, ECGR gains only {:.2f} to {:.2f} points".format(
+            *extremes
+        ),
         "docs/papers/ecgr.md": f"ECGR gains only {first}) to {last})",
         "config/papers/ecgr/paper.yaml": "gain only {:.2f} to {:.2f} points with ECGR".format(*extremes),
     }
