@@ -298,13 +298,13 @@ def _costs(simulation: Simulation, total: float) -> dict[str, Any]:
 
 @contextmanager
 def _logging_to(path: Path, quiet: bool) -> Iterator[None]:
-    """Write messages to a file and, unless ``quiet``, to the terminal without tracebacks."""
+    """Write messages to a file and, unless ``quiet``, to the terminal; errors go to the file only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Append: the shell and another process that trains the run may write to the same file.
     handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
     if not quiet:
         handlers.append(logging.StreamHandler())
-        handlers[-1].addFilter(lambda message: not message.exc_info)
+        handlers[-1].addFilter(lambda message: message.levelno < logging.ERROR)
     level, raising = LOG.level, logging.raiseExceptions
     LOG.setLevel(logging.INFO)
     logging.raiseExceptions = False  # no tracebacks when the disk is full
