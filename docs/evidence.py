@@ -10,7 +10,7 @@ import math
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.reporting.text import capital
 from fltrain.reporting.verdict import without_interval
 
 
@@ -371,29 +372,20 @@ class Evidence:
         """One row for the claims of a group, with the names that have each verdict."""
         rows = {name: claims[claim] for name, claim in group.claims.items()}
         first = next(iter(rows.values()))
-        lead, allowed = (shared(pattern, rows.values()) for pattern in (r"^.*?(?=: )", r", allowed: [^,;]*"))
-        left = {
-            name: row.numbers.removeprefix(f"{lead}: ").replace(allowed, "") for name, row in rows.items()
-        }
         by_verdict: dict[str, list[str]] = {}
         for name, row in rows.items():
             by_verdict.setdefault(row.verdict, []).append(name)
-        about = WITH.sub(r"gain with \1", lead)
-        needed = allowed.replace(", allowed: ", " (the claim needs ") + ")" * bool(allowed)
         named = [
             f"{len(names)} {verdict}" + f" ({', '.join(names)})" * (len(by_verdict) > 1)
             for verdict, names in by_verdict.items()
         ]
+        lines = {name: row.numbers.partition("; ") for name, row in rows.items()}
+        common = dict.fromkeys(rest for *_, rest in lines.values() if rest)
         return replace(
             first,
             claim=f"{group.claim.format(group.several)} ({first.place})",
             verdict="; ".join(named),
-            numbers="; ".join(
-                [
-                    *([f"{about}{needed}:"] if lead else []),
-                    *(f"{name}: {numbers}" for name, numbers in left.items()),
-                ]
-            ),
+            numbers="; ".join([*(f"{name}: {number}" for name, (number, *_) in lines.items()), *common]),
         )
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
@@ -408,7 +400,7 @@ class Evidence:
         ]
         return replace(
             first,
-            cells=[one.claim, one.verdict, in_sentences(one)],
+            cells=[one.claim, one.verdict, in_sentences(one.numbers)],
             claim=one.claim,
             tests=tests if any(line.tests != first.tests for line in others) else first.tests,
         )
@@ -427,7 +419,7 @@ class Evidence:
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         return Listed(
-            [row.claim, row.verdict, in_sentences(row)],
+            [row.claim, row.verdict, in_sentences(row.numbers)],
             row.claim,
             tests=tests_of(row, seeds),
             table="; ".join(item.item.title for item in items),
@@ -451,11 +443,8 @@ class Evidence:
 
 PART = re.compile(r"(?:^| )\(\d\) (?=(?:supported|contradicted|undecided|not judged|not run): )")
 """Begin of a part in the evidence on a claim."""
-LEAD = re.compile(
-    r"^(?:Mean of \d+ cases: )?(?P<number>[-+]?\d\S*(?: \S+)? \[[^]]*\])"
-    r" over (?P<seeds>\d+) seeds?(?: for (?P<about>.*?))?\. "
-)
-"""First sentence of the evidence on a claim or a part of it: its number."""
+LEAD = re.compile(r"^(?P<number>.*?), over (?P<seeds>\d+) seeds?\. ")
+"""First sentence of the evidence on a claim or a part of it: its number, as in the row."""
 TEST = re.compile(r"(?P<notes>.*?)Test: (?P<test>.*?), (?:largest )?one-sided p (?P<p>.*)")
 
 
@@ -472,11 +461,9 @@ def tests_of(row: Row, seeds: int) -> list[list[str]]:
         verdict, _, text = part.partition(": ") if several else ("", "", part)
         about, notes = "", []
         if lead := LEAD.match(text):
-            text, about = text[lead.end() :], capital(": ".join(subject(lead["about"] or "")))
-            if int(lead["seeds"]) != seeds:
-                notes.append(lead[0].partition(" for ")[0])
-            elif lead["number"] not in row.numbers:
-                notes.append(lead[0].partition(" over ")[0])
+            text, about = text[lead.end() :], lead["number"].rpartition(" is ")[0]
+            repeated = int(lead["seeds"]) == seeds and lead["number"].lower() in row.numbers.lower()
+            notes += [] if repeated else [lead[0].rstrip(". ")]
         found = TEST.match(text)
         rest, test, p = found.groups() if found else (text, "", "")
         notes += [note for text in rest.strip().split(". ") if (note := text.rstrip("."))]
@@ -493,78 +480,9 @@ def tests_of(row: Row, seeds: int) -> list[list[str]]:
     ]
 
 
-def shared(pattern: str, rows: Iterable[Row]) -> str:
-    """The text of a pattern in the numbers of all rows, if it is the same."""
-    found = {found[0] if (found := re.search(pattern, row.numbers)) else "" for row in rows}
-    return found.pop() if len(found) == 1 else ""
-
-
-WITH = re.compile(r"runs with (\S+) minus runs without it")
-NUMBER = re.compile(
-    r"(?P<about>(?:gain \w+ [^:]*: )?[^:]*? minus [^:]*?)"
-    r"(?P<place> at [^:]*, (?:one|the \w+) of \d+ cases)?(?P<sum>, sum of [^:]*?)?"
-    r"(?:, mean of (?P<cases>\d+ cases))?: (?P<number>[-+]?\d.*)"
-)
-"""A number of a claim: the subtraction behind it, the cases, and the number with its interval."""
-REMARKS = {
-    "^most runs in": "most runs failed in",
-    "^undecided because of (.* cases), for": r"\1 do not support the claim, for",
-    "^undecided because of (“.*”):": r"\1 does not support the claim:",
-    " not judged$": " is not judged",
-}
-"""Pattern of a remark on a number -> its words in a sentence."""
-
-
-def in_sentences(row: Row) -> str:
+def in_sentences(numbers: str) -> str:
     """Return the numbers of a claim, with a line and a sentence for each."""
-    found = {*re.findall(r"Test: ([^,]*) in each of \d+ cases", row.evidence)}
-    each = (
-        f"; it is {found.pop()} in each case"
-        if len(found) == 1 and row.verdict.startswith("supported")
-        else ""
-    )
-    return "<br>".join(sentence(part, each) for part in row.numbers.split("; ")) if row.numbers else ""
-
-
-def subject(subtraction: str) -> list[str]:
-    """Return a subtraction, after the labels that both sides share.
-
-    For example, ``IID, B = 10 minus IID, B = inf`` has ``IID`` and ``B = 10 minus B = inf``.
-    """
-    text = re.sub(r"\bothers\b", "the others", WITH.sub(r"the gain with \1", subtraction))
-    gain, _, rest = text.rpartition(": ")
-    first, _, second = (side.split(", ") for side in rest.partition(" minus "))
-    common = [label for label in first if label in second]
-    if not common and not gain:
-        return [text]
-    sides = [", ".join(label for label in side if label not in common) for side in (first, second)]
-    middle = f"the {gain} at {sides[0]} minus that at {sides[1]}" if gain else " minus ".join(sides)
-    return [*([", ".join(common)] if common else []), middle]
-
-
-def sentence(part: str, each: str = "") -> str:
-    """Return a number of a claim, or a remark on it, as a sentence; ``each`` is a remark on all cases."""
-    text, _, allowed = part.partition(", allowed: ")
-    allowed, _, missed = allowed.partition(", ")
-    if found := NUMBER.fullmatch(text):
-        scope = f"on average over {found['cases']}, " if found["cases"] else ""
-        scope += f"{found['place'].strip()}, " if found["place"] else ""
-        scope += f"summed over {found['sum'].removeprefix(', sum of ')}, " if found["sum"] else ""
-        *common, about = subject(found["about"])
-        text = ": ".join([*common, f"{scope}{about} is {found['number']}"]) + each * bool(found["cases"])
-    for pattern, words in REMARKS.items():
-        text = re.sub(pattern, words, text)
-    if allowed:
-        text += (
-            f"; the claim needs {'' if allowed[0].isdigit() else 'a value '}{allowed}"
-            + f", {missed}" * bool(missed)
-        )
-    return capital(text) + "." * (not text.endswith(":") and not re.match(r"\w+: [-+]\d", text))
-
-
-def capital(text: str) -> str:
-    """Return a text with a capital letter, unless it begins with a name."""
-    return text if re.match(r"\S*[A-Z]", text) else text[:1].upper() + text[1:]
+    return "<br>".join(f"{capital(part)}." for part in numbers.split("; ")) if numbers else ""
 
 
 def was_judged(verdict: str) -> bool:

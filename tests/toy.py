@@ -191,7 +191,7 @@ SUMMARY: dict[str, Any] = {
         (
             "supported",
             "Accuracy changes (sec. 5)",
-            "+1.25 points [+0.50, +2.00] at <each> case; undecided because of “a”: +1",
+            "+1.25 points [+0.50, +2.00] at <each> case; “a” does not support the claim: +1",
         )
     ],
     "picture": "figure1",

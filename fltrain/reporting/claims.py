@@ -46,7 +46,14 @@ from fltrain.reporting.frame import DAMAGED, DIVERGED, LATE, MISSING, Runs, clai
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
-from fltrain.reporting.text import markdown_table, number_text, p_text, shared_decimals, without_tags
+from fltrain.reporting.text import (
+    capital,
+    markdown_table,
+    number_text,
+    p_text,
+    shared_decimals,
+    without_tags,
+)
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
@@ -74,11 +81,13 @@ class Finding:
         estimate: our mean with its 90 % ``interval``; at a place if this place alone decides.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
-        number: main number (of each part) with its unit, its interval, and the subtraction behind it or the
+        number: main number (of each part) with its unit, its interval, and the difference behind it, then the
             stated number.
         region: where the test looks for the number, for example ``above 0.5``.
         reason: the number of diverged runs, and the reason for *undecided*, if the interval does not show it,
             for example the place with the weakest evidence, if all places have to support the claim.
+
+    Semicolons separate the lines of numbers and reasons.
     """
 
     verdict: ClaimVerdict
@@ -263,7 +272,7 @@ MISSES: dict[str, str] = {"undecided": "not clearly", "contradicted": "not"}
 
 
 def _numbers(parts: Sequence[Finding]) -> str:
-    """Return the main numbers, each with the regions in which tests look for it, and with reasons.
+    """Return lines of the main numbers, each with the regions in which tests look for it, and with reasons.
 
     If the verdicts of the parts differ, the number names the regions that it misses. A side of zero alone
     has the verdict instead.
@@ -272,18 +281,20 @@ def _numbers(parts: Sequence[Finding]) -> str:
     texts = []
     for number in dict.fromkeys(part.number for part in parts if part.number):
         same = [part for part in parts if part.number == number]
-        marks = [f" ({part.verdict})" * differ for part in same]
-        regions = " and ".join(part.region for part in same if part.region)
+        own, _, stated = number.partition("; ")
+        needed = ""
         if {part.region for part in same} <= {"", "above 0", "below 0"}:
-            number += "".join(dict.fromkeys(marks))
+            own += "".join(dict.fromkeys(f" ({part.verdict})" * differ for part in same))
         else:
-            number += ", allowed: " + re.sub("^above (.+) and below ", r"\1 to ", regions)
             missed = [part for part in same if part.verdict in MISSES and differ]
-            number += "".join(f", {MISSES[part.verdict]} {part.region}" for part in missed)
-        texts += [number, *filter(None, dict.fromkeys(part.reason for part in same))]
+            own += "".join(f", {MISSES[part.verdict]} {part.region}" for part in missed)
+            regions = " and ".join(part.region for part in same if part.region)
+            needed = "the claim needs a value " + re.sub("^above (.+) and below ", r"from \1 to ", regions)
+        texts += filter(None, [own, stated, needed, *dict.fromkeys(part.reason for part in same)])
     for verdict in ("not judged", "not run"):
         open_parts = sum(part.verdict == verdict and not part.number for part in parts)
-        texts += [f"{count(open_parts, 'part')} {verdict}"] * bool(open_parts and texts)
+        verb = "is" if open_parts == 1 else "are"
+        texts += [f"{count(open_parts, 'part')} {verb} {verdict}"] * bool(open_parts and texts)
     return "; ".join(texts)
 
 
@@ -402,30 +413,32 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 
 
-def _subtraction(sheet: ItemJob, test: Quantity) -> str:
-    """Return the subtraction behind a number, and the sum, for example ``C = 0.1 minus C = 0``."""
-    last, parts = test.minus or test.over, []
-    if last:
-        first = labels_text(_rest(sheet, test, last)) or "others"
-        sides = [first, labels_text(last)]
-        if test.reverse:
-            sides.reverse()
-        if plugin := _added(sides[0]):
-            sides = [f"runs with {plugin}", "runs without it"]
-        elif plugin := _added(sides[1]):
-            sides = [f"runs without {plugin}", "runs with it"]
-        gain = ""
-        if test.over and test.minus:
-            plugin = _added(labels_text(_rest(sheet, test, test.over)))
-            gain = f"gain with {plugin}: " if plugin else f"gain over {labels_text(test.over)}: "
-        parts.append(gain + " minus ".join(sides))
-    if test.minus_rounds:
-        parts.append(
-            "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}".format(*test.rounds, *test.minus_rounds)
-        )
-    if test.part and len(test.part) > 1:
-        parts.append(f"sum of {', '.join(test.part[:-1])} and {test.part[-1]}")
-    return ", ".join(parts)
+def _difference(sheet: ItemJob, test: Quantity) -> tuple[str, str]:
+    """Return the labels that both sides of a difference share, and the difference.
+
+    For example, ``IID`` and ``B = 10 minus B = inf``, or an empty text and ``the gain with ECGR``.
+    """
+    rounds = "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}"
+    of_rounds = rounds.format(*test.rounds, *test.minus_rounds) if test.minus_rounds else ""
+    last = test.minus or test.over
+    if not last:
+        return "", of_rounds
+    sides = [labels_text(_rest(sheet, test, last)) or "the others", labels_text(last)]
+    if test.reverse:
+        sides.reverse()
+    first, second = (side.split(", ") for side in sides)
+    common = [label for label in first if label in second]
+    sides = [", ".join(label for label in side if label not in common) for side in (first, second)]
+    difference = " minus ".join(sides)
+    if test.over and test.minus:
+        plugin = _added(labels_text(_rest(sheet, test, test.over)))
+        gain = f"gain with {plugin}" if plugin else f"gain over {labels_text(test.over)}"
+        difference = f"the {gain} at {sides[0]} minus that at {sides[1]}"
+    elif plugin := _added(sides[0]):
+        difference = f"the gain with {plugin}"
+    elif plugin := _added(sides[1]):
+        difference = f"runs without {plugin} minus runs with it"
+    return ", ".join(common), ", ".join(filter(None, [difference, of_rounds]))
 
 
 def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
@@ -507,8 +520,9 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
         note = f" ({weakest}: {number})"
         unclear = sum(one.p_inside >= LEVEL for one in tried.values())
-        some = f"{unclear} of {len(tried)} cases, for example " if unclear > 1 else ""
-        reasons = [f"undecided because of {some}“{weakest}”: {number}"] * bool(unclear) + lost
+        some = f"{unclear} of {len(tried)} cases do not support the claim, for example “{weakest}”"
+        some = some if unclear > 1 else f"“{weakest}” does not support the claim"
+        reasons = [f"{some}: {number}" if unclear else f"it is {within} in each case", *lost]
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = sum(p < LEVEL for p in outside.values())
     reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)
@@ -532,17 +546,20 @@ def _shown(
     mean, zero = average(ours.values), stated or 0.0
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
-    about = _subtraction(sheet, test)
-    if place != THE_AVERAGE:
-        about = f"{about} at {place}" if about else place
-        which = "one" if test.judge == "every" else f"the {test.judge}"
-        about += f", {which} of {len(means)} cases" * several
     averaged = several and place == THE_AVERAGE
+    common, difference = _difference(sheet, test)
+    scopes = [f"on average over {len(means)} cases"] * averaged
+    if place != THE_AVERAGE:
+        which = "one" if test.judge == "every" else f"the {test.judge}"
+        scopes.append(f"at {place}" + f", {which} of {len(means)} cases" * several)
+    if len(parts := test.part or ()) > 1:
+        those = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        difference = f"summed over {those}, {difference}" if difference else f"the sum of {those}"
     number = _number(sheet, test, mean, interval)
-    lead = f"Mean of {len(means)} cases: " * averaged
-    sentences = [f"{lead}{number} over {count(len(ours.values), 'seed')}" + f" for {about}" * bool(about)]
-    over = f"mean of {len(means)} cases" * averaged
-    number = ": ".join(filter(None, [", ".join(filter(None, [about, over])), number]))
+    if difference or scopes:
+        number = f"{', '.join([*scopes, difference or 'our number'])} is {number}"
+    number = ": ".join(filter(None, [common, number]))
+    sentences = [f"{capital(number)}, over {count(len(ours.values), 'seed')}"]
     if found and found.tries > 1:
         sentences.append(f"The interval is corrected for {found.tries} cases")
     if stated is not None:
@@ -621,7 +638,7 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
     number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
-    majority = f"most runs in {most} of {count(len(shares), 'case')}"
+    majority = f"most runs failed in {most} of {count(len(shares), 'case')}"
     parts = [number, f"{int(diverged.sum())} diverged", majority]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'case')} without any run"] if empty else []

@@ -30,7 +30,6 @@ def tone(verdict: str) -> str:
 
 TERMS = {
     r"\bcases?\b": "Case: a setting or method that a claim names.",
-    r"\ballowed\b": "Allowed: the range in which the claim puts the number.",
     r"(?<![\w.])[-+][\d.]+(?=\s\[[^]]*\](?! points))": "Numbers without a unit are distances or ratios.",
 }
 """Meanings of words in numbers of claims, by pattern."""
@@ -39,7 +38,8 @@ TERMS = {
 def in_lines(numbers: str) -> Markup:
     """Return numbers of a claim with each part on its own line, and each number next to its interval.
 
-    The stated number and the allowed range get the unit of ours. The pointer shows the meanings of ``TERMS``.
+    The numbers that a paper states and a claim needs get the unit of ours. The pointer shows the meanings
+    of ``TERMS``.
     """
     unit = ""
 
@@ -51,7 +51,7 @@ def in_lines(numbers: str) -> Markup:
         # A margin around a percentage is in points.
         return found["theirs"] + (unit.replace("%", "points") + " of it" if found["around"] else unit)
 
-    theirs = r"(?P<theirs>(?:states|within|above|below|allowed: \S+ to) -?[\d.]*\d)(?P<around> of it)?"
+    theirs = r"(?P<theirs>(?:states|within|above|below|from \S+ to) -?[\d.]*\d)(?P<around> of it)?"
     kept = re.sub(rf"{theirs}|[-+]?\d\S*(?P<unit> \S+)? \[[^]]*\]", whole, numbers)
     text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
     for word, meaning in TERMS.items():

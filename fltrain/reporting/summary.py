@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,9 +32,6 @@ Finding = tuple[str, str, str]
 
 A difference among our own runs has no claim.
 """
-
-AROUND = r"^[^;\[]*?: |(, allowed: |;).*"
-"""Pattern of the text around a number and its interval, for example the subtraction behind it."""
 
 
 def paper_summary(
@@ -201,7 +197,8 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
         if same := [row for row in firm if row["verdict"] == verdict]:
             first, *others = same
             also = ", ".join(
-                f"{', '.join(labels[row['where'], row['claim']])}: {re.sub(AROUND, '', row['number'])}"
+                f"{', '.join(labels[row['where'], row['claim']])}: "
+                + row["number"].partition("; ")[0].rpartition(" is ")[2]
                 for row in others
                 if pattern(row) == pattern(first)
             )

@@ -143,3 +143,8 @@ def _in_latex(character: str) -> str:
     if "\u0391" <= character <= "\u03c9" and name.isalpha():  # Greek without accents
         return rf"$\{name.capitalize() if kind == 'GREEK CAPITAL' else name.lower()}$"
     return f"{{[}}U+{ord(character):04X}]"
+
+
+def capital(text: str) -> str:
+    """Return a text with a capital letter, unless its first word has one, such as ``FedAvg``."""
+    return text if re.match(r"\S*[A-Z]", text) else text[:1].upper() + text[1:]

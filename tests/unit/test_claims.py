@@ -117,9 +117,9 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert below.number.startswith("none minus x, mean of 2 cases: -1.35 points [")
-    assert above.number.startswith("x minus none, mean of 2 cases: +1.35 points [")
-    assert "; " not in below.number + above.number and "(b: +0.60 points [" in above.evidence
+    assert below.number.startswith("on average over 2 cases, none minus x is -1.35 points [")
+    assert above.number.startswith("on average over 2 cases, x minus none is +1.35 points [")
+    assert below.number.endswith("]; it is below 0 in each case") and "(b: +0.60 points [" in above.evidence
     assert "Positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -129,10 +129,10 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
     plain = runs.judged(POSITIVE).number
     assert "tested" not in plain
-    assert runs.judged(between).number == f"{plain}, allowed: 1 to 2.5"
-    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith(", allowed: within 3")
+    assert runs.judged(between).number == f"{plain}; the claim needs a value from 1 to 2.5"
+    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith("; the claim needs a value within 3")
     assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
-        "; the paper states 2, allowed: within 1 of it"
+        "; the paper states 2; the claim needs a value within 1 of it"
     )
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
 
@@ -142,16 +142,17 @@ def test_the_number_names_the_weakest_of_several_places_that_leaves_a_claim_unde
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
     for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
         found = runs.judged({**EVERY, "at": {"method": [*places]}})
-        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(": ")[2]
+        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(" is ")[2]
         assert found.verdict == verdict
-        assert found.number.startswith(f"x minus none, mean of {len(places)} cases: +1.")
-        reason = f"; undecided because of “{weakest}”: {alone}"
-        assert found.number.partition("]")[2] == reason * (verdict == "undecided")
+        assert found.number.startswith(f"on average over {len(places)} cases, x minus none is +1.")
+        reason = f"“{weakest}” does not support the claim: {alone}"
+        reason = reason if verdict == "undecided" else "it is above 0 in each case"
+        assert found.number.partition("]")[2] == f"; {reason}"
         assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
         assert found.evidence.endswith(f" ({weakest}: {alone}).")
     assert "undecided" not in runs.judged(EVERY, reduced=True).number + runs.judged(POSITIVE).number
     number = runs.judged({**EVERY, "by": 1.0}).number
-    assert "; undecided because of 2 of 3 cases, for example “b”: +0.2 points [" in number
+    assert "; 2 of 3 cases do not support the claim, for example “b”: +0.2 points [" in number
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
 
 
@@ -161,11 +162,11 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
-    assert mixed.number == f"{plain}, allowed: 1 to 2.1, not clearly below 2.1"
+    assert mixed.number == f"{plain}, not clearly below 2.1; the claim needs a value from 1 to 2.1"
     part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
-    assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part not judged")
+    assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part is not judged")
     signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
-    assert signs == f"{plain}, allowed: above 0 and within 2.1, not clearly within 2.1"
+    assert signs == f"{plain}, not clearly within 2.1; the claim needs a value above 0 and within 2.1"
     restricted = runs.judged(POSITIVE, restricted=["method a"]).number
     assert restricted == f"{plain}; undecided, because the runs are restricted to method a"
     runs.pairs({"c": (MISSING,) * 3})
@@ -174,7 +175,7 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     assert averaged.endswith("; no test, because an average needs a number in every case")
     runs.pairs({"b": (1.0,)})
     untestable = runs.judged({**POSITIVE, "at": {"method": "b"}}).number
-    assert untestable == "x minus none: +1.00 points; no test, because it needs three seeds that differ"
+    assert untestable == "x minus none is +1.00 points; no test, because it needs three seeds that differ"
 
 
 def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
@@ -194,14 +195,15 @@ def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
     found = runs.judged(EVERY)
     assert (
-        "; undecided because of “method 5”: +0.2 " in found.number and "to +2.1 (method 3)." in found.evidence
+        "; “method 5” does not support the claim: +0.2 " in found.number
+        and "to +2.1 (method 3)." in found.evidence
     )
 
 
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
     for method, ends in (("a", (9.0, 9.0, 60.0)), ("b", (9.0, 60.0, 60.0))):
         runs.add({"method": method, "plugin": "none"}, *ends)
-    assert runs.judged(FAILS).number == "3 of 6 runs failed; most runs in 1 of 2 cases"
+    assert runs.judged(FAILS).number == "3 of 6 runs failed; most runs failed in 1 of 2 cases"
     assert runs.judged({**FAILS, **AT_A}).number == "2 of 3 runs failed"
 
 
@@ -209,9 +211,9 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
     for name, value in (("BP", 50), ("+ FLFA", 52)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
-    assert number.startswith("runs with FLFA minus runs without it: ")
+    assert number.startswith("the gain with FLFA is +")
     number = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}}).number
-    assert number.startswith("runs without FLFA minus runs with it: ")
+    assert number.startswith("runs without FLFA minus runs with it is -")
 
 
 EVERY: Yaml = {**POSITIVE, "judge": "every"}
@@ -280,8 +282,8 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "Mean of 2 cases: +1.0 points [-0.7, +2.7] over 3 seeds for x minus none. Positive in 1 of 2 "
-        "cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
+        "On average over 2 cases, x minus none is +1.0 points [-0.7, +2.7], over 3 seeds. Positive in 1 of "
+        "2 cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
     )
 
 
@@ -302,10 +304,8 @@ def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, te
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
     assert found.verdict == "contradicted" and "at a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
-    about, _, rest = found.number.partition(": ")
-    assert about == "x minus none at a, one of 3 cases"
-    assert rest.startswith(alone.number.removeprefix("x minus none: "))
-    assert found.evidence.startswith("Mean of 3 cases: +0.")
+    assert found.number.startswith(f"at a, one of 3 cases, {alone.number.partition('; ')[0]}")
+    assert found.evidence.startswith("On average over 3 cases, x minus none is +0.")
 
 
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
@@ -372,8 +372,10 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).evidence.startswith("+23 points [-2, +49]")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith("+0.45 times the value of none [")
+    assert runs.judged(ABOVE).evidence.startswith("X minus none is +23 points [-2, +49], over")
+    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith(
+        "X minus none is +0.45 times the value of none ["
+    )
 
 
 def test_relative_gains_and_differences(runs: Runs) -> None:
@@ -383,7 +385,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith("+25.00 % [+24.83, +25.17] over 3 seeds for x minus none.")
+    assert found.evidence.startswith("X minus none is +25.00 % [+24.83, +25.17], over 3 seeds.")
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -515,7 +517,7 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    tested = f", allowed: within {cell.gain_margin:.3g} of it"
+    tested = f"; the claim needs a value within {cell.gain_margin:.3g} of it"
     assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g}{tested}"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
@@ -584,7 +586,10 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     assert (alone.p, two.p) == (pytest.approx(p), pytest.approx(2 * p))
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
-    assert " at a, the largest of 2 cases: " in two.number and "largest" not in alone.number
+    assert (
+        two.number.startswith("at a, the largest of 2 cases, x minus none is ")
+        and "largest" not in alone.number
+    )
     assert "interval is corrected for 2 cases." in two.evidence and "corrected" not in alone.evidence
     assert "(corrected for 2 cases, Bonferroni)" in two.evidence and "Bonferroni" not in alone.evidence
 
@@ -672,7 +677,7 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
-    assert f" for rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20%." in change.evidence
+    assert f"Rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20% is " in change.evidence
 
 
 PARTS_OF_RUNS = {
@@ -690,7 +695,7 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
     found = runs.judged(alike)
     assert found.verdict == verdict
-    assert re.search(r"^[+]0[.]\d+ points \[-", found.evidence), "as tables of accuracies"
+    assert re.search(r" is [+]0[.]\d+ points \[-", found.evidence), "as tables of accuracies"
     assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
 
 
@@ -705,7 +710,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     found = runs.judged(both)
     assert (found.estimate, "1 case without a number" in found.evidence) == (6.5, True)
     assert (
-        found.number.startswith("sum of stem and head: 6.50; no test")
+        found.number.startswith("the sum of stem and head is 6.50; no test")
         and "By part: stem 2.75, head 5.00." in found.evidence
     )
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
@@ -806,8 +811,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | +2.10 points [+1.93, +2.27] over 3 seeds "
-        f"for x minus none. | {sheet.title} |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | X minus none is +2.10 points [+1.93, +2.27], "
+        f"over 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")
@@ -816,7 +821,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    number = "x minus none: +2.10 points [+1.93, +2.27]"
+    number = "x minus none is +2.10 points [+1.93, +2.27]"
     assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", number)]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 

@@ -393,7 +393,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
         "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
-        "Our runs: +1.25 points [+0.50, +2.00] at <each> case undecided because of “a”: +1" in text
+        "Our runs: +1.25 points [+0.50, +2.00] at <each> case “a” does not support the claim: +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> Small <toys>. published values" in text
@@ -435,8 +435,8 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
     text = text_of(front(toy)).partition("A paper on <toys> Small")[0]
     assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
-    words = re.findall(r"(Brackets|Case|Allowed): ", text)
-    assert words == ["Brackets", "Case"], "no result has an allowed range"
+    words = re.findall(r"(Brackets|Case): ", text)
+    assert words == ["Brackets", "Case"]
     assert "Claims are in our words" in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
@@ -448,37 +448,39 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     toy = Toy(tmp_path, reduced=True).write()
     path = toy.folder / "paper" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
-    finding = ("reduced scale", "A grows (sec. 2)", "x minus y, mean of 2 cases: -1 points")
+    finding = ("reduced scale", "A grows (sec. 2)", "on average over 2 cases, x minus y is -1 points")
     path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
-    shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): x minus y, mean of 2 cases"
+    shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): on average over 2 cases"
     assert shown in text and "Case: a setting or method that a claim names." in text
     assert "Each card shows the first claim" in text and "counts the verdicts" not in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     shown = in_lines(
-        "C = 0.1 minus <b>, mean of 2 cases: -5 % [-6, -4]; undecided because of “C = 0”: -9 % [-11, -6]"
+        "on average over 2 cases, C = 0.1 minus <b> is -5 % [-6, -4]; “C = 0” does not: -9 % [-11, -6]"
     )
     words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
     assert words == [("Case", "cases")]
     first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
-    assert first == "C\u00a0=\u00a00.1 minus &lt;b&gt;, mean of 2 cases: -5\u00a0%\u00a0[-6,\u00a0-4]"
-    assert second == "undecided because of “C\u00a0=\u00a00”: -9\u00a0%\u00a0[-11,\u00a0-6]"
+    assert (
+        first == "on average over 2 cases, C\u00a0=\u00a00.1 minus &lt;b&gt; is -5\u00a0%\u00a0[-6,\u00a0-4]"
+    )
+    assert second == "“C\u00a0=\u00a00” does not: -9\u00a0%\u00a0[-11,\u00a0-6]"
 
 
 @pytest.mark.parametrize(
     ("numbers", "shown"),
     [
-        ("a: -70.9 % [-80, -61]; the paper states -72.5, allowed: within 5.5 of it",
-         "the paper states -72.5 %, allowed: within 5.5 points of it"),
-        ("a: +2.6 points [+0.3, +4.9], allowed: 0.5 to 2.5, not clearly below 2.5",
-         "allowed: 0.5 to 2.5 points, not clearly below 2.5 points"),
-        ("a: +9 % [+1, +17], allowed: within 5", "allowed: within 5 %"),
-        ("a: +9 rounds [+1, +17]; b: +0.02 [+0.01, +0.03], allowed: within 0.05; open", "within 0.05; open"),
+        ("a is -70.9 % [-80, -61]; the paper states -72.5; the claim needs a value within 5.5 of it",
+         "the paper states -72.5 %; the claim needs a value within 5.5 points of it"),
+        ("a is +2.6 points [+0.3, +4.9], not clearly below 2.5; the claim needs a value from 0.5 to 2.5",
+         ", not clearly below 2.5 points; the claim needs a value from 0.5 to 2.5 points"),
+        ("a is +9 % [+1, +17]; the claim needs a value within 5", "needs a value within 5 %"),
+        ("a is +9 rounds [+1, +17]; b is +0.02 [+0.01, +0.03], within 0.05; open", "within 0.05; open"),
     ],
 )  # fmt: skip
-def test_the_stated_number_and_the_allowed_range_have_the_unit_of_ours(numbers: str, shown: str) -> None:
+def test_the_stated_number_and_the_range_of_a_claim_have_the_unit_of_ours(numbers: str, shown: str) -> None:
     assert shown in re.sub("</?abbr.*?>", "", in_lines(numbers)).replace("\u00a0", " ").replace("<br>", "; ")
 
 
@@ -496,7 +498,7 @@ def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
     meaning = "Case: a setting or method that a claim names."
-    assert meaning in text("mean of 2 cases: +2 points") and meaning not in text("+2 points")
+    assert meaning in text("on average over 2 cases, x is +2 points") and meaning not in text("+2 points")
 
 
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
@@ -734,7 +736,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
 
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"x minus y: {len(text)} points, allowed: above 0.5"
+        number = f"x minus y is {len(text)} points; the claim needs a value above 0.5"
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False},
@@ -748,11 +750,11 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
-    tested = ", allowed: above 0.5"
+    tested = "; the claim needs a value above 0.5"
     assert summary.findings(rows, claims) == [
-        ("supported", "MOON gains (A, sec. 1)", f"x minus y: 10 points{tested}; also FedProx: 13 points"),
-        ("contradicted", "B is best (A, fig. 2)", f"x minus y: 9 points{tested}"),
-        ("undecided", "FedDyn gains (A, sec. 1)", f"x minus y: 12 points{tested}"),
+        ("supported", "MOON gains (A, sec. 1)", f"x minus y is 10 points{tested}; also FedProx: 13 points"),
+        ("contradicted", "B is best (A, fig. 2)", f"x minus y is 9 points{tested}"),
+        ("undecided", "FedDyn gains (A, sec. 1)", f"x minus y is 12 points{tested}"),
     ]
 
 
