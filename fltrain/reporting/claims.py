@@ -278,7 +278,7 @@ def _numbers(parts: Sequence[Finding]) -> str:
     has the verdict instead.
     """
     differ = len({part.verdict for part in parts} - {"reduced scale"}) > 1
-    texts = []
+    texts: list[str] = []
     for number in dict.fromkeys(part.number for part in parts if part.number):
         same = [part for part in parts if part.number == number]
         own, _, stated = number.partition("; ")
