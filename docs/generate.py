@@ -139,14 +139,15 @@ assumptions that they depend on.
 
 ## Doubtful cells
 
-Our tables mark these published values. The column `doubt` in `config/reported` has the texts.
+Our tables mark these published values. Parentheses show the entries of their rows in `config/reported`, where
+the column `doubt` has the reasons.
 
 {doubtful}
 
 ## Tables and figures
 
-The column *runs* counts the runs that the text implies, *ours* the runs of our items. Both assume the paper's
-number of seeds, or one seed if it states none.
+The column *runs* counts the runs that the text implies (?: unknown), *ours* the runs of our items. Both assume
+the paper's number of seeds, or one seed if it states none.
 
 {coverage}
 
@@ -260,7 +261,7 @@ def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
     ]
 
 
-ITEM_HEADS = ["item", "title", "cells", "seeds", "runs", "own assumptions"]
+ITEM_HEADS = ["item", "title", "cells", "seeds", "runs", "further assumptions"]
 
 
 def item_row(item: PlannedItem, listed: Sequence[str]) -> list[object]:
@@ -399,7 +400,7 @@ the [published records](../published/README.md). In short:
   of this gain is *supported* only with {sized}.
 * **[Conceptual replications](#conceptual-replications)** of {replicated} papers, on small networks: of
   {claims} claims, {supported} are *supported*, {contradicted} *contradicted* and the others *undecided*.
-  Marks in the tables show weaker verdicts.
+  The marks *exploratory* and † show weaker verdicts.
 * **[Fair table](#the-fair-table)**: in the main table, {better} better than tuned FedAvg.
   With [further seeds](fair-table.md#further-seeds), FedDyn is {further}.
 
@@ -412,13 +413,14 @@ In the tables (more: [protocol](protocol.md#8-claims), [glossary](glossary.md#pa
 * **Undecided** means that the evidence is too weak for either answer, or covers only a part of the claim.
 * **Exploratory** verdicts come from a test that we chose after seeing the runs, or declared exploratory. All
   others are confirmatory.
-* **Contradicted†** claims drop out of the list of contradicted claims at a
-  [false discovery rate](protocol.md#7-many-cells) of 5 %.
-* **Numbers** are means, with 90 % intervals over seeds in brackets. A range that a claim needs includes its
-  margin. Without one, we test against zero.
+* **Contradicted†**: the test alone is significant, but not after the
+  [correction for the number of claims](protocol.md#7-many-cells).
+* **Numbers** are means, with 90 % intervals over seeds in brackets. If a claim states a number, we test a
+  range around it. Otherwise, we test against zero.
 * A **case** is a setting or method. Most claims must hold in every case.
 
-*Details* below each table has runs and one-sided tests. For several cases, *p* is the largest, with its case.
+*Details* below each table lists runs and one-sided tests. Of several cases, it shows the one with the largest
+p value.
 
 {papers}
 
@@ -443,7 +445,7 @@ other readings.
 
 ## Controls
 
-Controls test our rule: we know which of their values are true ([protocol](protocol.md#controls),
+Controls test our rule, because we know which published values are true ([protocol](protocol.md#controls),
 [tables](../published/README.md#controls)). They have {truth}.
 
 {controls}
@@ -523,7 +525,8 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 * **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
   (`provenance.json` names both). Otherwise training amplifies differences in rounding: expect the same
   verdict, not the same digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
-* **Contradicted†**: drops out of the list of contradicted claims ([rule 7](protocol.md#7-many-cells)).
+* **Contradicted†**: significant alone, but not after the
+  [correction for the number of claims](protocol.md#7-many-cells).
 
 {papers}
 

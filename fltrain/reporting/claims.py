@@ -44,7 +44,7 @@ from fltrain.experiments.layout import ItemJob, named
 from fltrain.experiments.published import Published, Statement
 from fltrain.reporting.frame import DAMAGED, DIVERGED, LATE, MISSING, Runs, claimed_values, places
 from fltrain.reporting.pages import TEMPLATES
-from fltrain.reporting.tables.render import DROPPED
+from fltrain.reporting.tables.render import CORRECTION, DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.text import (
     capital,
@@ -67,7 +67,7 @@ JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
 EXPLORATORY = "Exploratory: declared as such, or decided after these runs had been seen."
-DROPPED_CLAIMS = f"{DROPPED} drops out of the list of contradicted claims (false discovery rate 5 %)."
+DROPPED_CLAIMS = f"{CORRECTION} claims (false discovery rate 5 %)."
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,10 @@ COLUMNS = (
 
 ``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
 ``estimate``, ``low`` and ``high`` of a curve of accuracies are fractions, which texts show in points.
-``dropped`` is True if the claim drops out of the list of contradicted claims. ``exploratory``: the rule or
-the test was decided after the runs had been seen, or the claim is declared as exploratory. ``reduced``: the
-runs belong to a reduced scale. ``item`` has the items that the test uses, with commas, ``test`` its kind.
+``dropped`` is True if a contradiction is not significant after the correction for the number of claims.
+``exploratory``: the rule or the test was decided after the runs had been seen, or the claim is declared as
+exploratory. ``reduced``: the runs belong to a reduced scale. ``item`` has the items that the test uses, with
+commas, ``test`` its kind.
 """
 
 
@@ -551,7 +552,7 @@ def _shown(
     scopes = [f"on average over {len(means)} cases"] * averaged
     if place != THE_AVERAGE:
         which = "one" if test.judge == "every" else f"the {test.judge}"
-        scopes.append(f"at {place}" + f", {which} of {len(means)} cases" * several)
+        scopes.append(f"for {place}" + f" ({which} of {len(means)} cases)" * several)
     if len(parts := test.part or ()) > 1:
         those = f"{', '.join(parts[:-1])} and {parts[-1]}"
         difference = f"summed over {those}, {difference}" if difference else f"the sum of {those}"

@@ -86,8 +86,8 @@ def paper_summary(
         # As in its claims: the paper's method minus its rivals, not theirs minus the method.
         turned = {(name, base) for base in bases} <= reverse
         if len(bases) == 1:
-            quoted[name] += f", minus {bases[0]}"
-            headings[name] += f"\n{bases[0]} minus each" if turned else f"\nminus {bases[0]}"
+            quoted[name] += f"; difference from {bases[0]}"
+            headings[name] += f"\n{bases[0]} minus each" if turned else f"\neach minus {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
     rows: list[Any] = judged[columns].to_dict("records")
@@ -152,12 +152,12 @@ def _marked(verdict: str, cell: TableCell) -> str:
 
 
 def true_values(cells: Iterable[TableCell]) -> str:
-    """Return how many true values controls have, in how many cells, and how many the rule should confirm."""
+    """Return in how many cells the published value is true, and how many of them the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    values = len({cell.published for cell in true})
-    power = f"with these spreads and seeds, the rule should confirm about {expected:.1f} of them"
-    return f"{count(len(true), 'cell')} with true values ({values} different ones); {power}"
+    values = count(len({cell.published for cell in true}), "different value")
+    power = f"at our spreads and numbers of seeds, we expect about {expected:.1f} cells to be reproduced"
+    return f"{count(len(true), 'cell')} with a true published value ({values}); {power}"
 
 
 def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:
@@ -167,7 +167,9 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
         false, true = (f"{sum(side)} of {len(side)}" for side in rejected.values())
-        return [("", "", f"The rule rejects {false} false values, and {true} cells with true ones.")]
+        return [
+            ("", "", f"The rule rightly rejects {false} false values. It wrongly rejects {true} true values.")
+        ]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
         (verdict, "", f"{found.place} ({titles[found.item]}): {gain_text(found)} points.")

@@ -304,7 +304,7 @@ def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, te
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
     assert found.verdict == "contradicted" and "at a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
-    assert found.number.startswith(f"at a, one of 3 cases, {alone.number.partition('; ')[0]}")
+    assert found.number.startswith(f"for a (one of 3 cases), {alone.number.partition('; ')[0]}")
     assert found.evidence.startswith("On average over 3 cases, x minus none is +0.")
 
 
@@ -587,7 +587,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert (
-        two.number.startswith("at a, the largest of 2 cases, x minus none is ")
+        two.number.startswith("for a (the largest of 2 cases), x minus none is ")
         and "largest" not in alone.number
     )
     assert "interval is corrected for 2 cases." in two.evidence and "corrected" not in alone.evidence

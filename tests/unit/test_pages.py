@@ -421,7 +421,7 @@ def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
 def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
     path = toy.folder / "paper" / "summary.json"
     before = path.read_text(encoding="utf-8")
-    note = "† drops out of the list of contradicted claims"
+    note = "† Significant alone, but not after the correction for the number of claims"
     try:
         assert note not in text_of(front(toy)), "nothing to explain"
         path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
@@ -516,7 +516,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "FLFA <always> helps" in page.of("i") and "contradicted†" in page.of("span")
     assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
     assert "figure1" not in text and "table1" not in text, "people read titles"
-    assert "† drops out of the list of contradicted claims" in text
+    assert "† Significant alone, but not after the correction for the number of claims" in text
     assert "opposite is significant at 5 %" in text
     assert "has the other sign" not in text, "no gain on this page is opposite"
     assert "Exploratory: declared as such, or decided after these runs had been seen." in text
@@ -628,8 +628,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"{len(true)} cells with true values (1 different ones); with these spreads and seeds, the rule "
-        f"should confirm about {expected:.1f} of them"
+        f"{len(true)} cells with a true published value (1 different value); at our spreads and numbers of "
+        f"seeds, we expect about {expected:.1f} cells to be reproduced"
     )
 
 
@@ -773,7 +773,9 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
         part = found["parts"][one]
         assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
         assert part["counts"]["claims"] == ({"supported": 1}, {}) and len(part["findings"]) == 1
-        assert list(part["forest"]["rows"]) == ["Accuracy & gain\nminus BP"], "a base, also with one item"
+        assert list(part["forest"]["rows"]) == ["Accuracy & gain\neach minus BP"], (
+            "a base, also with one item"
+        )
     folder = toy.folder / "both"
     folder.mkdir()
     try:
@@ -805,12 +807,12 @@ def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> 
     heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
     rows = summary.paper_summary(heading, sheets, judged, cells)["forest"]["rows"]
     assert [(name, row["place"]) for name, part in rows.items() for row in part] == [
-        ("Accuracy & gain\nminus noise 0", "cut 3")
+        ("Accuracy & gain\neach minus noise 0", "cut 3")
     ] * 2
 
 
 @pytest.mark.parametrize(
-    ("reverse", "gain", "words"), [(False, 1.0, "minus BP"), (True, -1.0, "BP minus each")]
+    ("reverse", "gain", "words"), [(False, 1.0, "each minus BP"), (True, -1.0, "BP minus each")]
 )
 def test_a_forest_plot_has_the_direction_of_the_claims(
     toy: Toy, reverse: bool, gain: float, words: str
@@ -840,7 +842,7 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
     assert summary.cell_findings("control", [cell, *false], {"a": "A"}) == [
-        ("", "", "The rule rejects 1 of 2 false values, and 0 of 1 cells with true ones.")
+        ("", "", "The rule rightly rejects 1 of 2 false values. It wrongly rejects 0 of 1 true values.")
     ]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
@@ -861,7 +863,9 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
     (finding,) = found["findings"]
-    assert finding[0] == "better" and finding[2].startswith("one / tuned (Accuracy & gain, minus tuned): ")
+    assert finding[0] == "better" and finding[2].startswith(
+        "one / tuned (Accuracy & gain; difference from tuned): "
+    )
 
 
 def test_cells_without_an_interval_are_counted_apart() -> None:

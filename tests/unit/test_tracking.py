@@ -613,7 +613,7 @@ def test_a_long_table_has_only_its_first_cells_in_the_description(store: Exports
     cells = [({"cell": f"{row}, accuracy, %"}, cell.replace(dropped=row == 70)) for row in range(80)]
     *lines, _, left_out, _, dropped = numbers_of(cells).split("\n")
     assert lines[-1].startswith("| 39 | 3 | 61.50 ± 0.25 |") and len(lines) == 2 + 40
-    assert left_out == "The first 40 of 80 cells." and dropped.startswith("† drops out")
+    assert left_out == "The first 40 of 80 cells." and dropped.startswith("† Significant alone")
     assert len(numbers_of(cells)) < 6000
 
 

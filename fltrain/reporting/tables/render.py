@@ -22,10 +22,9 @@ from fltrain.runs.today import OTHER_CODE
 
 DOUBTFUL = "Doubtful as published"
 DROPPED = "†"
-"""Mark of a cell that drops out of the list of cells that are not reproduced."""
-DROPPED_CELLS = (
-    f"{DROPPED} drops out of the list of cells that are not reproduced at a false discovery rate of 5 %."
-)
+"""Mark of a verdict that is not significant after the correction for the number of cells or claims."""
+CORRECTION = f"{DROPPED} Significant alone, but not after the correction for the number of"
+DROPPED_CELLS = f"{CORRECTION} cells (false discovery rate 5 %)."
 EXPLORATORY = "Exploratory: the rule was decided after these runs had been seen."
 GENERAL = {
     "chance": "A diverged run counts as chance accuracy in means and gains.",

@@ -120,7 +120,9 @@ class TableCell(BaseModel):
     reason: str = _column("reason of an inconclusive verdict, if its interval does not show it", "")
     seeds_needed: Number = _column("seeds of ours that would decide an inconclusive cell; inf: none would")
     p: Number = _column("one-sided p value against a true difference within the margin")
-    dropped: bool = _column("True: drops out of the list of cells that are not reproduced", False)
+    dropped: bool = _column(
+        "True: not reproduced, but not significant after the correction for the number of cells", False
+    )
     detectable: Number = _column("difference that is called not reproduced with a probability of 80 %")
     expected_reproduced: Number = _column("probability of 'reproduced' if the published value were true")
     expected_not_reproduced: Number = _column("the same of 'not reproduced'")
