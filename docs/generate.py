@@ -146,8 +146,8 @@ the column `doubt` has the reasons.
 
 ## Tables and figures
 
-The column *runs* counts the runs that the text implies (?: unknown), *ours* the runs of our items. Both assume
-the paper's number of seeds, or one seed if it states none.
+The column *runs* counts the runs that the text implies (?: unknown), *ours* the runs of our items. Both
+assume the paper's number of seeds, or one seed if it states none.
 
 {coverage}
 
