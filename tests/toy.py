@@ -116,8 +116,8 @@ class Toy:
             {"name": "figure1", "title": "A square", "table": False, "runs": runs[:3]},
             {"name": "table10", "title": "Another table", "table": True, "runs": runs[-3:]},
         ]
-        paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents, "elsewhere": OTHERS}
-        other = {"name": "other", "title": "Another paper", "contents": [], "elsewhere": {}}
+        paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
+        other = {"name": "other", "title": "Another paper", "contents": []}
         scale = {"scale": "toy", "heading": "Toy results", "title": "on toy data", "reduced": self.reduced}
         return {**scale, "restrictions": [], "papers": [paper, other]}
 
@@ -175,12 +175,11 @@ def claim(
     return {**fields, "item": item, "dropped": not table, "exploratory": not table}
 
 
-OTHERS = {"other": "Another paper"}
 ABOUT: dict[str, Any] = {
     "citation": "Toy et al., 2025",
     "covers": {"table1": ["table 1"], "figure1": []},
     "untrained": {"figure 9": "a sketch; no training"},
-    "elsewhere": OTHERS,
+    "elsewhere": {"other": "Another paper"},
 }
 SUMMARY: dict[str, Any] = {
     "paper": "paper",
@@ -195,6 +194,8 @@ SUMMARY: dict[str, Any] = {
         )
     ],
     "picture": "figure1",
+    "forest": {},
+    "parts": {},
     "counts": {
         "published values": (
             {"reproduced": 3, "not reproduced": 1},

@@ -272,7 +272,7 @@ class Jobs:
         papers: dict[str, dict[str, Any]] = {}
         for item in self.plan.items:
             name = item.paper.paper
-            heading = {"name": name, "title": item.paper.title, "elsewhere": self._elsewhere(name)}
+            heading = {"name": name, "title": item.paper.title}
             contents = {"name": item.name, "title": item.item.title, "table": item.item.table is not None}
             paper = papers.setdefault(name, {**heading, "contents": []})
             paper["contents"].append({**contents, "runs": item.run_ids})

@@ -62,16 +62,20 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         "seconds": sum(record.costs["seconds"]["total"] for record in done),
     }
     summaries = {paper["name"]: _summary(folder / paper["name"]) for paper in listing["papers"]}
-    cards = [card for paper in listing["papers"] for card in _cards(paper, summaries[paper["name"]], folder)]
-    subjects = [card["subject"] for card in cards]
-    found = (verdicts for card in cards for verdicts, _ in card["counts"].values())
+    cards: dict[str, list[dict[str, Any]]] = {}
+    for paper in listing["papers"]:
+        for subject, section in _sections(paper, summaries[paper["name"]], folder):
+            cards.setdefault(subject, []).append(section)
+    sections = [*itertools.chain(*cards.values())]
+    found = (verdicts for section in sections for verdicts, _ in section["counts"].values())
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
     front = PAGES.get_template("index.html").render(
         **common,
         overall=list(overall(summaries.values())),
         verdicts=[*itertools.chain.from_iterable(found)],
         folder=folder,
-        cards=sorted(cards, key=lambda card: subjects.index(card["subject"])),
+        cards=cards,
+        sections=sections,
         runs=runs.name,
         verdict_file=VERDICT_FILE,
     )
@@ -123,24 +127,28 @@ def _summary(folder: Path) -> dict[str, Any]:
     return empty | (read_json(path) if path.exists() else {})
 
 
-def _cards(paper: Mapping[str, Any], summary: Mapping[str, Any], folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what a card shows: findings, picture, counts by verdict and address of the paper's page.
+def _sections(
+    paper: Mapping[str, Any], summary: Mapping[str, Any], folder: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield parts of cards, each with the paper that the card is on.
 
-    A comparison has a card for each of several papers that its claims are on. All cards on a paper (its
-    ``subject``) stand together.
+    A part has findings, a picture, counts by verdict and the address of the page. A comparison has a part in
+    the card of each of several papers that its claims are on.
     """
     page = f"{paper['name']}/index.html"
     for cited, part in (summary.get("parts") or {"": summary}).items():
         files = [f"{paper['name']}/{part['picture']}.{form}" for form in ("svg", "png")]
         place = f"{page}#{part['items'][0]}" if cited else page
         dropped = any(DROPPED in verdict for verdicts, _ in part["counts"].values() for verdict in verdicts)
-        yield {
-            **part,
-            "dropped": DROPPED_CLAIMS if dropped else "",
-            "subject": cited.lower() or paper["name"],
-            "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
-            "title": f"{cited}: {paper['title']}" if cited else paper["title"],
-            "elsewhere": paper["elsewhere"],
-            "page": place if (folder / page).exists() else "",
-            "picture": next((folder / file for file in files if (folder / file).exists()), None),
-        }
+        yield (
+            cited.lower() or paper["name"],
+            {
+                **part,
+                "dropped": DROPPED_CLAIMS if dropped else "",
+                "cited": cited,
+                "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
+                "title": paper["title"],
+                "page": place if (folder / page).exists() else "",
+                "picture": next((folder / file for file in files if (folder / file).exists()), None),
+            },
+        )

@@ -95,7 +95,7 @@ def paper_summary(
     return {
         **paper,
         "findings": [finding for part in parts.values() for finding in part["findings"]]
-        or findings(rows, claims)
+        or missed_values(every if paper["kind"] == "paper" else (), titles) + findings(rows, claims)
         or cell_findings(paper["kind"], quotable, quoted),
         "picture": next(
             (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
@@ -158,6 +158,21 @@ def true_values(cells: Iterable[TableCell]) -> str:
     values = count(len({cell.published for cell in true}), "different value")
     power = f"at our spreads and numbers of seeds, we expect about {expected:.1f} cells to be reproduced"
     return f"{count(len(true), 'cell')} with a true published value ({values}); {power}"
+
+
+def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:
+    """Return for each table how far our values are from the published ones that they do not reproduce."""
+    judged = [cell for cell in cells if cell.verdict and cell.published]
+    found: list[Finding] = []
+    for item in dict.fromkeys(cell.item for cell in judged if cell.verdict == "not reproduced"):
+        values = [cell for cell in judged if cell.item == item]
+        missed = [cell for cell in values if cell.verdict == "not reproduced"]
+        shares = sorted(100 * cell.mean / cell.published for cell in missed if cell.mean and cell.published)
+        ends = " to ".join(dict.fromkeys(f"{share:.0f}" for share in shares[:1] + shares[-1:]))
+        text = f"{titles[item]}: {len(missed)} of {count(len(values), 'published value')}"
+        text += f"; ours are {ends} % of these." if ends else "."
+        found.append(("not reproduced", "", text))
+    return found
 
 
 def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:

@@ -387,7 +387,6 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     page = read(toy, "index.html")
     text = text_of(page)
     assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
-    assert "More claims on this paper: Another paper" in text and "other/index.html#claims" in page.links
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert "4 published values under the papers' own protocol" in page.of("th")
     assert "judged confirmatory exploratory 4 published values" in text
@@ -758,8 +757,35 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     ]
 
 
+def test_values_that_are_not_reproduced_are_summed_up_for_each_table() -> None:
+    def cell(item: str, published: float, mean: float | None, verdict: Any) -> TableCell:
+        return TableCell(item=item, published=published, mean=mean, verdict=verdict)
+
+    missed = "not reproduced"
+    cells = [cell("a", 100, 24, missed), cell("a", 10, 4.8, missed), cell("a", 10, 10, "reproduced")]
+    cells += [cell("b", 10, 20, missed), cell("c", 10, 12, "inconclusive"), cell("d", 10, None, missed)]
+    titles = {"a": "Rounds", "b": "One", "c": "Open", "d": "Lost"}
+    assert summary.missed_values(cells, titles) == [
+        (missed, "", "Rounds: 2 of 3 published values; ours are 24 to 48 % of these."),
+        (missed, "", "One: 1 of 1 published value; ours are 200 % of these."),
+        (missed, "", "Lost: 1 of 1 published value."),
+    ]
+
+
+def test_the_page_of_a_paper_has_its_main_intervals_beside_its_result(toy: Toy) -> None:
+    plot = {"rows": {"": [{"place": "x", "lost": "diverged", "tone": ""}]}, "ticks": {}, "notes": []}
+    for changes, shown in (
+        ({"picture": ""}, True),
+        ({}, False),
+        ({"picture": "", "parts": {"B": {}}}, False),
+    ):
+        found = {**SUMMARY, "reduced": False, "claims": [], "forest": plot, **changes}
+        text = paper.page(found, ABOUT, [], {}, toy.folder / "paper")
+        assert ('class="forest"' in text.partition('id="claims"')[0]) == shown, changes
+
+
 def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy) -> None:
-    """Cards on a paper follow its own; a paper none of whose items has been made has no card."""
+    """A paper has one card, also with several results; one none of whose items has been made has no card."""
     numbers: dict[str, Any] = {"label": "accuracy, %", "gain": 1.0, "gain_low": 0.5, "gain_high": 1.5}
     sheets = [toy.sheet.model_copy(update={"id": f"both/{name}"}) for name in ("a", "b", "pilot")]
     cells = {one.id: [TableCell(item=one.name, row=one.name, **numbers)] for one in sheets}
@@ -781,14 +807,15 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     try:
         (folder / "summary.json").write_text(json.dumps(found))
         (folder / "index.html").touch()
-        both = {"name": "both", "title": "Both", "contents": [], "elsewhere": {}}
+        both = {"name": "both", "title": "Both", "contents": []}
         page = front(toy, papers=[*toy.listing["papers"], both])
     finally:
         shutil.rmtree(folder)
         front(toy)
     order = re.findall(r'<article aria-labelledby="([^"]*)"', page.text)
-    assert order == ["paper", "both-Paper", "other", "both-B"]
-    assert page.of("a").count("B: Both") == page.links.count("both/index.html#b") == 1
+    assert order == ["paper", "other", "b"]
+    assert page.of("h2") == ["Another paper", "B", "Runs"], "the title of the first card is a link"
+    assert page.links.count("both/index.html#b") == page.links.count("both/index.html#a") == 1
     assert text_of(page).count("Both Small. claims 1 supported Paper's claim supported x (") == 2
 
 
