@@ -56,8 +56,10 @@ def compare(
     """Show the cells of a table or figure, or compare trained runs by their settings.
 
     If you name one item, the output has the numbers, labels and verdicts of its page. Otherwise, it has a
-    line for each combination of settings. Gains are paired by seed and have 90 % intervals.
+    line for each combination of settings. If you name a paper, its claims follow, with verdicts. Gains are
+    paired by seed and have 90 % intervals.
     """
+    from fltrain.reporting.claims import full_verdict
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing
 
@@ -80,6 +82,11 @@ def compare(
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         for note in compared.notes:
             print_text(note)
+        for paper, claims in compared.claims.items():
+            if claims:
+                lines = [(one["where"], one["claim"], full_verdict(one), one["number"]) for one in claims]
+                print_text(f"claims of {paper}:")
+                print_table(("where", "claim", "verdict", "number"), lines)
     if out:
         write_text(out, to_csv(compared.cells))
         typer.echo(f"table: {out}")

@@ -32,8 +32,10 @@ from fltrain.experiments.layout import (
     measures_of,
 )
 from fltrain.experiments.plan import plan
-from fltrain.experiments.published import Published
+from fltrain.experiments.published import Published, read_claims
+from fltrain.experiments.schema import reported_folder
 from fltrain.experiments.selection import Request, Selection
+from fltrain.reporting.claims import Judge
 from fltrain.reporting.frame import diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, own_margins
@@ -80,6 +82,7 @@ class Comparison:
         targets: sentence on the target accuracies that runs set.
         heading: the item with its title and scale; empty without an item.
         conditions: by panel, the settings that it stands for; empty for an item.
+        claims: judged claims of each named paper, as in its ``claims.csv``.
     """
 
     job: ItemJob
@@ -88,6 +91,7 @@ class Comparison:
     targets: str = ""
     heading: str = ""
     conditions: Mapping[str, Labels] = field(default_factory=dict)
+    claims: Mapping[str, Sequence[Mapping[Any, Any]]] = field(default_factory=dict)
 
     @cached_property
     def _page(self) -> Notes:
@@ -190,19 +194,39 @@ def compare(
     runs, warnings = find_runs(results, where, config)
     compared = compare_runs(runs, metric, over, baseline)
     warn(results, warnings)
-    verdicts = _verdicts(items, Results(Path(results)), Path(config), scale) if items and scale else ()
-    return replace(compared, remarks=[*compared.remarks, *verdicts])
+    if not (items and scale):
+        return compared
+    lines, claims = _verdicts(items, Results(Path(results)), Path(config), scale)
+    return replace(compared, remarks=[*compared.remarks, *lines], claims=claims)
 
 
-def _verdicts(items: Sequence[str], results: Results, config: Path, scale: str) -> Iterator[str]:
-    """Yield the verdicts on published values in each named table that has some."""
-    for item in plan(config, scale).restricted(Selection(items=tuple(items))).items:
-        if item.item.table:
-            made = cells(item.sheet, cache(results.record), Published.read(item.published(config)))
-            found = Counter(cell.full_verdict for cell in made if cell.verdict)
-            if found.keys() - {"not run"}:
-                counts = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
-                yield f"verdicts: {counts}; see `fltrain compare {item.id} --scale {scale}`"
+def _verdicts(
+    names: Sequence[str], results: Results, config: Path, scale: str
+) -> tuple[list[str], dict[str, list[Mapping[Any, Any]]]]:
+    """Return a line for each named table with verdicts, and the judged claims of each named paper, by paper.
+
+    Claims that are not judged, or for which nothing was run, are left out.
+    """
+    chosen = plan(config, scale).restricted(Selection(items=tuple(names))).items
+    runs, lines, claims = cache(results.record), list[str](), dict[str, list[Mapping[Any, Any]]]()
+    published = {item.id: Published.read(item.published(config)) for item in chosen}
+    made = {item.id: cells(item.sheet, runs, published[item.id]) for item in chosen if item.item.table}
+    for item, own in made.items():
+        found = Counter(cell.full_verdict for cell in own if cell.verdict)
+        if found.keys() - {"not run"}:
+            counts = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
+            lines.append(f"verdicts: {counts}; see `fltrain compare {item} --scale {scale}`")
+    for name, paper in {item.paper.paper: item.paper for item in chosen}.items():
+        if name in names and paper.claims:
+            sheets = [item.sheet for item in chosen if item.paper.paper == name]
+            reduced = chosen[0].scale.reduces(paper)
+            judge = Judge(sheets, runs, lambda sheet: published[sheet.id], reduced, made)
+            stated = read_claims(reported_folder(config, name) / f"{name}_claims.csv")
+            judged = judge.judge(paper.claims, stated).to_dict("records")
+            claims[name] = [claim for claim in judged if claim["verdict"] not in ("not run", "not judged")]
+            left = count(len(judged) - len(claims[name]), "further claim")
+            lines += [f"{left} of {name}: not run, or not judged"] * (len(judged) > len(claims[name]))
+    return lines, claims
 
 
 def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Comparing runs: choosing, pairing by seed, conditions, curves."""
 
+import csv
 import itertools
 import math
 import re
@@ -384,6 +385,25 @@ def test_notes_have_the_verdicts_of_the_tables_of_a_paper(imported: Path) -> Non
     counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
     assert f"verdicts: {counts}; see `fltrain compare controls/flower --scale published`" in noted
     assert len([note for note in noted if note.startswith("verdicts: ")]) == 4, noted
+
+
+def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> None:
+    """They equal the claims of its page; claims without a verdict of the runs are counted."""
+    found = compare(imported, CONFIG, ["fedavg"], "published")
+    with (CONFIG.parent / "published/fedavg/claims.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    shown = [row for row in rows if row["verdict"] not in ("not run", "not judged")]
+    keys = ("where", "claim", "verdict", "number")
+    assert [[one[key] for key in keys] for one in found.claims["fedavg"]] == [
+        [row[key] for key in keys] for row in shown
+    ]
+    assert f"{len(rows) - len(shown)} further claims of fedavg: not run, or not judged" in found.notes
+    printed = cli("compare", "fedavg", "--scale", "published", "--results", imported, "--config", CONFIG)
+    lines = [
+        re.split(" *│ *", line)[1:-1] for line in printed.stdout.partition("claims of fedavg:")[2].split("\n")
+    ]
+    assert [line for line in lines if line] == [[row[key] for key in keys] for row in shown]
+    assert not compare(imported, CONFIG, ["fedavg/table1_2nn"], "published").claims
 
 
 def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
