@@ -72,12 +72,20 @@ class Interrupted(Stopped):
     exit_code = 130
 
 
-def as_mistake(error: FltrainError | OSError) -> FltrainError:
-    """Return an ``FltrainError`` unchanged, or turn an ``OSError`` into one with file and reason."""
+def as_mistake(error: Exception) -> FltrainError:
+    """Return an ``FltrainError`` unchanged, or turn another exception into one that it causes.
+
+    The message has file and reason of an ``OSError``, type and text of any other.
+    """
     if isinstance(error, FltrainError):
         return error
-    reason = error.strerror or str(error) or type(error).__name__
-    return FltrainError(reason if error.filename is None else f"{error.filename}: {reason}")
+    reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error) or reason
+        reason = reason if error.filename is None else f"{error.filename}: {reason}"
+    mistake = FltrainError(reason)
+    mistake.__cause__ = error
+    return mistake
 
 
 def own_place(error: BaseException) -> str:
@@ -96,7 +104,8 @@ def own_place(error: BaseException) -> str:
 def place_of_class(module: str, name: str) -> str:
     """Return, for example, ``/my/methods/mine.py:7: class Mine``; without a file, module and name."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    before, found, _ = (Path(file).read_text(encoding="utf-8") if file else "").partition(f"class {name}(")
+    text = Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
+    before, found, _ = text.partition(f"class {name}(")
     return f"{file}:{1 + before.count(chr(10))}: class {name}" if found else f"{module}.{name}"
 
 

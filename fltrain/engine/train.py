@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from fltrain.core.errors import FltrainError, MethodError, Stopped, noting, own_place
+from fltrain.core.errors import FltrainError, MethodError, Stopped, as_mistake, noting, own_place
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import PreparedData, load_or_prepare, stored_partition
@@ -124,8 +124,8 @@ class _Training:
                     (record.folder / "train.log").write_text("")
                 forget_peaks(self.execution.device)
                 self._train()
-        except FltrainError as error:
-            LOG.error("failed: %s", error, exc_info=error.__cause__)
+        except Exception as error:
+            LOG.error("failed: %s", failure := as_mistake(error), exc_info=failure.__cause__)
             raise
         except Stopped as stopped:
             option, saved = " with --again" * record.complete, self.results.saved_rounds(run)

@@ -140,6 +140,28 @@ def test_a_refused_result_of_a_hook_is_in_log_and_status(
     assert state[:2] == ("failed", output.removeprefix("error: "))
 
 
+def test_any_other_error_is_in_log_and_status(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of fltrain still ends the program with its traceback."""
+    results = Results(Path("results"))
+
+    def failing(error: Exception) -> Callable[..., Any]:
+        def raising(*_: object) -> None:
+            raise error
+
+        return raising
+
+    full = OSError(28, "No space left on device", "results/runs/x")
+    monkeypatch.setattr("fltrain.engine.train.write_record", failing(full))
+    message = "results/runs/x: No space left on device"
+    assert invoke(SPEC) == (2, f"error: {message}")
+    assert RunStatus.of(SPEC.run_id, SPEC, results)[:2] == ("failed", message)
+    monkeypatch.setattr("fltrain.engine.train.write_record", failing(KeyError("x")))
+    with pytest.raises(KeyError):
+        invoke(SPEC)
+    assert RunStatus.of(SPEC.run_id, SPEC, results)[:2] == ("failed", "KeyError: 'x'")
+    assert "Traceback" in (results.run(SPEC.run_id) / "train.log").read_text()
+
+
 @pytest.mark.parametrize("split", [None, 9])
 def test_a_network_that_fedimpro_cannot_split_is_refused(invoke: Invoke, split: int | None) -> None:
     model = "mobilenet_tiny" if split else "mlp"
