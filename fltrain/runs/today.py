@@ -135,7 +135,12 @@ def changed_code(record: Record, spec: RunSpec) -> str:
 def already_trained(record: Record, spec: RunSpec, again: str) -> str:
     """Return the line on a run that is not trained again; ``again`` is the option that would retrain it."""
     remark = changed_code(record, spec)
-    return f"{spec.run_id}: already trained ({again} retrains it){remark and f'; {remark}'}"
+    if not changed_modules(record, spec):
+        return f"{spec.run_id}: already trained ({again} retrains it){remark and f'; {remark}'}"
+    remedy = (
+        f"increase its revision if results change, or retrain with {again} (docs/records.md#changed-code)"
+    )
+    return f"{spec.run_id}: already trained, by other code; {remark}; {remedy}"
 
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:

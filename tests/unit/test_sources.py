@@ -153,7 +153,11 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
         changed = Record(record.folder)
         assert changed.usable and changed_code(changed, spec) == expected
         assert RunStatus.of(spec.run_id, spec, results)[:2] == ("completed", expected)
-        assert cli(*arguments).stdout.endswith(f"(--again retrains it); {expected}\n")
+        line = f"{spec.run_id}: already trained (--again retrains it); {expected}\n"
+        if sources:
+            line = f"{spec.run_id}: already trained, by other code; {expected}; increase its revision if "
+            line += "results change, or retrain with --again (docs/records.md#changed-code)\n"
+        assert cli(*arguments).stdout == line
         assert changed_modules(changed, spec) == (["methods.fedprox"] if sources else [])
     assert changed_code(trained(spec, results.root), spec) == ""
 
