@@ -8,9 +8,11 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeVar, Union, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+from pydantic_core import PydanticUndefined
 
-from fltrain.core.config import KnownNames, Settings, check_known, file_name
+from fltrain.core.config import KnownNames, Settings, check_known, faults, file_name
 from fltrain.core.errors import FltrainError, place_of_class, refusing
 from fltrain.core.own import import_own, own_remedy
 
@@ -27,6 +29,15 @@ class Component(Settings):
     name: str
     revision: ClassVar[int] = 1
     citation: ClassVar[str] = ""
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        """Refuse assignments: other runs, processes and clients share the component."""
+        if not key.startswith("_"):
+            raise FltrainError(
+                f"{place_of_class(type(self).__module__, type(self).__name__)}: self.{key} cannot be set, "
+                "because components are constant; keep values in a state (docs/add-a-method.md#rules)"
+            )
+        super().__setattr__(key, value)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -45,6 +56,32 @@ class Component(Settings):
                     f"{place_of_class(cls.__module__, cls.__name__)}: {name!r} takes "
                     f"({', '.join(taken.parameters)}); write {name}({', '.join(expected)})"
                 ) from None
+
+
+def check_settings(component: type[Component]) -> None:
+    """Refuse types that no file can hold, and defaults that no file could state."""
+    place = place_of_class(component.__module__, component.__name__)
+    fields = component.model_fields.items()
+    stated = {key: field.default for key, field in fields if field.default is not PydanticUndefined}
+    try:
+        component.model_rebuild()
+        component.model_validate(stated)
+    except PydanticUndefinedAnnotation as error:
+        raise FltrainError(
+            f"{place}: a setting has the type {error.name!r}, which is not defined; import it"
+        ) from None
+    except ValidationError as error:
+        for keys, what in faults(error, component).items():
+            if keys and keys[0] in stated:
+                raise FltrainError(
+                    f"{place}: default of {'.'.join(keys)!r}: {what}; change default or type"
+                ) from None
+    except PydanticSchemaGenerationError as error:
+        kind = str(error).partition(" for ")[2].partition(". ")[0]
+        raise FltrainError(
+            f"{place}: a setting has the type {kind}, which no file can hold; use bool, int, float, str, "
+            "Literal or tuple, or write ClassVar[...] for a constant"
+        ) from None
 
 
 def _fault_of(component: type[Component]) -> str:
@@ -102,6 +139,8 @@ def catalogue(
             place = place_of_class(component.__module__, component.__name__)
             raise FltrainError(f"{place}: lacks 'name'; {remedy}")
         name = component.model_fields["name"].default
+        if isinstance(name, str) and not component.__module__.startswith("fltrain."):
+            check_settings(component)
         if isinstance(name, str):
             file_name(name, f"name in {component.__module__}")
         if isinstance(name, str) and (other := found.setdefault(name, component)) is not component:
@@ -127,6 +166,10 @@ def choice(
             name = value.get("name")
             if name is None:
                 raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
+            base, *plugins = str(name).split("+")
+            if kind == "method" and base in known and all(plugins) and plugins:
+                form = f"{kind}: {base}, plugins: [{', '.join(plugins)}]"
+                raise ValueError(f"{name!r} names a method with plug-ins; write {form}")
             if hint := (elsewhere or {}).get(str(name)):
                 raise ValueError(f"{name!r} {hint}")
             remedy = own_remedy(_WAYS.get(kind, ""), _FOLDERS.get(kind, "").partition("/")[0])

@@ -20,7 +20,7 @@ from fltrain.core import lazy
 from fltrain.core.config import file_name
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import sha256
-from fltrain.core.registry import Component
+from fltrain.core.registry import Component, check_settings
 from fltrain.methods import METHODS
 from fltrain.methods.base import Method
 from fltrain.models.base import Model
@@ -54,12 +54,13 @@ def register(component: Kind) -> Kind:
     if not isinstance(name, str):
         raise FltrainError(f'{what} has no name; write, for example, name: Literal["mine"] = "mine"')
     known: dict[str, Any] = METHODS if issubclass(component, Method) else MODELS
-    other = known.get(file_name(name, what))
+    other = known.get(file_name(name, f"name of {component.__name__}"))
     older = other is component and _own(component.__module__)  # than the registry, which has found it
     if other and other not in _registered and not older:
         raise FltrainError(
             f"{what}: {name!r} is the name of {other.__module__}.{other.__name__}; choose another"
         )
+    check_settings(component)
     component.revision = _digest(component)
     _registered.append(component)
     known[name] = component

@@ -49,6 +49,12 @@ ONE_SEED = (
     "a run has one seed (seed: 0); `fltrain train --seeds 3` trains it with seeds 0 to 2; papers have "
     "'seeds' beside 'settings'"
 )
+_OPTIONS = {
+    name: f"it is no setting of a run, but an option: `fltrain train --{name}`"
+    + f", `fltrain.train(..., {name}=...)`" * (name in ("device", "threads"))
+    + "; Snakemake has profiles (docs/gpus.md)"
+    for name in ("device", "threads", "workers", "determinism")
+}
 
 
 def _one_seed(value: Any) -> Any:
@@ -225,7 +231,7 @@ class RunSpec(Settings):
     precision: Precision = "fp32"
     seed: Annotated[int, BeforeValidator(_one_seed)] = Field(default=0, ge=0, lt=2**63)
 
-    HINTS: ClassVar[Mapping[str, str]] = {"seeds": ONE_SEED}
+    HINTS: ClassVar[Mapping[str, str]] = {"seeds": ONE_SEED, **_OPTIONS}
     engine: ClassVar[int] = ENGINE_REVISION
 
     @model_validator(mode="after")

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import medmnist
 import pytest
+import torch
 import yaml
+from pydantic import Field
 from torchvision import datasets as torchvision
 
 from fltrain.core.config import check_known
@@ -194,6 +196,45 @@ def test_a_component_states_one_name_twice(base: type[Component], written: str, 
         exec(f"class Clap(base):\n    name: {written}", names)
     assert str(error.value) == f"own.methods.clap.Clap: {problem}"
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        (
+            "mu: float = Field(default=-1.0, ge=0)",
+            "default of 'mu': input should be greater than or equal to 0,",
+        ),
+        (
+            "mu: float = None",
+            "default of 'mu': input should be a valid number, got None; change default or type",
+        ),
+        ("mu: 'Small' = None", "a setting has the type 'Small', which is not defined; import"),
+        (
+            "mu: torch.Tensor = None",
+            "a setting has the type <class 'torch.Tensor'>, which no file can hold; use",
+        ),
+    ],
+)
+def test_a_setting_has_a_type_of_files_and_a_valid_default(setting: str, problem: str) -> None:
+    class Shape(Component):
+        """A kind of component."""
+
+    names = {
+        "Shape": Shape,
+        "Literal": Literal,
+        "Field": Field,
+        "torch": torch,
+        "__name__": "own.shapes.oval",
+    }
+    exec(f"class Oval(Shape):\n    name: Literal['oval'] = 'oval'\n    {setting}", names)
+    with pytest.raises(FltrainError, match=f"^{re.escape(f'own.shapes.oval.Oval: {problem}')}"):
+        catalogue(Shape)
+
+
+def test_a_component_is_constant() -> None:
+    with pytest.raises(FltrainError, match=r"py:\d+: class FedAvg: self\.x cannot be set, .* in a state"):
+        FedAvg().x = 1  # type: ignore[attr-defined]
 
 
 def test_a_component_without_an_abstract_part_is_refused() -> None:

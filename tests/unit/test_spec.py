@@ -112,6 +112,14 @@ def refusal(**changes: Any) -> str:
             "seeds: unknown key 'seeds'; a run has one seed (seed: 0); `fltrain train --seeds 3` trains",
         ),
         (
+            {"device": "gpu"},
+            "device: unknown key 'device'; it is no setting of a run, but an option: `fltrain t",
+        ),
+        (
+            {"method": "fedavg+flfa+ecgr"},
+            "method: 'fedavg+flfa+ecgr' names a method with plug-ins; write method: fedavg, plugins: [flf",
+        ),
+        (
             {"method": "perfedavg", "training": {"batch_size": 1}, "local_test": {}},
             "training.batch_size: 'perfedavg' takes 2 different batches for a step",
         ),
