@@ -38,7 +38,11 @@ def _usage_error(error: TyperException) -> str:
     if message.startswith("Usage: "):
         return message
     command = context.command_path if context else "fltrain"
-    return f"error: {message[:1].lower()}{message[1:].rstrip('.')} (see {command} --help)"
+    message = message.rstrip(".").replace("Value error, ", "")
+    if command == "fltrain train" and message.startswith("No such option"):
+        message = message.partition(" (")[0]
+        message += "; --set KEY=VALUE changes a setting, and snakemake --cores N trains N runs at a time"
+    return f"error: {message[:1].lower()}{message[1:]} (see {command} --help)"
 
 
 if __name__ == "__main__":

@@ -53,3 +53,7 @@ app.command("ui")(ui.ui)
 app.command("compare")(compare.compare)
 app.add_typer(records.app, name="records")
 app.add_typer(data.app, name="data")
+
+for _group in (app, records.app, data.app):
+    for _command in _group.registered_commands:  # lists of commands would cut the first line of their help
+        _command.short_help = (_command.callback.__doc__ or "").partition("\n")[0]

@@ -40,6 +40,8 @@ def export_archive(
     """
     from fltrain.runs.archive import export_records
 
+    if archive.suffixes[-2:] != [".tar", ".gz"]:
+        raise FltrainError(f"{archive}: name an archive that ends in .tar.gz")
     where, left = read_from(results), ""
     if runs and scale:
         raise FltrainError(f"name either run IDs or --scale {scale}, not both")

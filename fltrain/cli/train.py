@@ -140,7 +140,8 @@ def train(
 ) -> None:
     """Train runs and write their records to RESULTS/runs/<run id>/.
 
-    --set and --seeds train variants of a run; `fltrain compare` then compares them.
+    --set and --seeds train variants of a run, one after another; `fltrain compare` then compares them. For
+    many runs at a time, declare a table (docs/add-an-experiment.md) and run `snakemake --cores N`.
 
     A stopped (Ctrl-C, SIGTERM, SIGUSR1) or killed run resumes from its last checkpoint.
     """

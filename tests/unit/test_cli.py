@@ -394,6 +394,15 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
             for command in ("status", "plan", "compare", "track", "ui", "records export x.tar.gz")
         ),
         ("verify --results ressults", "ressults: no such folder; did you mean 'results'?"),
+        *(
+            (
+                f"train good.yaml {option} 2",
+                f"no such option: {option}; --set KEY=VALUE changes a setting, and s",
+            )
+            for option in ("--lr", "--jobs")
+        ),
+        ("train good.yaml --determinism slow", "(env var: 'FLTRAIN_DETERMINISM'): 'slow' is not one of "),
+        ("records export x.zip", "x.zip: name an archive that ends in .tar.gz"),
         ("train --device", "option '--device' requires an argument (see fltrain --help)"),
         *(
             (f"{command} --seeds 0,1,2", "'0,1,2' is not a number of seeds; --seeds 3 takes the first three")
@@ -405,6 +414,19 @@ def test_wrong_uses_of_commands_give_one_line(fail: Fail, arguments: str, messag
     Path("results").mkdir()
     shown = fail(*arguments.split())
     assert message in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("group", [(), ("data",), ("records",)])
+def test_groups_list_their_commands_with_whole_sentences(
+    group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = " ".join(cli(*group, "--help").stdout.split())
+    listed = get_command(app)
+    for name in group:
+        listed = listed.commands[name]  # type: ignore[attr-defined]
+    for name, command in listed.commands.items():  # type: ignore[attr-defined]
+        assert f"{name} {command.help.splitlines()[0]}" in shown
 
 
 @pytest.mark.parametrize("group", [(), ("data",), ("records",)])
