@@ -15,6 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from fltrain.experiments.claims import LabelChoice, quantities
 from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
+from fltrain.experiments.schema import Paper
 from fltrain.reporting.claims import ClaimVerdict, full_verdict
 from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
 from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
@@ -37,7 +39,7 @@ from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.text import markdown_table, number_text
 from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED, factor, measure, metrics_of, recorded_curves
 from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
-from fltrain.runs.where import NONE, short_names
+from fltrain.runs.where import NONE, flat_settings, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
 from fltrain.tracking.store import NOTE, UNCHANGED, Present, Store, TrackedRun, writing
 
@@ -45,10 +47,12 @@ TABLES, CELLS = "tables", "cells"
 """Experiments of all tables and figures, and of the cells of all tables."""
 ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
+BASE = "base"
+"""Label of a method without the paper's plug-in."""
 NOTES = {
     TABLES: "One row per table or figure, with claims on it. Open one for its numbers, page and runs.",
-    CELLS: "One row per cell of a table, decided verdicts first. Difference: mean minus published value. "
-    "Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
+    CELLS: "One row per cell of a table, papers and decided verdicts first. Difference: mean minus published "
+    "value. Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
 }
 """Descriptions of both. MLflow shows the first line above runs, and its beginning, as source, in a list."""
 ROWS = 40
@@ -100,6 +104,7 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
         for entry in item.entries if item.trains else ():
             labels = [named(axis, entry.labels[axis]) for axis in several if axis in entry.labels]
             name = re.sub("^([^,]+), [+]", r"\1 +", ", ".join(labels)) or entry.spec.composition.name
+            name = entry.labels.get("method", name) if name == BASE else name
             cell = f"{name} · {item.name}"
             order = f"{1000 - seeds} {item.name} {numbers.setdefault(cell, len(numbers)):04}"
             tags = {"cell": cell, "order": f"{order} {entry.spec.seed:06}"}
@@ -169,11 +174,16 @@ class Export:
             FltrainError: if the store cannot be written to. The next export continues after the last run.
         """
         counts = Counter[str]()
+        settings = self._settings()
         with writing(uri, self.results.root) as store:
-            # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
-            for home in dict.fromkeys(home for run in self.runs for home in self._homes(run)):
+            # Restoring a deleted experiment restores its runs, so this precedes the search for runs. MLflow
+            # lists the newest experiment first.
+            listed = sorted(self.items, key=lambda item: place_of(item, ()))
+            homes = [self._home(item.paper.paper) for item in listed]
+            homes += [home for run in self.runs for home in self._homes(run)]
+            for home in reversed(dict.fromkeys(homes)):
                 store.experiment(home)
-            for name, note in NOTES.items() if self.items else ():
+            for name, note in reversed(NOTES.items()) if self.items else ():
                 store.experiment(name, note)
             for paper in {item.paper.paper: item.paper for item in self.items}.values():
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
@@ -187,7 +197,8 @@ class Export:
             runs = [*self.runs, *(run for run, here in present.items() if self._has_left(run, here))]
             records = [record for record in map(self.results.record, runs) if record.complete]
             parts: list[Callable[[], Counter[str]]] = [
-                partial(self._put_run, store, record, present.get(record.run_id, ())) for record in records
+                partial(self._put_run, store, record, present.get(record.run_id, ()), settings)
+                for record in records
             ]
             parts += [partial(self._put_item, store, item) for item in self.items]
             console = Console(stderr=True)
@@ -217,6 +228,16 @@ class Export:
             homes.setdefault(self._home(item.partition("/")[0]), tags)
         return homes
 
+    def _settings(self) -> dict[str, set[str]]:
+        """Return the names of the settings of recorded runs by experiment."""
+        found: dict[str, set[str]] = {}
+        for run in dict.fromkeys([*self.groups, *self.runs]):
+            record = self.results.record(run)
+            with suppress(FltrainError, *BROKEN):
+                for home in (self._homes(run) or (UNASSIGNED,)) if record.complete else ():
+                    found.setdefault(home, set()).update(params_of(record))
+        return found
+
     def _item_link(self, store: Store, item: str) -> str:
         return link(store, item, TABLES, f"attributes.run_name = '{item} ({self.scale})'")
 
@@ -226,14 +247,16 @@ class Export:
         return f"[{text}](pages/{path})" if store.local else f"{text} (`{self.results.root.name}/{path}`)"
 
     # -------------------------------------------------------------------------------------------------- runs
-    def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
-        """Export a run to the experiment of each of its papers."""
+    def _put_run(
+        self, store: Store, record: Record, present: Present, settings: Mapping[str, Collection[str]]
+    ) -> Counter[str]:
+        """Export a run to the experiment of each of its papers, whose runs have these settings."""
         scales = [one.data.tags.get("scale", NONE) for one in present]
         if record.run_id not in self.groups and {*scales} - {NONE, self.scale}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
         ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
         counts, obsolete = Counter[str](), {one.info.run_id: one for one in ours}
-        for entry in self._run_entries(store, record):
+        for entry in self._run_entries(store, record, settings):
             home = store.experiment(entry.experiment)
             here = [one for one in ours if one.info.experiment_id == home]
             counts[store.put(entry, here)] += 1
@@ -243,8 +266,10 @@ class Export:
             store.delete(one)
         return counts
 
-    def _run_entries(self, store: Store, record: Record) -> Iterator[TrackedRun]:
-        """Yield the entries of a run, which differ in experiment and group."""
+    def _run_entries(
+        self, store: Store, record: Record, settings: Mapping[str, Collection[str]]
+    ) -> Iterator[TrackedRun]:
+        """Yield the entries of a run, which differ in experiment, group and the settings that it lacks."""
         groups = self.groups.get(record.run_id, {})
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
         fields, data = run.fields, run.spec.dataset.id
@@ -253,7 +278,7 @@ class Export:
             fields["status"] == "diverged"
         )
         note += f"Used by {links}" if links else "No table or figure uses this run"
-        settings = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
+        variant = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
         shown = self.measures.get(record.run_id) or {"final_accuracy": None}
         numbers = metrics_of(record, {**shown, **dict.fromkeys(COSTS)})
         if fields["status"] == "diverged" or numbers.get(TARGET_MISSED):
@@ -272,7 +297,7 @@ class Export:
             for key, curve in recorded_curves(record).items()
             for step, y in curve
         ]
-        alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({settings[:4]})"
+        alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({variant[:4]})"
         homes = self._homes(record.run_id) or {UNASSIGNED: {"cell": alone, "order": alone}}
         for home, group in homes.items():
             yield TrackedRun(
@@ -292,12 +317,8 @@ class Export:
                 },
                 made=record.written,
                 seconds=record.costs["seconds"]["total"],
-                params={
-                    **run.settings,
-                    # Charts of MLflow need a value in every run.
-                    "plugins": fields["plugins"],
-                    "local_test": run.settings.get("local_test.fraction", NONE),
-                },
+                # Without a value, MLflow's plots draw a number that is a little above the largest one.
+                params=dict.fromkeys(settings.get(home, ()), NONE) | params_of(record),
                 dataset=(data, record.summary["digests"]["data"], f"data/{data}.safetensors"),
                 metrics=metrics,
                 files=[record.folder / name for name in RECORD_FILES],
@@ -321,7 +342,7 @@ class Export:
         page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
         made = max(file.stat().st_mtime for file in files)
         entries = [self._item_entry(store, item, page, files, cells, claims, made)]
-        entries += self._cell_entries(store, item, page, cells, made)
+        entries += self._cell_entries(store, item, page, cells, place_of(item, claims), made)
         present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
         for entry in entries:
             what = "tables and figures" if entry.experiment == TABLES else "cells"
@@ -364,7 +385,7 @@ class Export:
             "claims": in_short(claims),
             "verdicts": in_words(dict(verdicts.most_common())) if verdicts else "",
             "first_cell": first_cell(cells),
-            "order": f"{_PLACES.get(self.scale, 1)} {key}",
+            "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
         }
         return TrackedRun(
@@ -377,16 +398,22 @@ class Export:
         )
 
     def _cell_entries(
-        self, store: Store, item: PlannedItem, page: str, cells: Sequence[TaggedCell], made: float
+        self,
+        store: Store,
+        item: PlannedItem,
+        page: str,
+        cells: Sequence[TaggedCell],
+        listed: str,
+        made: float,
     ) -> Iterator[TrackedRun]:
-        """Yield the entries of the cells of a table."""
+        """Yield the entries of the cells of a table, which is ``listed`` at a place."""
         home, key = self._home(item.paper.paper), f"{item.id} ({self.scale})"
         for number, (tags, cell) in enumerate(cells):
             runs = [run for run in cell.runs if run in self.groups]
             shown = [link(store, run, home, f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
             seeds = self._page(store, "its seeds on the page", f"{page}#{cell.anchor}")
-            note = f"{tags['cell']}{over}: {seeds}; {self._item_link(store, item.id)}, {item.item.title}."
+            note = f"**{tags['cell']}**{over}: {seeds}; {self._item_link(store, item.id)}, {item.item.title}."
             note += f" Its runs: {', '.join(shown)}{', and others' * (len(runs) > 10)}." if runs else ""
             yield TrackedRun(
                 experiment=CELLS,
@@ -394,7 +421,8 @@ class Export:
                 tags={
                     **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "cell"},
                     **tags,
-                    "order": f"{rank_of((tags, cell))} {tags.get('verdict', '-')} {key} {number:04}",
+                    "order": f"{listed[0]} {rank_of((tags, cell))} {tags.get('verdict', '-')} "
+                    f"{_PLACES.get(self.scale, 1)} {listed} {key} {number:04}",
                     NOTE: f"{note}\n\n{tags.get(NOTE, '')}".strip(),
                 },
                 made=made,
@@ -425,6 +453,17 @@ def numbers_of(cells: Sequence[TaggedCell], reduced: bool = False) -> str:
     notes = [f"The first {ROWS} of {len(cells)} cells."] * (len(cells) > ROWS)
     notes += [DROPPED_CELLS] * any(cell.dropped for _, cell in cells)
     return "\n\n".join([markdown_table([*zip(*shown, strict=True)]), *notes])
+
+
+def place_of(item: PlannedItem, claims: Claims) -> str:
+    """Return the place of an item in lists: papers, comparisons, controls, each as the scale declares them.
+
+    Of a paper, items with claims come first.
+    """
+    kind = get_args(Paper.model_fields["kind"].annotation).index(item.paper.kind)
+    papers = [*dict.fromkeys(name.partition("/")[0] for name in item.scale.items)]
+    number = [*item.paper.items].index(item.name)
+    return f"{kind} {papers.index(item.paper.paper):02} {not claims:d} {number:02}"
 
 
 def rank_of(tagged: TaggedCell) -> int:
@@ -506,8 +545,10 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
     over = gains_over[cell.label] if cell.gain is not None else {}
     labels = next((entry.labels for entry in item.entries if entry.spec.run_id in cell.runs), {})
     bases = (entry.spec.composition.name for entry in item.entries if entry.labels == {**labels, **over})
+    if varying == [BASE]:
+        varying = [labels.get("method", BASE)]
     base = ", ".join(
-        next(bases, label) if label == "base" else named(axis, label) for axis, label in over.items()
+        next(bases, label) if label == BASE else named(axis, label) for axis, label in over.items()
     )
     names = [short_names(entry.spec) for entry in item.entries if entry.spec.run_id in cell.runs]
     texts = entries_of(cell, as_interval=True, reduced=False)
@@ -535,6 +576,20 @@ def _numbers(cell: TableCell) -> dict[str, float]:
         name: round(value, cell.decimals + 2)
         for name, value in values.items()
         if value is not None and math.isfinite(value)
+    }
+
+
+def params_of(record: Record) -> dict[str, str]:
+    """Return the parameters of a run in MLflow: its settings, with names of components by short key.
+
+    The first differing parameters by name are the axes of MLflow's plots.
+    """
+    settings = dict(flat_settings(record.spec))
+    plugins = [plugin["name"] for plugin in record.spec["plugins"]]
+    return {
+        **{re.sub(r"^(\w+)\.name$", r"\1", key): text for key, text in settings.items()},
+        "plugins": "+".join(plugins) or NONE,
+        "local_test": settings.get("local_test.fraction", NONE),
     }
 
 

@@ -45,8 +45,10 @@ TAGS = {
     "tags.`seed`": 55,
 }
 """Tags in lists of runs, with the widths of their columns."""
-SETTINGS, SETTING = 7, 115
-"""Most columns of tags and parameters in such a list, and the width of a parameter's column."""
+SETTINGS, WIDTH = 7, 115
+"""Most columns of tags and parameters in such a list, and the smallest width of other columns."""
+SCREEN = 10
+"""Number of runs on the first screen. A metric that none of them has is in the last column."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -54,13 +56,18 @@ _PREFERENCES = {
 }
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
-_METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid) FROM latest_metrics JOIN runs USING (run_uuid)
-    WHERE lifecycle_stage = 'active' AND NOT is_nan GROUP BY experiment_id, key ORDER BY key DESC"""
+_METRICS = """WITH listed AS (SELECT runs.run_uuid, experiment_id,
+    ROW_NUMBER() OVER (PARTITION BY experiment_id ORDER BY tags.value) AS place
+    FROM runs LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND key = 'order'
+    WHERE lifecycle_stage = 'active')
+    SELECT experiment_id, key, GROUP_CONCAT(place) FROM latest_metrics JOIN listed USING (run_uuid)
+    WHERE NOT is_nan GROUP BY experiment_id, key ORDER BY key DESC"""
+"""Places in the list of the runs that have a metric."""
 _SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
     FROM tags JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key
     UNION ALL SELECT experiment_id, 'params.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
-    FROM params JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active'
-    AND key NOT IN ('method.name', 'plugins', 'seed', 'dataset.name') AND key NOT GLOB 'partition.*'
+    FROM params JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' AND value != 'none'
+    AND key NOT IN ('method', 'plugins', 'seed', 'dataset', 'partition') AND key NOT GLOB 'partition.*'
     AND key NOT GLOB 'revisions.*' AND key NOT GLOB 'evaluation.*' GROUP BY experiment_id, key
     ORDER BY 4 DESC, 3 DESC"""
 """Number of values of each tag and of each parameter that no tag has; settings of most runs come first."""
@@ -75,8 +82,9 @@ _SCRIPT = """<style>
 body:has([col-id*="first_cell"], [col-id*="value"]) [col-id="duration"],
 [data-assistant-ui] { display: none !important; }
 .ag-center-cols-container .ag-cell { padding-right: 3px !important; }
-.ag-cell :is([id^="cell-tags."], [id^="cell-params."], a > span) { display: -webkit-box; white-space: normal;
-  -webkit-line-clamp: 2; -webkit-box-orient: vertical; line-height: 13px; }
+.ag-cell :is([id^="cell-tags."], [id^="cell-params."], a > span, span[title]:has(+ [role="status"])) {
+  display: -webkit-box; white-space: normal; line-height: 13px; -webkit-line-clamp: 2;
+  -webkit-box-orient: vertical; }
 /* MLflow shows two lines of a legend. */
 div:has(> div > div > svg > path[d$="h24"]) { display: flex; flex-direction: column; }
 div:has(> div > div > svg > path[d$="h24"]) > :first-child { flex: 1; min-height: 0; }
@@ -120,9 +128,9 @@ new MutationObserver(() => {
 </script>"""
 
 
-def shown_of(metrics: Mapping[str, Set[str]]) -> list[str]:
+def shown_of(metrics: Mapping[str, Set[int]]) -> list[str]:
     """Return up to three metrics: those that give each run a number, then up to two that most runs have."""
-    runs = left = set[str]().union(*metrics.values())
+    runs = left = set[int]().union(*metrics.values())
     needed: list[str] = []
     while left:
         needed.append(max(metrics, key=lambda metric: len(left & metrics[metric])))
@@ -139,24 +147,33 @@ def settings_of(values: Mapping[str, int]) -> dict[str, int]:
     """
     differing = [column for column, number in values.items() if number > 1 and column.startswith("params.")]
     shown = [*(tag for tag in TAGS if values.get(tag, 1) > 1), *differing][:SETTINGS]
-    return {column: TAGS.get(column, SETTING) for column in shown or TAGS}
+    return {column: TAGS.get(column) or width_of(column) for column in shown or TAGS}
 
 
-def state_of(name: str, metrics: Mapping[str, Set[str]], settings: Mapping[str, int]) -> dict[str, Any]:
+def width_of(column: str) -> int:
+    """Return the width at which a column shows its whole heading."""
+    return max(WIDTH, 7 * len(column.partition(".")[2].strip("`")) + 20)
+
+
+def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, int]) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
 
     Args:
         name: of the experiment.
-        metrics: its runs that have a metric.
+        metrics: places in the list of the runs that have a metric, from 1.
         settings: number of different values of tags and parameters, by column.
     """
     numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
     shown = shown_of({metric: metrics[metric] for metric in numbers})
     shown += [TARGET_MISSED] * (TARGET_MISSED in metrics)
+    measures = {metric: f"metrics.`{metric}`" for metric in shown}
+    late = [column for metric, column in measures.items() if min(metrics[metric]) > SCREEN]
+    first = [column for column in measures.values() if column not in late]
     columns = COLUMNS.get(name) or {
-        **{NAME: 340, **{f"metrics.`{metric}`": max(125, 7 * len(metric) + 20) for metric in shown}},
+        **{NAME: 300, **{column: width_of(column) for column in first}},
         **settings_of(settings),
+        **{column: width_of(column) for column in late},
     }
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
@@ -223,7 +240,8 @@ def colours_of(database: Path) -> dict[str, str]:
 
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
-    runs: list[Any] = [(of, metric, set(ids.split(","))) for of, metric, ids in read(database, _METRICS)]
+    found = read(database, _METRICS)
+    runs: list[Any] = [(of, metric, {*map(int, places.split(","))}) for of, metric, places in found]
     answers = runs, read(database, _SETTINGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {

@@ -43,6 +43,7 @@ from fltrain.tracking.export import (
     measures_of,
     numbers_of,
     own_text,
+    place_of,
 )
 from fltrain.tracking.server import (
     TAGS,
@@ -64,7 +65,8 @@ MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHIN
 DIVERGING = tiny(training={"epochs": 1, "lr": 1e30})
 GAIN = {"item": "table1", "measure": "final_accuracy", "kind": "positive", "over": {"method": "FedAvg"}}
 ECGR = SimpleNamespace(
-    **{"paper": "ecgr", "title": "ECGR", "citation": "Authors, 2025"},
+    **{"paper": "ecgr", "title": "ECGR", "citation": "Authors, 2025", "kind": "paper"},
+    items=["figure1", "table1", "table2"],
     claims=[
         Claim(where="", claim="A", test=InRegion(**GAIN, at={"dataset": "Digits"})),
         Claim(where="", claim="B", test=InRegion(**GAIN, at={"dataset": "MNIST"})),
@@ -82,7 +84,7 @@ TABLE = SimpleNamespace(
     rule="table",
     trains=True,
     paper=ECGR,
-    scale=SimpleNamespace(reduces=lambda paper: paper is ECGR),
+    scale=SimpleNamespace(reduces=lambda paper: paper is ECGR, items=["controls/a", "fedavg", "ecgr/table1"]),
     axes={"method": ["FedAvg", "FedProx"], "feedback": ["BP"], "dataset": ["Digits"]},
     item=SimpleNamespace(title="Accuracy", caption="The caption.", table=Table.model_validate(LAYOUT)),
     entries=[
@@ -90,7 +92,7 @@ TABLE = SimpleNamespace(
         for spec, method in ((PLAIN, "FedAvg"), (MEASURED, "FedProx"))
     ],
 )
-NOT_MADE = SimpleNamespace(id="ecgr/table2", rule="table", paper=ECGR, item=TABLE.item)
+NOT_MADE = SimpleNamespace(**{**vars(TABLE), "id": "ecgr/table2", "name": "table2"})
 
 
 @pytest.fixture
@@ -718,6 +720,9 @@ def test_a_group_is_named_by_the_labels_that_vary_in_its_item() -> None:
     for shown, name in ((axes, "MOON, IID, + ECGR"), (axes | {"skew": ["IID"]}, "MOON + ECGR")):
         plan.items = [grid("table1", (PLAIN, labels), **shown)]
         assert groups_of(plan)[PLAIN.run_id]["ecgr/table1"]["cell"] == f"{name} · table1"
+    labels, alone = {"method": "MOON", "plugin": "base"}, {"method": ["MOON"], "plugin": axes["plugin"]}
+    plan.items = [grid("table1", (PLAIN, labels), **alone)]
+    assert groups_of(plan)[PLAIN.run_id]["ecgr/table1"]["cell"] == "MOON · table1", "not: base"
 
 
 def test_runs_of_a_group_are_in_the_order_of_their_seeds() -> None:
@@ -773,7 +778,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
     assert {key: tags[key] for key in expected} == expected
     note = tags["mlflow.note.content"]
     page = "pages/demo/ecgr/table1.html#cell-"
-    assert note.startswith(f"FedProx, accuracy, %, gain over FedAvg: [its seeds on the page]({page}")
+    assert note.startswith(f"**FedProx, accuracy, %**, gain over FedAvg: [its seeds on the page]({page}")
     assert "[ecgr/table1](#/experiments/" in note
     condition = f"attributes.run_name = '{store.measured.run_id}'"
     assert f"Its runs: [{store.measured.run_id}](#/experiments/" in note and quote(condition) in note
@@ -803,6 +808,50 @@ def test_cells_are_in_the_order_of_value_verdicts_gain_verdicts_inconclusive_one
     assert not any("None" in one["order"] for one in tags)
     rows = [one["row"] for one in sorted(tags, key=lambda one: one["order"])]
     assert rows == ["not reproduced", "size reproduced", "undecided", "not run", "gain", "FedAvg"]
+
+
+def test_papers_come_before_comparisons_and_controls_in_lists() -> None:
+    """Each in the order of the scale; of a paper, items with claims come first."""
+    items = ["controls/a", "common", "fedavg/b", "fedavg/c", "ecgr/table1"]
+    kinds = {"controls": "control", "common": "comparison"}
+
+    def planned(item: str) -> Any:
+        paper, _, name = item.partition("/")
+        its = [one.partition("/")[2] for one in items if one.startswith(paper)]
+        its_paper = SimpleNamespace(paper=paper, kind=kinds.get(paper, "paper"), items=its)
+        return SimpleNamespace(name=name, paper=its_paper, scale=SimpleNamespace(items=items))
+
+    listed = sorted(items, key=lambda item: place_of(planned(item), [{}] * (item == "fedavg/c")))
+    assert listed == ["fedavg/c", "fedavg/b", "ecgr/table1", "common", "controls/a"]
+
+
+def test_the_list_of_experiments_begins_with_own_runs_tables_and_papers(
+    store: Exports,
+) -> None:
+    """MLflow shows the newest first."""
+    store.path.unlink()
+    control = SimpleNamespace(**{**vars(ECGR), "paper": "controls", "kind": "control", "items": ["a"]})
+    other = SimpleNamespace(**{**vars(TABLE), "id": "controls/a", "name": "a", "paper": control})
+    store.memberships = {store.diverged.run_id: ["controls/a"], store.measured.run_id: ["ecgr/table1"]}
+    store.export(items=[other, TABLE])
+    names = [one.name for one in store.reader().search_experiments()]
+    assert names == ["unassigned", TABLES, CELLS, "ecgr (demo)", "controls (demo)"]
+
+
+def test_a_run_has_a_value_of_each_setting_of_its_experiment(store: Exports) -> None:
+    """In place of a lacking one, plots of MLflow show a number."""
+    store.memberships = {one.run_id: ["ecgr/table1"] for one in (store.plain, store.measured)}
+    store.export()
+    parts = {record.run_id: store.contents()[record.run_id]["data"] for record in store.records}
+    plain, measured, diverged = (
+        parts[one.run_id]["params"] for one in (store.plain, store.measured, store.diverged)
+    )
+    assert plain.keys() == measured.keys() and "method.mu" not in diverged
+    names = ("method", "method.mu", "plugins.flfa.n_fa")
+    assert [plain[name] for name in names] == ["fedavg", "none", "none"]
+    assert [measured[name] for name in names] == ["fedprox", "0.01", "1"]
+    columns = {column for state in states_of(store.path).values() for column in state["selectedColumns"]}
+    assert not {f"params.`{name}`" for name in names} & columns, "no values of several runs differ"
 
 
 def written(store: Exports) -> tuple[int, int]:
@@ -844,7 +893,7 @@ def test_the_root_address_opens_a_list() -> None:
 def test_charts_are_curves_and_numbers_of_tables() -> None:
     """MLflow would draw a chart of each metric, such as seconds."""
     metrics = ["seconds", "test_loss", "round_seconds", "last_accuracy", "test_accuracy"]
-    charts = state_of("flfa (demo)", dict.fromkeys(metrics, frozenset(["run"])), {})["compareRunCharts"]
+    charts = state_of("flfa (demo)", dict.fromkeys(metrics, frozenset([1])), {})["compareRunCharts"]
     shown = [(one["metricKey"], one["type"], one["scaleType"]) for one in charts if not one["deleted"]]
     assert shown == [
         ("test_accuracy", "LINE", "linear"),
@@ -853,10 +902,7 @@ def test_charts_are_curves_and_numbers_of_tables() -> None:
         ("round_seconds", "BAR", "linear"),
     ]
     assert [one["metricKey"] for one in charts if one["deleted"]] == ["seconds"]
-    assert (
-        state_of("cells", {"mean": {"a", "b"}, "gain": {"a"}}, {})["compareRunCharts"][0]["metricKey"]
-        == "gain"
-    )
+    assert state_of("cells", {"mean": {1, 2}, "gain": {1}}, {})["compareRunCharts"][0]["metricKey"] == "gain"
 
 
 @pytest.mark.parametrize("name", [TABLES, CELLS])
@@ -873,7 +919,7 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
     columns = [column.partition(".")[2].strip("`") for column in state["selectedColumns"]]
     differing = ["method", "plugins", "dataset", "skew", "seed"]
     assert columns == ["Run Name", "final_accuracy", *differing]
-    metrics = {"best_accuracy": {"a"}, "final_accuracy": {"a", "b", "c"}, "seconds": {"a", "b", "c"}}
+    metrics = {"best_accuracy": {1}, "final_accuracy": {1, 2, 3}, "seconds": {1, 2, 3}}
     values = {"tags.`items`": 3, "tags.`seed`": 2, "params.`rounds`": 2, "params.`training.lr`": 2}
     values |= {"tags.`method`": 1, "params.`model.name`": 1}
     shown = state_of("ecgr (demo)", metrics, values)["selectedColumns"]
@@ -884,11 +930,18 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
 
 def test_each_run_has_a_number_in_the_first_columns() -> None:
     """A column that most runs have may be empty on the whole first page."""
-    metrics = {"final": set("abcdef"), "best": set("abcdef"), "last": set("gh"), "validation": set("abi")}
+    six = {1, 2, 3, 4, 5, 6}
+    metrics = {"final": six, "best": six, "last": {7, 20}, "validation": {1, 2, 30}}
     assert shown_of(metrics) == ["final", "last", "validation"]
-    assert shown_of(metrics | {"validation": set("ab")}) == ["final", "last", "best"]
-    assert shown_of({"final": set("abc"), "best": {"a"}}) == ["final"]
+    assert shown_of(metrics | {"validation": {1, 2}}) == ["final", "last", "best"]
+    assert shown_of({"final": {1, 2, 3}, "best": {1}}) == ["final"]
     assert shown_of({}) == []
+    metrics["last"], settings = {20, 21}, {"params.`participation.fraction`": 2}
+    widths = state_of("ecgr (demo)", metrics, settings)["columnWidths"]
+    columns = [column.partition(".")[2].strip("`") for column in widths]
+    expected = ["Run Name", "final", "validation", "participation.fraction"]
+    assert columns[:-2] == expected and columns[-2] == "last", "empty on the first screen"
+    assert widths["params.`participation.fraction`"] > 150, "the whole heading"
 
 
 @pytest.mark.slow
