@@ -53,8 +53,12 @@ NOTES = {
     TABLES: "One row per table or figure, with claims on it. Open one for its numbers, page and runs.",
     CELLS: "One row per cell of a table, papers and decided verdicts first. Difference: mean minus published "
     "value. Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
+    UNASSIGNED: "Runs that no exported table or figure uses.",
 }
-"""Descriptions of both. MLflow shows the first line above runs, and its beginning, as source, in a list."""
+"""Descriptions of these experiments, in MLflow's order.
+
+MLflow shows the first line above runs, and its beginning, as source, in a list.
+"""
 ROWS = 40
 """Longest table in a description, of which MLflow keeps 8,000 characters."""
 CELL_METRICS = (
@@ -68,7 +72,11 @@ _RUN_NAMES = ("dataset", "partition", "model", "method", "plugins")
 _STATUS = {"completed": "FINISHED", "diverged": "FAILED"}
 # In the list of tables, all other scales are between these.
 _PLACES = {"published": 0, "demo": 2}
-_SKEWS = {"alpha": "alpha", "classes_per_client": "classes a client", "shards_per_client": "shards a client"}
+_SKEWS = {
+    "alpha": "alpha {}",
+    "classes_per_client": "{} classes per client",
+    "shards_per_client": "{} shards per client",
+}
 
 TaggedCell = tuple[Mapping[str, str], TableCell]
 """A cell of a table with its tags, see ``cell_tags``."""
@@ -179,12 +187,12 @@ class Export:
             # Restoring a deleted experiment restores its runs, so this precedes the search for runs. MLflow
             # lists the newest experiment first.
             listed = sorted(self.items, key=lambda item: place_of(item, ()))
-            homes = [self._home(item.paper.paper) for item in listed]
-            homes += [home for run in self.runs for home in self._homes(run)]
-            for home in reversed(dict.fromkeys(homes)):
-                store.experiment(home)
-            for name, note in reversed(NOTES.items()) if self.items else ():
-                store.experiment(name, note)
+            homes = [TABLES, CELLS, *(self._home(item.paper.paper) for item in listed)] if listed else []
+            homes += settings
+            for home in sorted(
+                {*homes}, key=lambda home: (home == UNASSIGNED, homes.index(home)), reverse=True
+            ):
+                store.experiment(home, NOTES.get(home, ""))
             for paper in {item.paper.paper: item.paper for item in self.items}.values():
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
                 tables = link(store, TABLES, TABLES, place)
@@ -596,7 +604,7 @@ def params_of(record: Record) -> dict[str, str]:
 def skew(run: RecordedRun) -> str:
     """Return the setting that decides how labels differ between clients, for example ``alpha 0.3``."""
     found = ((text, run.settings.get(f"partition.{key}")) for key, text in _SKEWS.items())
-    return next((f"{text} {value}" for text, value in found if value), run.fields["partition"])
+    return next((text.format(value) for text, value in found if value), run.fields["partition"])
 
 
 def opened(experiment: str, condition: str) -> str:

@@ -44,6 +44,7 @@ from fltrain.tracking.export import (
     numbers_of,
     own_text,
     place_of,
+    skew,
 )
 from fltrain.tracking.server import (
     TAGS,
@@ -603,7 +604,8 @@ def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports)
     write_table(store, *table_cells(store))
     store.export(items=[TABLE])
     notes = {one.name: one.tags.get(NOTE, "") for one in store.reader().search_experiments()}
-    del notes["flfa (demo)"], notes["unassigned"]  # without an exported table
+    del notes["flfa (demo)"]  # without an exported table
+    assert notes.pop("unassigned") == "Runs that no exported table or figure uses."
     assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
     for note in notes.values():
         assert re.match(r"(ECGR[.] )?One row per [\w ,]{22}", note)
@@ -825,9 +827,19 @@ def test_papers_come_before_comparisons_and_controls_in_lists() -> None:
     assert listed == ["fedavg/c", "fedavg/b", "ecgr/table1", "common", "controls/a"]
 
 
-def test_the_list_of_experiments_begins_with_own_runs_tables_and_papers(
-    store: Exports,
-) -> None:
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"partition.alpha": "0.3"}, "alpha 0.3"),
+        ({"partition.shards_per_client": "2"}, "2 shards per client"),
+        ({}, "iid"),
+    ],
+)
+def test_a_label_skew_is_a_phrase(settings: dict[str, str], text: str) -> None:
+    assert skew(SimpleNamespace(settings=settings, fields={"partition": "iid"})) == text  # type: ignore[arg-type]
+
+
+def test_the_list_of_experiments_begins_with_tables_and_papers(store: Exports) -> None:
     """MLflow shows the newest first."""
     store.path.unlink()
     control = SimpleNamespace(**{**vars(ECGR), "paper": "controls", "kind": "control", "items": ["a"]})
@@ -835,7 +847,7 @@ def test_the_list_of_experiments_begins_with_own_runs_tables_and_papers(
     store.memberships = {store.diverged.run_id: ["controls/a"], store.measured.run_id: ["ecgr/table1"]}
     store.export(items=[other, TABLE])
     names = [one.name for one in store.reader().search_experiments()]
-    assert names == ["unassigned", TABLES, CELLS, "ecgr (demo)", "controls (demo)"]
+    assert names == [TABLES, CELLS, "ecgr (demo)", "controls (demo)", "unassigned"]
 
 
 def test_a_run_has_a_value_of_each_setting_of_its_experiment(store: Exports) -> None:
