@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fltrain.cli.options import DEMO, ConfigOption, ItemsArgument, ResultsOption, WhereOption
-from fltrain.cli.output import print_table, print_text
-from fltrain.core.errors import FltrainError
+from fltrain.cli.output import print_entries, print_table, print_text
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
 from fltrain.experiments.selection import comma_separated
+
+if TYPE_CHECKING:
+    from fltrain.tracking.compare import PaperSummary
 
 MOST_LINES = 150
 """Lines that a terminal shows."""
@@ -53,13 +56,12 @@ def compare(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Show the cells of a table or figure, or compare trained runs by their settings.
+    """Show the claims of a paper or the cells of an item, or compare trained runs by their settings.
 
-    If you name one item, the output has the numbers, labels and verdicts of its page. Otherwise, it has a
-    line for each combination of settings. If you name a paper, its claims follow, with verdicts. Gains are
-    paired by seed and have 90 % intervals.
+    If you name papers only, the output has their claims and items with verdicts. If you name one item, it has
+    the numbers, labels and verdicts of its page. Otherwise, also if you add options to a paper, it has a line
+    for each combination of settings. Gains are paired by seed and have 90 % intervals.
     """
-    from fltrain.reporting.claims import full_verdict
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing
 
@@ -68,6 +70,13 @@ def compare(
             raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
     if out and out.suffix != ".csv":
         raise FltrainError(f"{out}: name a file that ends in .csv")
+    if items and not (where or metric or over or baseline or out):
+        scale = scale or DEMO
+        if summaries := comparing.summarise_papers(results, config, items, scale):
+            shared = f"--scale {scale}" + f" --results {results}" * (results != Path("results"))
+            for summary in summaries:
+                _print_summary(summary, scale, shared)
+            return
     settings = comma_separated(over or "")
     compared = comparing.compare(results, config, items or (), scale, where or (), metric, settings, baseline)
     rows = compared.rows()
@@ -82,11 +91,27 @@ def compare(
         print_table(list(rows[0]), [list(row.values()) for row in rows])
         for note in compared.notes:
             print_text(note)
-        for paper, claims in compared.claims.items():
-            if claims:
-                lines = [(one["where"], one["claim"], full_verdict(one), one["number"]) for one in claims]
-                print_text(f"claims of {paper}:")
-                print_table(("where", "claim", "verdict", "number"), lines)
     if out:
         write_text(out, to_csv(compared.cells))
         typer.echo(f"table: {out}")
+
+
+def _print_summary(summary: PaperSummary, scale: str, options: str) -> None:
+    from fltrain.reporting.claims import DROPPED_CLAIMS, EXPLORATORY, LEGEND, full_verdict
+
+    if summary.claims:
+        print_text(f"Claims of {summary.paper} at scale {scale}:")
+        claims = [
+            (full_verdict(one), f"{one['where']}: {one['claim']}", one["number"]) for one in summary.claims
+        ]
+        print_entries(claims, label_width=14)
+        notes = {"dropped": DROPPED_CLAIMS, "exploratory": EXPLORATORY}
+        for note in [LEGEND, *(notes[mark] for mark in notes if any(one[mark] for one in summary.claims))]:
+            print_text(note)
+    if summary.left:
+        print_text(f"{count(summary.left, 'further claim')}: not run, or not judged")
+    print_text(f"Tables and figures of {summary.paper} at scale {scale}:")
+    print_entries([(item, *texts) for item, texts in summary.items.items()])
+    example = max(summary.items, key=lambda item: bool(summary.items[item][1]))
+    print_text(f"cells of a table or figure: fltrain compare {example} {options}")
+    print_text("runs grouped by settings: add --metric final_accuracy, --where, --over, --baseline or --out")

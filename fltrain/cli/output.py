@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,8 +21,24 @@ def print_text(text: str) -> None:
     _console().print(Text(text))
 
 
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 10_000)
+def print_entries(entries: Sequence[tuple[str, str, str]], label_width: int | None = None) -> None:
+    """Print labels, each with a text and its details on the right.
+
+    All are folded between words to the width of the terminal, or to 100 columns into a file or pipe; labels
+    also to their width, if you state one.
+    """
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold", max_width=label_width)
+    grid.add_column(overflow="fold")
+    for label, text, details in entries:
+        below = Padding(Text(details), (0, 0, 0, 2))
+        grid.add_row(Text(label), Group(Text(text), below) if details else Text(text))
+    _console(piped=100).print(grid)
+
+
+def _console(piped: int = 10_000) -> Console:
+    """Return a console with the width of the terminal, or ``piped`` columns for a file or pipe."""
+    return Console(width=None if sys.stdout.isatty() else piped)
 
 
 def print_table(

@@ -316,7 +316,7 @@ def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequ
     message = message[0].lower() + message[1:]
     if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
         message += f", got {shown!r}"
-        if kind in ("less_than", "less_than_equal") and 1 in fault["ctx"].values() and shown <= 100:
+        if kind in ("less_than", "less_than_equal") and 1 in fault["ctx"].values() and 2 <= shown <= 100:
             message += f"; {shown:g} % is {shown / 100:g}"
         if kind == "int_type" and isinstance(shown, float) and shown.is_integer():
             message += f"; write {shown:.0f}"

@@ -119,6 +119,8 @@ def _cohort(value: Any, info: ValidationInfo) -> Any:
     given = _fraction(value)
     number = given.get("fraction") if isinstance(given, Mapping) else None
     clients = info.data["partition"].clients if "partition" in info.data else 0
+    if isinstance(number, int | float) and 1 < number < 2:
+        raise Conflicts([f"fraction: a share of the clients, at most 1 (all clients), got {number:g}"])
     if isinstance(number, int | float) and 1 < number <= clients and number == int(number):
         share = f"{number:g} of {count(clients, 'client')} are {number / clients:.4g}"
         raise Conflicts([f"fraction: a share of the clients, from 0 to 1, got {number:g}; {share}"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -36,7 +36,7 @@ from fltrain.experiments.published import Published, read_claims
 from fltrain.experiments.schema import reported_folder
 from fltrain.experiments.selection import Request, Selection
 from fltrain.reporting.claims import Judge
-from fltrain.reporting.frame import diverged, targets_text
+from fltrain.reporting.frame import Runs, diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, own_margins
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, GainVerdict, TableCell, Verdict
@@ -82,7 +82,6 @@ class Comparison:
         targets: sentence on the target accuracies that runs set.
         heading: the item with its title and scale; empty without an item.
         conditions: by panel, the settings that it stands for; empty for an item.
-        claims: judged claims of each named paper, as in its ``claims.csv``.
     """
 
     job: ItemJob
@@ -91,7 +90,6 @@ class Comparison:
     targets: str = ""
     heading: str = ""
     conditions: Mapping[str, Labels] = field(default_factory=dict)
-    claims: Mapping[str, Sequence[Mapping[Any, Any]]] = field(default_factory=dict)
 
     @cached_property
     def _page(self) -> Notes:
@@ -194,39 +192,7 @@ def compare(
     runs, warnings = find_runs(results, where, config)
     compared = compare_runs(runs, metric, over, baseline)
     warn(results, warnings)
-    if not (items and scale):
-        return compared
-    lines, claims = _verdicts(items, Results(Path(results)), Path(config), scale)
-    return replace(compared, remarks=[*compared.remarks, *lines], claims=claims)
-
-
-def _verdicts(
-    names: Sequence[str], results: Results, config: Path, scale: str
-) -> tuple[list[str], dict[str, list[Mapping[Any, Any]]]]:
-    """Return a line for each named table with verdicts, and the judged claims of each named paper, by paper.
-
-    Claims that are not judged, or for which nothing was run, are left out.
-    """
-    chosen = plan(config, scale).restricted(Selection(items=tuple(names))).items
-    runs, lines, claims = cache(results.record), list[str](), dict[str, list[Mapping[Any, Any]]]()
-    published = {item.id: Published.read(item.published(config)) for item in chosen}
-    made = {item.id: cells(item.sheet, runs, published[item.id]) for item in chosen if item.item.table}
-    for item, own in made.items():
-        found = Counter(cell.full_verdict for cell in own if cell.verdict)
-        if found.keys() - {"not run"}:
-            counts = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
-            lines.append(f"verdicts: {counts}; see `fltrain compare {item} --scale {scale}`")
-    for name, paper in {item.paper.paper: item.paper for item in chosen}.items():
-        if name in names and paper.claims:
-            sheets = [item.sheet for item in chosen if item.paper.paper == name]
-            reduced = chosen[0].scale.reduces(paper)
-            judge = Judge(sheets, runs, lambda sheet: published[sheet.id], reduced, made)
-            stated = read_claims(reported_folder(config, name) / f"{name}_claims.csv")
-            judged = judge.judge(paper.claims, stated).to_dict("records")
-            claims[name] = [claim for claim in judged if claim["verdict"] not in ("not run", "not judged")]
-            left = count(len(judged) - len(claims[name]), "further claim")
-            lines += [f"{left} of {name}: not run, or not judged"] * (len(judged) > len(claims[name]))
-    return lines, claims
+    return compared
 
 
 def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:
@@ -242,6 +208,63 @@ def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:
 def _of_runs(metric: str) -> bool:
     """Return if single runs have a metric: it needs no target, and seeds have a mean."""
     return not measure(metric).targeted and measure(metric).over_seeds == "mean"
+
+
+# ----------------------------------------------------------------------------------------- claims of a paper
+@dataclass(frozen=True)
+class PaperSummary:
+    """Verdicts on a paper.
+
+    Attributes:
+        paper: name of the paper.
+        claims: judged claims, as in ``claims.csv``, without those that were not run or not judged.
+        left: number of these.
+        items: title of each table and figure with runs, and the number of its cells by verdict, by ID.
+    """
+
+    paper: str
+    claims: Sequence[Mapping[Any, Any]]
+    left: int
+    items: Mapping[str, tuple[str, str]]
+
+
+def summarise_papers(
+    results: str | Path, config: str | Path, names: Sequence[str], scale: str
+) -> list[PaperSummary]:
+    """Return the verdicts on papers; nothing if a name is not a paper of the scale.
+
+    Raises:
+        FltrainError: if a paper has no run.
+    """
+    planned, folder = plan(Path(config), scale), Results(Path(results))
+    if not {*names} <= {item.paper.paper for item in planned.items}:
+        return []
+    runs = cache(folder.record)
+    return [
+        _summary(planned.restricted(Selection(items=(name,))).items, runs, folder, Path(config))
+        for name in dict.fromkeys(names)
+    ]
+
+
+def _summary(chosen: Sequence[PlannedItem], runs: Runs, results: Results, config: Path) -> PaperSummary:
+    """Return the verdicts on the paper of these items."""
+    paper, scale = chosen[0].paper, chosen[0].scale
+    published = {item.id: Published.read(item.published(config)) for item in chosen}
+    made = {item.id: cells(item.sheet, runs, published[item.id]) for item in chosen if item.item.table}
+    items: dict[str, tuple[str, str]] = {}
+    for item in chosen:
+        if any(runs(run).complete for run in item.run_ids):
+            found = Counter(cell.full_verdict for cell in made.get(item.id, ()) if cell.verdict)
+            counts = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
+            items[item.id] = (item.sheet.title, counts)
+    if not items:
+        raise untrained(results, paper.paper, scale.scale)
+    sheets = [item.sheet for item in chosen]
+    judge = Judge(sheets, runs, lambda sheet: published[sheet.id], scale.reduces(paper), made)
+    file = reported_folder(config, paper.paper) / f"{paper.paper}_claims.csv"
+    judged = judge.judge(paper.claims, read_claims(file)).to_dict("records") if paper.claims else []
+    claims = [claim for claim in judged if claim["verdict"] not in ("not run", "not judged")]
+    return PaperSummary(paper.paper, claims, len(judged) - len(claims), items)
 
 
 # ---------------------------------------------------------------------------------------- cells of an item

@@ -139,7 +139,8 @@ Found = tuple[list[RecordedRun], list[str]]
 def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> Found:
     """Return the chosen runs of a results folder, without stale ones, and warnings for ``warn``.
 
-    Records with settings that the code lacks, and damaged ones, are left out, each with one warning.
+    Records with settings that the code lacks, and damaged ones, are left out. They have one warning each, of
+    named items and papers only on their own runs.
 
     Raises:
         FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
@@ -154,24 +155,19 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     plans = {scale: plan(config, scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
-    left: list[str] = []
+    left: dict[str, str] = {}
     for record in folder.records():
         try:
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError:
-            left.append(record.lacking)
-    warnings, remedy, lacking = list[str](), own_remedy(), list(filter(None, left))
-    if lacking:
-        causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
-        remedy *= any(text.endswith(remedy) for text in lacking)
-        warnings.append(f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
-    if damaged := left.count(""):
-        warnings.append(f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
+            left[record.run_id] = record.lacking
+    warnings = _left_out(left.values())
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
     trained = {run.run_id for run in runs}
-    for name in sorted((wanted["items"] | wanted["paper"]) - {UNASSIGNED}):
+    names = wanted["items"] | wanted["paper"]
+    for name in sorted(names - {UNASSIGNED}):
         items = [item for planned in chosen for item in planned.items if name in item.names]
         if not items and (runs or wanted["scale"]):
             of_scale = [item.id for planned in chosen for item in planned.items if wanted["scale"]]
@@ -186,11 +182,28 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         )
     present = {item for run in runs for item in run.fields["items"].split()}
     try:
-        return choose(runs, _by_id(conditions, present), lambda run: run.named), warnings
+        found = choose(runs, _by_id(conditions, present), lambda run: run.named)
     except FltrainError as error:
         values = [repr(value) for one in conditions for value in one.values]
         concerned = [text for text in warnings if any(value in text for value in values)]
         raise FltrainError("; ".join([str(error), *concerned])) from None
+    if names and UNASSIGNED not in names:
+        items = [item for planned in chosen for item in planned.items if names & item.names]
+        members = {run for item in items for run in item.run_ids}
+        warnings = _left_out(why for run, why in left.items() if run in members)
+    return found, warnings
+
+
+def _left_out(reasons: Iterable[str]) -> list[str]:
+    """Return warnings on records with settings that the code lacks, and on damaged ones (no reason)."""
+    reasons, warnings, remedy = list(reasons), list[str](), own_remedy()
+    if lacking := list(filter(None, reasons)):
+        causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
+        remedy *= any(text.endswith(remedy) for text in lacking)
+        warnings.append(f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
+    if damaged := reasons.count(""):
+        warnings.append(f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
+    return warnings
 
 
 def warn(results: str | Path, warnings: Iterable[str]) -> None:

@@ -15,12 +15,13 @@ import pytest
 import fltrain
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import Plan, plan
+from fltrain.reporting.claims import LEGEND
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell, from_csv, read_csv, to_csv
 from fltrain.reporting.tables.write import write
 from fltrain.runs.archive import import_records
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.compare import Comparison, compare, compare_item, compare_runs
+from fltrain.tracking.compare import Comparison, compare, compare_item, compare_runs, summarise_papers
 from fltrain.tracking.runs import RecordedRun, find_runs
 
 from .helpers import cli, seal, tiny, write_config
@@ -378,32 +379,41 @@ def test_a_condition_on_records_chooses_runs_by_settings(imported: Path) -> None
     assert {cell.measure for cell in over.cells} == {"last_accuracy"}, "as in the table"
 
 
-def test_notes_have_the_verdicts_of_the_tables_of_a_paper(imported: Path) -> None:
+def test_a_paper_has_its_tables_with_counts_of_verdicts(imported: Path) -> None:
     pages = [shown(imported, "controls/flower", metric) for metric in ("last_accuracy", "best_accuracy")]
     verdicts = Counter(cell.full_verdict for page in pages for cell in page.cells)
-    noted = compare(imported, CONFIG, ["controls"], "published", baseline="fedavg").notes
+    (summary,) = summarise_papers(imported, CONFIG, ["controls"], "published")
     counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
-    assert f"verdicts: {counts}; see `fltrain compare controls/flower --scale published`" in noted
-    assert len([note for note in noted if note.startswith("verdicts: ")]) == 4, noted
+    assert summary.items["controls/flower"][1] == counts
+    assert len([found for _, found in summary.items.values() if found]) == 4
+    assert len(summarise_papers(imported, CONFIG, ["controls", "fedavg"], "published")) == 2
+    assert summarise_papers(imported, CONFIG, ["controls/flower"], "published") == []
 
 
 def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> None:
     """They equal the claims of its page; claims without a verdict of the runs are counted."""
-    found = compare(imported, CONFIG, ["fedavg"], "published")
+    (found,) = summarise_papers(imported, CONFIG, ["fedavg"], "published")
     with (CONFIG.parent / "published/fedavg/claims.csv").open() as file:
         rows = list(csv.DictReader(file))
-    shown = [row for row in rows if row["verdict"] not in ("not run", "not judged")]
+    judged = [row for row in rows if row["verdict"] not in ("not run", "not judged")]
     keys = ("where", "claim", "verdict", "number")
-    assert [[one[key] for key in keys] for one in found.claims["fedavg"]] == [
-        [row[key] for key in keys] for row in shown
+    assert [[one[key] for key in keys] for one in found.claims] == [
+        [row[key] for key in keys] for row in judged
     ]
-    assert f"{len(rows) - len(shown)} further claims of fedavg: not run, or not judged" in found.notes
-    printed = cli("compare", "fedavg", "--scale", "published", "--results", imported, "--config", CONFIG)
-    lines = [
-        re.split(" *│ *", line)[1:-1] for line in printed.stdout.partition("claims of fedavg:")[2].split("\n")
-    ]
-    assert [line for line in lines if line] == [[row[key] for key in keys] for row in shown]
-    assert not compare(imported, CONFIG, ["fedavg/table1_2nn"], "published").claims
+    folders = ("--results", imported, "--config", CONFIG)
+    lines = cli("compare", "fedavg", "--scale", "published", *folders).stdout.splitlines()
+    assert lines[0] == "Claims of fedavg at scale published:"
+    claims = lines[1 : lines.index("Tables and figures of fedavg at scale published:")]
+    assert max(map(len, claims)) <= 100
+    words = [f"{row['verdict']} {row['where']}: {row['claim']} {row['number']}" for row in judged]
+    words += [LEGEND, f"{len(rows) - len(judged)} further claims: not run, or not judged"]
+    assert " ".join(claims).split() == " ".join(words).split()
+    example = f"fltrain compare fedavg/table1_2nn --scale published --results {imported}"
+    assert lines[-2] == f"cells of a table or figure: {example}"
+    with pytest.raises(FltrainError, match="has no run of 'flfa' at scale 'demo'"):
+        cli("compare", "flfa", *folders)
+    grouped = cli("compare", "fedavg", "--scale", "published", "--where", "training.lr=0.1", *folders).stdout
+    assert "final accuracy, %" in grouped and "Claims" not in grouped
 
 
 def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
@@ -533,6 +543,25 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
     assert caplog.messages == [
         f"left out: 3 records, {names}; if it is your own, set FLTRAIN_PATH to your folder",
         "left out: 1 record, damaged (fltrain verify lists them)",
+    ]
+
+
+def test_records_of_other_items_have_no_warning(tmp_path: Path) -> None:
+    """A damaged record of the named item has one."""
+    results, own = (
+        Results(tmp_path),
+        next(one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2"),
+    )
+    runs = [record(results, entry.spec, 0.5) for entry in own.entries]
+    other = results.run(record(results, tiny(), 0.5))
+    (other / "spec.json").write_text((other / "spec.json").read_text().replace('"fedavg"', '"mine"'))
+    seal(other)
+    assert find_runs(tmp_path, "items=flfa scale=demo", CONFIG)[1] == []
+    (lost,) = find_runs(tmp_path, "", CONFIG)[1]
+    assert lost.startswith("left out: 1 record, method: unknown method 'mine'")
+    (results.run(runs[0]) / "metrics.jsonl").write_text("{")
+    assert find_runs(tmp_path, "items=flfa scale=demo", CONFIG)[1] == [
+        "left out: 1 record, damaged (fltrain verify lists them)"
     ]
 
 

@@ -85,7 +85,7 @@ def refusal(**changes: Any) -> str:
         ),
         (
             {"participation": 1.5},
-            "participation.fraction: input should be less than or equal to 1, got 1.5; 1.5 % is 0.015",
+            "participation.fraction: a share of the clients, at most 1 (all clients), got 1.5",
         ),
         (
             {"participation": "50%"},
