@@ -85,6 +85,19 @@ def test_lines_do_not_differ_by_colour_alone() -> None:
         ]
 
 
+@pytest.mark.parametrize("layout", ["curves", "points"])
+def test_dashes_are_on_lines_but_not_on_the_markers_of_the_legend(runs: Runs, layout: str) -> None:
+    for method in ("A", "B"):
+        for classes in ("1", "2"):
+            runs.add({"method": method, "classes": classes}, 0.2, 0.3, rows=accuracies(0.1, 0.2))
+    shown = {"curves": {"series": "method", "panels": [ACCURACY]}, "points": POINTS}[layout]
+    spec, _ = figures.draw(runs.figure(kind=layout, **shown), runs.results)
+    svg = figures.to_svg(spec)
+    legend = re.findall(r"role-legend-symbol.*?<path ([^>]*)/>", svg)
+    assert len(legend) == 2 and "dasharray" not in " ".join(legend)
+    assert 'stroke-dasharray="6,3"' in svg
+
+
 def test_missing_and_diverged_runs_are_named(runs: Runs) -> None:
     rows = accuracies(0.1, 0.2)
     for method, *reached in (("A", 0.2, MISSING), ("B", DIVERGED, DIVERGED), ("C", MISSING, MISSING)):

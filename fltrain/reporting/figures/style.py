@@ -78,6 +78,8 @@ def whole_numbers(field: str, title: str | None, **scale: Any) -> Spec:
 def by_series(labels: Sequence[str], series: str | None = None, ordered: bool = False) -> dict[str, Spec]:
     """Return the encodings that give each line its colour, dash and marker, with one legend.
 
+    The legend shows colours and markers: a dash would break the outlines of the markers.
+
     Args:
         labels: labels of the lines, in the order of the legend.
         series: their axis.
@@ -93,11 +95,12 @@ def by_series(labels: Sequence[str], series: str | None = None, ordered: bool = 
     }
     # As many in a line as fit: about 50 pixels for the symbol and 7 for each character.
     columns = max(1, PAGE // (50 + 7 * max(map(len, names), default=0)))
+    legend = {"columns": columns, "symbolOpacity": 1} if len(names) > 1 else None
     return {
         channel: {
             **{"field": "series", "type": "nominal", "sort": None, "title": None},
             "scale": {"domain": names, **looks},
-            "legend": {"columns": columns, "symbolOpacity": 1} if len(names) > 1 else None,
+            "legend": None if channel == "strokeDash" else legend,
         }
         for channel, looks in ranges.items()
     }
@@ -136,6 +139,8 @@ def panel(
         mark = {"type": "text", "text": "no run", "color": GREY}
         return {**common, "data": {"values": [{}]}, "mark": mark}
     values = json.loads(data.to_json(orient="records", double_precision=12))
+    # Else the legends of colours and markers would take over the dashes, in spite of "legend": None.
+    common["resolve"] = {"legend": {"strokeDash": "independent"}}
     return {**common, "data": {"values": values}, "encoding": dict(encoding), "layer": list(layers)}
 
 
