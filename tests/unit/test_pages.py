@@ -676,9 +676,24 @@ def test_headings_tell_deviations_from_intervals_if_a_table_has_both(toy: Toy) -
     cells = [cell for cell in read_csv(toy.folder / "paper" / "table1.csv") if cell.row == "FedAvg"]
     headings = [column[-1] for column in Grid.of(toy.sheet, cells, {}).columns]
     assert {"final accuracy, % ± SD", "difference [90 % interval]", "published"} <= {*headings}
-    assert "gain [90 % interval]" in headings
+    assert "gain over BP [90 % interval]" in headings
     alike = [cell.replace(difference=None, gain=None) for cell in cells]
     assert not any("SD" in column[-1] for column in Grid.of(toy.sheet, alike, {}).columns)
+
+
+def test_the_heading_of_a_gain_names_a_base_in_another_column(toy: Toy) -> None:
+    cell = TableCell(row="FedDyn", column="BP", label="final accuracy, %", mean=60.0, gain=1.0)
+    other = cell.replace(column="+ FLFA")
+    (measured,) = toy.sheet.table.measures
+    for over, words in (
+        ({"method": "FedAvg", "plugin": "BP"}, " over FedAvg, BP"),
+        ({"method": "FedAvg"}, ""),
+    ):
+        changed = {"measures": (measured.model_copy(update={"gain_over": over}),)}
+        table = toy.sheet.table.model_copy(update=changed)
+        grid = Grid.of(ItemJob(**{**dict(toy.sheet), "table": table}), [cell, other], {})
+        gains = [column for column in grid.columns if column[-1].startswith("gain")]
+        assert gains == [("BP", "gain"), ("+ FLFA", f"gain{words}")]
 
 
 def test_verdicts_next_to_values_are_short(toy: Toy) -> None:

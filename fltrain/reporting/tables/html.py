@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.tables.render import entries_of
+from fltrain.reporting.tables.cells import layout_of
+from fltrain.reporting.tables.render import entries_of, gain_heading
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.text import number_text
 from fltrain.runs.record import RECORD_FILES, Record
@@ -36,9 +37,10 @@ def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
     return {"id": record.run_id, "seed": seed, "status": status, "files": files}
 
 
-def facts(cell: TableCell, reduced: bool) -> dict[str, str]:
+def facts(cell: TableCell, reduced: bool, gain: str = "gain") -> dict[str, str]:
     """Return a cell's numbers and verdicts by name, with intervals, margin, p and seeds that would decide."""
-    shown = {heading: entry.text for heading, entry in entries_of(cell, True, reduced).items() if entry.text}
+    entries = entries_of(cell, True, reduced, gain=gain)
+    shown = {heading: entry.text for heading, entry in entries.items() if entry.text}
     if cell.interval() and cell.spread is not None and (cell.spread_cells or 0) > 1:
         moderated = f"moderated by {cell.spread_cells} similar cells (docs/protocol.md)"
         shown["spread behind the interval"] = f"{cell.spread:.{cell.decimals}f}, {moderated}"
@@ -73,7 +75,7 @@ def sections(
             headings.append(cell.label)
             columns.append(_by_seed(cell.value_seeds, cell.values, cell.decimals, ""))
             if cell.gains and not cell.lost_gain:
-                headings.append("gain")
+                headings.append(gain_heading(layout_of(sheet), cell))
                 columns.append(_by_seed(cell.gain_seeds, cell.gains, cell.decimals, "+"))
         rows = []
         for seed in sorted({run["seed"] for run in members}.union(*columns)):

@@ -169,11 +169,11 @@ class GridEntry:
 
 
 def entries_of(
-    cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str] = {}
+    cell: TableCell, as_interval: bool, reduced: bool, marks: Mapping[str, str] = {}, gain: str = "gain"
 ) -> dict[str, GridEntry]:
     """Return the entries of a cell by the heading of their column; empty ones have no text.
 
-    ``marks`` are the numbers of notes on published values.
+    ``marks`` are the numbers of notes on published values, ``gain`` is the heading of our gain.
     """
 
     def signed(value: float | None, interval: tuple[float, float] | None = None) -> str:
@@ -185,17 +185,17 @@ def entries_of(
     difference = signed(cell.difference, cell.interval("difference_"))
     difference = "diverged" if difference and cell.lost else difference
     own = GridEntry(value_text(cell, as_interval), "own", cell, numbers["mean"])
-    gain = GridEntry(gain_text(cell), "gain", cell, numbers["gain"])
+    gained = GridEntry(gain_text(cell), "gain", cell, numbers["gain"])
     return {
         cell.label: own,
-        "gain": gain,
+        gain: gained,
         "published" + (" (full scale)" if reduced else ""): GridEntry(
             published_text(cell), "published", cell, cell.published, noted
         ),
         "published gain": GridEntry(signed(cell.published_gain), "published-gain", cell, cell.published_gain),
         "difference": GridEntry(difference, "difference", cell, numbers["difference"]),
         "verdict": GridEntry(own.badge, "verdict", cell),
-        "verdict on the gain": GridEntry(gain.badge, "verdict", cell),
+        "verdict on the gain": GridEntry(gained.badge, "verdict", cell),
     }
 
 
@@ -225,7 +225,8 @@ class Grid:
         columns: dict[tuple[str, str, str, str], dict[str, GridEntry]] = {}
         for cell in shown:
             place = (cell.label, named(layout.panels, cell.panel), named(layout.columns, cell.column))
-            entries = entries_of(cell, intervals[cell.label], sheet.reduced, marks)
+            gain = gain_heading(layout, cell)
+            entries = entries_of(cell, intervals[cell.label], sheet.reduced, marks, gain)
             for heading, entry in entries.items():
                 if entry.kind not in without:
                     columns.setdefault((*place, heading), {})[cell.row] = entry
@@ -371,8 +372,19 @@ def own_margins(shown: Sequence[TableCell]) -> list[str]:
 
 def bases_of(table: Table) -> list[str]:
     """Return the bases of a table's gains, for example ``FedAvg``."""
-    over = [one.gain_over for one in table.measures if one.gain_over]
-    return list(dict.fromkeys(", ".join(named(axis, text) for axis, text in one.items()) for one in over))
+    return list(dict.fromkeys(_base(one) for one in table.measures if one.gain_over))
+
+
+def gain_heading(table: Table, cell: TableCell) -> str:
+    """Return the heading of a cell's gain. It names a base that stands in another column or panel."""
+    measured = next(one for one in table.measures if one.heading == cell.label)
+    place = {table.columns: cell.column, table.panels: cell.panel}
+    elsewhere = any(place.get(axis, label) != label for axis, label in measured.gain_over.items())
+    return f"gain over {_base(measured)}" if elsewhere else "gain"
+
+
+def _base(measured: Measured) -> str:
+    return ", ".join(named(axis, label) for axis, label in measured.gain_over.items())
 
 
 def _over_seeds(measured: Measured) -> str:

@@ -12,9 +12,9 @@ from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
 from fltrain.reporting.pages import LATEX, PAGES, TEMPLATES, with_links
-from fltrain.reporting.tables.cells import cells
+from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.html import facts, sections
-from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes
+from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes, gain_heading
 from fltrain.reporting.tables.table_cell import to_csv
 from fltrain.reporting.text import markdown_table, without_tags
 from fltrain.runs.today import notes_on
@@ -68,7 +68,7 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
             grid=grid,
             notes=notes,
             sections=sections(sheet, shown, runs, folder),
-            facts=lambda cell: facts(cell, sheet.reduced),
+            facts=lambda cell: facts(cell, sheet.reduced, gain_heading(layout_of(sheet), cell)),
         )
         return with_links(text, folder)
 
