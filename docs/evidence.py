@@ -83,6 +83,22 @@ MAIN: dict[str, tuple[str | Group, ...]] = {
         "convergent gradients come mostly from late local iterations",
         "no extra communication; extra client memory and computation",
     ),
+    "fed2": (
+        "gain over previous methods, lower end",
+        "Fed2 over FedAvg",
+        "Fed2 over FedMA",
+        "VGG9 on CIFAR-10: smallest gain over all N*C settings",
+        "node scaling, VGG9: smallest gain",
+        "group over batch normalisation in Fed2",
+    ),
+    "fedimpro": (
+        "FedImpro is clearly best for a=0.1, E=5, M=10 on CIFAR-10, FMNIST, SVHN",
+        "the gain grows when a goes from 0.1 to 0.05",
+        "FedImpro needs fewer rounds to the target",
+        "decoupling at layer 17 is worse than at layer 9",
+        "noise 0.5 costs less than half a point",
+        "images are recovered from raw features but not from the shared means",
+    ),
     "flfa": (
         "FLFA improves accuracy consistently over 8 methods and 6 datasets",
         "FLFA gain over BP, FedAvg on CIFAR-10",
@@ -93,27 +109,11 @@ MAIN: dict[str, tuple[str | Group, ...]] = {
         "FLFA adds almost no training time",
         "FLFA needs no extra communication",
     ),
-    "fed2": (
-        "gain over previous methods, lower end",
-        "Fed2 over FedAvg",
-        "Fed2 over FedMA",
-        "VGG9 on CIFAR-10: smallest gain over all N*C settings",
-        "node scaling, VGG9: smallest gain",
-        "group over batch normalisation in Fed2",
-    ),
     "fedfcd": (
         "CIFAR-100: average gain over the personalised methods",
         "FedFCD is best in all four large-scale settings",
         "without the regularisation term accuracy falls clearly",
         "each of the three components raises accuracy",
-    ),
-    "fedimpro": (
-        "FedImpro is clearly best for a=0.1, E=5, M=10 on CIFAR-10, FMNIST, SVHN",
-        "the gain grows when a goes from 0.1 to 0.05",
-        "FedImpro needs fewer rounds to the target",
-        "decoupling at layer 17 is worse than at layer 9",
-        "noise 0.5 costs less than half a point",
-        "images are recovered from raw features but not from the shared means",
     ),
 }
 """Paper -> its main claims, in the words of ``config/reported``."""
@@ -157,6 +157,10 @@ class Row:
     def cites(self, paper: str) -> bool:
         """Return if the claim of a replication is one of this paper."""
         return self.place.partition(",")[0].lower() == paper
+
+    def order(self) -> int:
+        """Return the place of the paper that the claim of a replication is from, for sorting."""
+        return next((place for place, paper in enumerate(MAIN) if self.cites(paper)), 0)
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,8 @@ class Evidence:
 
     def replications(self, paper: str, cited: str = "") -> list[Listed]:
         """Claims of conceptual replications, all or of a cited paper: claim, verdict, numbers, runs."""
-        return [self._line(row) for row in self._claims(paper).values() if not cited or row.cites(cited)]
+        rows = [row for row in self._claims(paper).values() if not cited or row.cites(cited)]
+        return [self._line(row) for row in sorted(rows, key=Row.order)]
 
     def verdicts(self, paper: str) -> dict[str, str]:
         """Claim -> its verdict without marks, for the claims that runs judged."""
@@ -310,7 +315,7 @@ class Evidence:
                 row.margin,
                 row.verdict,
             ]
-            for row in [*self._tables(paper), *judged]
+            for row in [*self._tables(paper), *sorted(judged, key=Row.order)]
         ]
 
     def _claims(self, paper: str) -> dict[str, Row]:
@@ -408,9 +413,9 @@ class Evidence:
     def _line(self, row: Row) -> Listed:
         if not row.verdict:
             needed = {run for item in self.complete if item.id in row.items for run in item.run_ids}
-            return Listed([], row.claim, f"not run yet; this needs {len(needed)} runs.")
+            return Listed([], row.claim, f"we have not run it yet. It needs {len(needed)} runs.")
         if row.verdict == "not judged":
-            return Listed([], row.claim, f"not judged. {row.evidence.rstrip('.')}.")
+            return Listed([], row.claim, f"we do not judge it. {row.evidence.rstrip('.')}.")
         if row.verdict == "tested":
             return Listed(
                 [row.claim, row.verdict, ""], row.claim, tests=[[f"{capital(row.evidence)}.", "", ""]]
@@ -424,7 +429,11 @@ class Evidence:
             tests=tests_of(row, seeds),
             table="; ".join(item.item.title for item in items),
             runs=", ".join(
-                [f"{len(self._runs(row))} runs", f"{seeds} seeds", *(f"only {one}" for one in limits)]
+                [
+                    f"{len(self._runs(row))} runs",
+                    f"{seeds} seeds",
+                    *(f"restricted to {one}" for one in limits),
+                ]
             ),
         )
 

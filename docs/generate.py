@@ -390,8 +390,8 @@ SMALL = ["no", "one", "two", "three", "four", "five", "six"]
 RESULTS = """\
 # Results
 
-This page lists the main claims of six papers and our verdicts on them. `docs/generate.py` writes it from
-the [published records](../published/README.md). In short:
+This page lists the main claims of six papers and our verdicts, from the
+[published records](../published/README.md). In short:
 
 * **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: {lower} of {values} published numbers of
   rounds are *not reproduced*, because our network needs fewer. {directions} claims on directions are
@@ -408,19 +408,20 @@ These results come from {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from
 [Our copy](glossary.md#papers-and-verdicts) of some papers lacks values, which we assume. All other
 experiments are declared, but not run yet.
 
-In the tables (more: [protocol](protocol.md#8-claims), [glossary](glossary.md#papers-and-verdicts)):
+Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#papers-and-verdicts)):
 
-* **Undecided** means that the evidence is too weak for either answer, or covers only a part of the claim.
-* **Exploratory** verdicts come from a test that we chose after seeing the runs, or declared exploratory. All
-  others are confirmatory.
+* **Undecided**: the evidence is too weak for either answer, or covers only part of the claim.
+* **Exploratory**: we chose the test after seeing the runs, or declared it exploratory. Others are
+  confirmatory.
 * **Contradicted†**: the test alone is significant, but not after the
   [correction for the number of claims](protocol.md#7-many-cells).
+* **Not reproduced (less)**: our value is smaller than the paper's.
 * **Numbers** are means, with 90 % intervals over seeds in brackets. If a claim states a number, we test a
-  range around it. Otherwise, we test against zero.
+  range around it. Otherwise, we compare with zero.
 * A **case** is a setting or method. Most claims must hold in every case.
 
-*Details* below each table lists runs and one-sided tests. Of several cases, it shows the one with the largest
-p value.
+Open *Details* below a table to see runs and one-sided tests. If a claim has several cases, you see the case
+that supports it least.
 
 {papers}
 
@@ -454,8 +455,7 @@ Controls test our rule, because we know which published values are true ([protoc
 ARTIFACT = """\
 # Artefact evaluation
 
-This page shows how to check the published results of version {version}. `docs/generate.py` writes it.
-In short:
+This page shows how to check the published results of version {version}. In short:
 
 * **Without training**, you can make all tables and verdicts again from the published records. This takes
   five minutes on two cores, and must give the same bytes.
@@ -594,7 +594,7 @@ def details(rows: Sequence[Listed]) -> str:
         for row in group:
             claim = f"· {row.claim}" if len(group) > 1 else f"{row.claim}{f' ({row.runs})' * bool(row.runs)}"
             lines += [["" if place else claim, *test] for place, test in enumerate(row.tests)]
-    return table(["claim", "cases", "we test for a number", "p"], lines)
+    return table(["claim", "notes", "we test if the value is", "p value"], lines)
 
 
 SYMBOLS = {

@@ -504,14 +504,14 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
         return replace(shown, decision=UNTESTABLE.capitalize(), reason=UNTESTABLE)
-    note = f" (corrected for {tries} cases, Bonferroni)" if tries > 1 else ""
+    note = f" (with Bonferroni's correction for {tries} cases)" if tries > 1 else ""
     if least < LEVEL:
         decisive = min(outside, key=outside.__getitem__)
-        at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" at {decisive}"
+        at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" for {decisive}"
         if at and decisive != THE_AVERAGE:
             alone = _shown(sheet, test, numbers, decisive, contrasts[decisive], stated)
             shown = replace(shown, estimate=alone.estimate, interval=alone.interval, number=alone.number)
-        note = f" (corrected for {len(outside)} tests, Holm)" if len(outside) > 1 else note
+        note = f" (with Holm's correction for {len(outside)} tests)" if len(outside) > 1 else note
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
@@ -572,8 +572,8 @@ def _shown(
         low, high = (f"{number_text(scale * means[end], decimals, _sign(test))} ({end})" for end in ends)
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
-        side = f"{test.kind.capitalize()} in {agreeing} of {len(means)} cases, from" if sign else "From"
-        sentences.append(f"{side} {low} to {high}")
+        side = f"It is {test.kind} in {agreeing} of {len(means)} cases" if sign else "It ranges"
+        sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
     return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
 

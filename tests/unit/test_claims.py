@@ -120,7 +120,7 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert below.number.startswith("on average over 2 cases, none minus x is -1.35 points [")
     assert above.number.startswith("on average over 2 cases, x minus none is +1.35 points [")
     assert below.number.endswith("]; it is below 0 in each case") and "(b: +0.60 points [" in above.evidence
-    assert "Positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
+    assert "It is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
 def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
@@ -243,7 +243,7 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
         (SINGLE, POSITIVE, "undecided", "it needs three seeds"),
-        (SINGLE, EVERY, "undecided", "Positive in 8 of 8 cases"),
+        (SINGLE, EVERY, "undecided", "It is positive in 8 of 8 cases"),
         # The average over all cases is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
@@ -282,8 +282,8 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "On average over 2 cases, x minus none is +1.0 points [-0.7, +2.7], over 3 seeds. Positive in 1 of "
-        "2 cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
+        "On average over 2 cases, x minus none is +1.0 points [-0.7, +2.7], over 3 seeds. It is positive in "
+        "1 of 2 cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
     )
 
 
@@ -302,7 +302,7 @@ def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, te
     runs.pairs({"a": OPPOSITE, "b": NOISE, "c": (2.9, 2.1, 2.2)})
     found = runs.judged({**POSITIVE, **test, "judge": "every"})
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
-    assert found.verdict == "contradicted" and "at a, one-sided" in found.evidence
+    assert found.verdict == "contradicted" and "for a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
     assert found.number.startswith(f"for a (one of 3 cases), {alone.number.partition('; ')[0]}")
     assert found.evidence.startswith("On average over 3 cases, x minus none is +0.")
@@ -346,7 +346,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "Positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
+    assert "It is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -591,7 +591,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
         and "largest" not in alone.number
     )
     assert "interval is corrected for 2 cases." in two.evidence and "corrected" not in alone.evidence
-    assert "(corrected for 2 cases, Bonferroni)" in two.evidence and "Bonferroni" not in alone.evidence
+    assert "(with Bonferroni's correction for 2 cases)" in two.evidence and "Bonferroni" not in alone.evidence
 
 
 @pytest.mark.parametrize(

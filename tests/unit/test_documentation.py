@@ -85,6 +85,22 @@ def test_results_have_sentences_and_details_do_not_repeat_them() -> None:
     assert len(blocks) == 5
 
 
+def test_pages_have_the_papers_in_one_order() -> None:
+    orders = []
+    for name, line in (
+        ("README.md", r"^\| \["),
+        ("docs/README.md", r"^\| papers"),
+        ("docs/results.md", "^## "),
+    ):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        lines = "\n".join(one for one in text.splitlines() if re.match(line, one))
+        orders.append(list(dict.fromkeys(re.findall(r"papers/(\w+)\.md", lines))))
+    assert len(orders[0]) == 6 and orders == 3 * [orders[0]]
+    for part in re.split("^### ", text, flags=re.MULTILINE)[1:]:
+        cited = re.findall(r"^\| [^|]*\((\w+), [^|]*\) \|", part.partition("<details>")[0], re.MULTILINE)
+        assert cited and cited == sorted(cited, key=lambda paper: orders[0].index(paper.lower()))
+
+
 def test_a_new_file_needs_no_page_before_git_tracks_it(tmp_path: Path) -> None:
     methods = tmp_path / "fltrain" / "methods"
     methods.mkdir(parents=True)
