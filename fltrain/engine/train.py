@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from fltrain.core.errors import FltrainError, MethodError, Stopped, as_mistake, noting, own_place
+from fltrain.core.errors import FltrainError, MethodError, Stopped, as_mistake, count, noting, own_place
 from fltrain.core.files import clear_leftovers
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import PreparedData, load_or_prepare, stored_partition
@@ -159,7 +159,7 @@ class _Training:
             self.results.checkpoints(spec.run_id), identity, execution.checkpoint_seconds
         )
         cohort = spec.participation.in_words(spec.partition.clients)
-        size = f"{layout.size:,} parameters, {len(layout.layers)} layers, {cohort}"
+        size = f"{layout.size:,} parameters, {count(len(layout.layers), 'layer')}, {cohort}"
         LOG.info("%s: %s, on %s", spec.run_id, size, execution.device)
         progress = checkpoints.restore(simulation) or Progress([], 0.0, [])
         facts = gather(execution.device, execution.threads, outside_files(spec))

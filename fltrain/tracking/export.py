@@ -265,7 +265,7 @@ class Export:
         ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
         counts, obsolete = Counter[str](), {one.info.run_id: one for one in ours}
         for entry in self._run_entries(store, record, settings):
-            home = store.experiment(entry.experiment)
+            home = store.experiment(entry.experiment, NOTES.get(entry.experiment, ""))
             here = [one for one in ours if one.info.experiment_id == home]
             counts[store.put(entry, here)] += 1
             for one in here:

@@ -464,6 +464,8 @@ def test_a_run_that_has_left_all_tables_of_a_scale_is_unassigned(store: Exports)
     assert store.export(others) == {"unchanged": 1}
     tags = store.tags(run)
     assert store.contents()[run.run_id]["paper"] == "unassigned"
+    note = store.reader().get_experiment_by_name("unassigned").tags[NOTE]
+    assert note == "Runs that no exported table or figure uses."
     assert (tags["items"], tags["scale"]) == ("none", "none") and tags["cell"].startswith("fedavg · digits")
     store.memberships[run.run_id] = ["flfa/table1"]
     assert store.export() == {"created": 1, "unchanged": 2}
