@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import options
+from fltrain.core.errors import count
 from fltrain.experiments.plan import plan
 
 
@@ -47,4 +48,7 @@ def track(
     store = uri or f"sqlite:///{folder.tracking}"
     chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
     export = Export(folder, scale, groups_of(whole), list(runs), chosen, measures_of(whole))
-    typer.echo(f"{store}: {in_words(export.to(store))}")
+    counts = export.to(store)
+    others = sum(record.run_id not in whole.runs for record in folder.records())
+    left = f"; {count(others, 'run')} in no table or figure of scale {scale!r}: add --every"
+    typer.echo(f"{store}: {in_words(counts)}{left if others and not any(counts.values()) else ''}")

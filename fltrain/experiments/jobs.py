@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError, count, listed, together
 from fltrain.data.datasets import Dataset
-from fltrain.experiments.claims import cited_paper
 from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.plan import Plan, no_item, plan
 from fltrain.experiments.schema import Paper, reported_folder
@@ -250,11 +249,7 @@ class Jobs:
 
     def _elsewhere(self, name: str) -> dict[str, str]:
         """Return the other papers with claims on this one, for example replications: titles by name."""
-        return {
-            other.paper: other.title
-            for other in self.papers.values()
-            if other.paper != name and any(cited_paper(claim.where).lower() == name for claim in other.claims)
-        }
+        return {other.paper: other.title for other in self.papers.values() if other.judges(name)}
 
     def track_options(self) -> list[str]:
         """Return the options with which ``fltrain track`` exports the requested part of the scale."""

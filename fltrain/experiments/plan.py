@@ -214,8 +214,17 @@ def _items_of_scales(config: Path) -> dict[str, list[str]]:
     return found
 
 
+def _judging(config: Path, name: str, ids: Iterable[str]) -> list[str]:
+    """Return the papers of items, by ID, that have claims on a paper."""
+    labels = read_added(config, "labels.yaml", DisplayLabels).labels
+    papers = dict.fromkeys(one.partition("/")[0] for one in ids)
+    return [paper for paper in papers if declared(config, paper, Paper, labels).judges(name)]
+
+
 def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) -> FltrainError:
     """Return the error that a place, such as a scale, has no item of this name, with the scales that have it.
+
+    It also names the papers in the place with claims on it.
 
     If no scale has it, the error suggests a name, or lists the items of its paper, or the papers: of the IDs
     that are ``present`` in the place, or else of all scales.
@@ -232,7 +241,9 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         has = "has it" if len(having) == 1 else "have it"
         those = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
         remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
-        return FltrainError(f"{problem}; {those}: {remedy}")
+        judging = _judging(config, paper.partition("/")[0], present)
+        claims = f"; at {place}, claims on it are in {listed(judging, 3)}" if judging else ""
+        return FltrainError(f"{problem}; {those}: {remedy}{claims}")
     ids = sorted(present or {one for ids in scales.values() for one in ids})
     papers = dict.fromkeys(one.partition("/")[0] for one in ids)
     of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]

@@ -29,7 +29,7 @@ from fltrain.core.files import natural
 from fltrain.core.located import LocatedMapping, located, place_of
 from fltrain.core.own import own_remedy, place_of_file, places
 from fltrain.core.strict_yaml import AnySettings, read_linked, read_plain, read_settings
-from fltrain.experiments.claims import Claim, quantities
+from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import NO_AXES, Figure, Table
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import Condition, text_of
@@ -331,6 +331,10 @@ class Paper(Settings):
     def ids(self) -> list[str]:
         """IDs of its items, for example ``flfa/table1``."""
         return [f"{self.paper}/{item}" for item in self.items]
+
+    def judges(self, name: str) -> bool:
+        """Return True if it has claims on another paper, for example as a replication."""
+        return self.paper != name and any(cited_paper(claim.where).lower() == name for claim in self.claims)
 
     @model_validator(mode="after")
     def _claims_of_items(self) -> Self:

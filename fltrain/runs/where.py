@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -123,6 +123,17 @@ def parse_where(where: str | Iterable[str]) -> tuple[Condition, ...]:
     return tuple(conditions)
 
 
+def keys_below(key: str, keys: Collection[str], option: str) -> list[str]:
+    """Return the keys that are ``key`` or lie below it; refuse an option's key that no run has."""
+    if below := [name for name in keys if begins(name, [key])]:
+        return below
+    ends = sorted(name for name in keys if name.endswith(f".{key}"))
+    known = listed(sorted({name.partition(".")[0] for name in keys}), 40)
+    near = suggest(key, keys) or f" (known: {known}, and settings below them such as training.lr)"
+    near = f"; did you mean {listed(map(repr, ends), 3)}?" if ends else near
+    raise FltrainError(f"{option}: unknown key {key!r}{near}")
+
+
 def choose(
     runs: Sequence[Run],
     conditions: Iterable[Condition],
@@ -140,13 +151,7 @@ def choose(
     for condition in conditions:
         key = condition.key
         keys = {name for _, settings in every for name in settings}
-        below = [name for name in keys if begins(name, [key])]
-        if not below:
-            ends = sorted(name for name in keys if name.endswith(f".{key}"))
-            known = listed(sorted({name.partition(".")[0] for name in keys}), 40)
-            near = suggest(key, keys) or f" (known: {known}, and settings below them such as training.lr)"
-            near = f"; did you mean {listed(map(repr, ends), 3)}?" if ends else near
-            raise FltrainError(f"where: unknown key {key!r}{near}")
+        below = keys_below(key, keys, "where")
         present = {value_of(settings, key) for _, settings in every}
         if _GROUP in present and not {*condition.values} <= {NONE, "null"}:
             names = listed(sorted(below), 8)

@@ -43,7 +43,16 @@ from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, GainVerdict, 
 from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.where import NONE, Condition, begins, choose, parse_where, settings_text, sortable
+from fltrain.runs.where import (
+    NONE,
+    Condition,
+    begins,
+    choose,
+    keys_below,
+    parse_where,
+    settings_text,
+    sortable,
+)
 from fltrain.tracking.runs import RECORDED, RecordedRun, as_numbers, find_runs, untrained, warn
 
 _METHOD = ("method", "plugins")
@@ -404,6 +413,7 @@ def compare_runs(
     settings = _differing(runs)
     differing = list(map(str, settings))
     for name in over:
+        keys_below(name, {key for run in runs for key in run.named}, "over")
         if not any(begins(key, [name]) for key in differing):
             near = hint(name, differing or ["nothing but their seeds"], "they differ in")
             raise FltrainError(f"over {name!r}: the chosen runs do not differ in it{near}")

@@ -175,10 +175,11 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         if runs and not any(run in trained for item in items for run in item.run_ids):
             raise untrained(folder, name, items[0].scale.scale)
     if not runs:
-        problem = f"{folder.runs}: there are no runs, or only damaged or stale ones (`fltrain status`)"
+        none = "there are no runs, or only stale ones (`fltrain status`)"
+        problem = f"{folder.runs}: {'; '.join(['no usable runs', *warnings]) if warnings else none}"
         raise FltrainError(
             f"{folder.missing or problem}; {_imported(wanted['scale'] or declared, ', ')}train some, or name "
-            f"another results folder{''.join(map('; {}'.format, warnings))}"
+            "another results folder"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
     try:

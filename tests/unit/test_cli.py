@@ -669,7 +669,10 @@ def test_track_exports_every_trained_run_once(config: Path) -> None:
     """Two items share the table's run; tracking one item removes nothing from the other."""
     write_config(config, {"table": TWO_METHODS, "other": TWO_METHODS}, rounds=1)
     track = ("track", "--scale", "one")
-    assert "nothing to export" in cli(*track).stdout
+    assert cli(*track).stdout == "sqlite:///results/mlflow.db: nothing to export\n"
+    cli("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump({**MINUTE, "seed": 9}))
+    others = "nothing to export; 1 run in no table or figure of scale 'one': add --every\n"
+    assert cli(*track).stdout.endswith(others)
     cli("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
     assert cli(*track, "--uri", "sqlite:///own.db").stdout == "sqlite:///own.db: 1 created\n"
     assert cli(*track, "--uri", "sqlite:///own.db", "toy/other").stdout.endswith(": 1 unchanged\n")

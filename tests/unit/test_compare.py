@@ -4,6 +4,7 @@ import csv
 import itertools
 import math
 import re
+import shutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -216,6 +217,10 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     assert lines["flfa method=fedprox"]["gain"] == pytest.approx(-5)
     with pytest.raises(FltrainError, match="over 'model': the chosen runs do not differ in it"):
         compare_runs(runs, over=["model"])
+    with pytest.raises(FltrainError, match=r"over: unknown key 'lr'; did you mean 'training.lr'\?$"):
+        compare_runs(runs, over=["lr"])
+    with pytest.raises(FltrainError, match=r"over: unknown key 'xyz' \(known: .*dataset"):
+        compare_runs(runs, over=["xyz"])
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
 
 
@@ -544,6 +549,11 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
         f"left out: 3 records, {names}; if it is your own, set FLTRAIN_PATH to your folder",
         "left out: 1 record, damaged (fltrain verify lists them)",
     ]
+    shutil.rmtree(results.run(tiny(seed=0).run_id))
+    with pytest.raises(FltrainError) as caught:
+        compare(tmp_path, CONFIG)
+    causes = "; ".join(caplog.messages)
+    assert str(caught.value).startswith(f"{results.runs}: no usable runs; {causes}; train some, or name")
 
 
 def test_records_of_other_items_have_no_warning(tmp_path: Path) -> None:
@@ -604,6 +614,10 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("lr=0.1", "unknown key 'lr'; did you mean 'training.lr'?"),
         ("training.lr", "'training.lr' is not a condition; write KEY=VALUE or KEY!=VALUE"),
         ("items=flfa/table4", "has no item 'flfa/table4'; scales paper, small have it: add --scale paper "),
+        (
+            "scale=published items=fedimpro",
+            "add --scale demo .*; at scale 'published', claims on it are in replication_cifar10, repl",
+        ),
         ("items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table4'\?$"),
         ("paper=fair", "has no item 'fair'; scales .*fair_mnist, published have it: add --scale published "),
         ("scale=demo items=fair", "^scale 'demo' has no item 'fair'; scales fair_digits, "),
