@@ -553,7 +553,7 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
     with pytest.raises(FltrainError) as caught:
         compare(tmp_path, CONFIG)
     causes = "; ".join(caplog.messages)
-    assert str(caught.value).startswith(f"{results.runs}: no usable runs; {causes}; train some, or name")
+    assert str(caught.value).startswith(f"{results.runs}: no usable runs; {causes}; import records")
 
 
 def test_records_of_other_items_have_no_warning(tmp_path: Path) -> None:
