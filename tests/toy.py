@@ -119,6 +119,7 @@ class Toy:
         paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
         other = {"name": "other", "title": "Another paper", "contents": []}
         scale = {"scale": "toy", "heading": "Toy results", "title": "on toy data", "reduced": self.reduced}
+        scale["conclusions"] = {"paper": "It is <so>."}
         return {**scale, "restrictions": [], "papers": [paper, other]}
 
     def write(self) -> "Toy":

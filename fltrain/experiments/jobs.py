@@ -277,6 +277,7 @@ class Jobs:
             "heading": self.plan.scale.page or f"Results at the scale “{self.plan.scale.scale}”",
             "title": titles.pop() if len(titles) == 1 else "",
             "reduced": self.plan.scale.reduced,
+            "conclusions": self.plan.scale.conclusions,
             "restrictions": list(self.plan.restrictions),
             "papers": list(papers.values()),
         }

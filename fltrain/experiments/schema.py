@@ -441,6 +441,8 @@ class Scale(Reduction):
         scale: its name, which is also the name of the file.
         title: its protocol in a few words.
         page: heading of the front page (default: one with the scale's name).
+        conclusions: sentence on each part of a card there: what its runs show. The key is a paper, or a
+            comparison and the paper that its claims are on, such as ``replication/FLFA``.
         reduced: true if runs depart from the papers' protocol; pages then give verdicts on controls only.
         items: items (``flfa/table1``) or papers (``flfa``), each with optional further changes.
     """
@@ -448,6 +450,7 @@ class Scale(Reduction):
     scale: Annotated[FileName, _none_of(*FOLDERS)]
     title: str
     page: str = ""
+    conclusions: dict[str, str] = {}
     reduced: bool
     items: Annotated[
         dict[str, Reduction],

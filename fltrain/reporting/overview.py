@@ -65,6 +65,8 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     cards: dict[str, list[dict[str, Any]]] = {}
     for paper in listing["papers"]:
         for subject, section in _sections(paper, summaries[paper["name"]], folder):
+            key = f"{paper['name']}/{section['cited']}".removesuffix("/")
+            section["conclusion"] = listing["conclusions"].get(key, "")
             cards.setdefault(subject, []).append(section)
     sections = [*itertools.chain(*cards.values())]
     found = (verdicts for section in sections for verdicts, _ in section["counts"].values())

@@ -255,9 +255,8 @@ def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
     finally:
         file.write_text(before)
         front(toy)
-    assert (
-        page.of("strong") == ["A\nminus B"] and "<one>" in page.of("span") and "diverged" in page.of("small")
-    )
+    assert page.of("strong") == ["It is <so>.", "A\nminus B"]
+    assert "<one>" in page.of("span") and "diverged" in page.of("small")
     assert re.findall(r'class="bar([^"]*)" style="left:50%;right:0%"', page.text) == [" above"]
     assert page.text.count('class="dot" style="left:75%"') == 1
     assert page.text.count('class="margin" style="left:42%;right:42%"') == 3, "two rows and the legend"
@@ -395,7 +394,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
         "Our runs: +1.25 points [+0.50, +2.00] at <each> case “a” does not support the claim: +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
-    assert "A paper on <toys> Small <toys>. published values" in text
+    assert "A paper on <toys> It is <so>. Small <toys>. published values" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
     assert text.index("supported") < text.index("30 of 30 runs")
@@ -424,7 +423,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
     try:
         assert note not in text_of(front(toy)), "nothing to explain"
         path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
-        legend, _, cards = text_of(front(toy)).partition("A paper on <toys> Small")
+        legend, _, cards = text_of(front(toy)).partition("A paper on <toys> It is <so>.")
         assert note in legend and note in cards.partition("contradicted†")[2].partition("Runs")[0]
     finally:
         path.write_text(before, encoding="utf-8")
@@ -432,7 +431,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 
 
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
-    text = text_of(front(toy)).partition("A paper on <toys> Small")[0]
+    text = text_of(front(toy)).partition("A paper on <toys> It is <so>.")[0]
     assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
     words = re.findall(r"(Brackets|Case): ", text)
     assert words == ["Brackets", "Case"]

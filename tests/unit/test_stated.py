@@ -414,6 +414,33 @@ def test_counts_of_verdicts_are_published() -> None:
         assert not [phrase for phrase in expected if phrase.lower() not in text], page
 
 
+CONCLUSIONS: dict[str, dict[str, str]] = {
+    "fedavg": {"fewer rounds than one client": "supported"},
+    "ecgr": {"FedAvg gains with": "supported", "FedNova gains with": "supported"},
+    "replication_cifar10/ECGR": {"four base methods": "undecided"},
+    "replication_cifar10/Fed2": {
+        **{"FedAvg with ten": "supported", "FedMA with ten": "supported", "with GroupNorm": "undecided"},
+    },
+    "replication/Fed2": {"3, 5 and 10 classes": "contradicted"},
+    "replication_cifar10/FedImpro": {"FedImpro is better than FedAvg": "contradicted"},
+    "replication/FedImpro": {"": "undecided"},
+    "replication_cifar10/FLFA": {"on average": "contradicted"},
+    "replication/FLFA": {"DFA does not converge": "supported", "on average": "undecided"},
+    "replication_cifar10/FedFCD": {"better than local training": "undecided"},
+    "replication/FedFCD": {"FedFCD is best": "undecided"},
+}
+"""Verdicts behind the conclusions of the front page, by a part of the claim."""
+
+
+@pytest.mark.parametrize("key", CONCLUSIONS)
+def test_conclusions_of_the_front_page_agree_with_the_verdicts(key: str) -> None:
+    paper, _, cited = key.partition("/")
+    rows = [row for row in read(f"{paper}/claims.csv") if row["where"].startswith(cited)]
+    for part, verdict in CONCLUSIONS[key].items():
+        assert {row["verdict"] for row in rows if part in row["claim"]} == {verdict}, part
+    assert shipped("published").scale.conclusions.keys() == CONCLUSIONS.keys()
+
+
 def test_the_confirmatory_table_of_ecgr_is_published() -> None:
     gains = {row["row"]: row for row in read("ecgr/confirmatory.csv") if row["gain"]}
     table = re.findall(r"\n\| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \| ", written("docs/papers/ecgr.md"))
