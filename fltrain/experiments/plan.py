@@ -20,7 +20,7 @@ from fltrain.core.errors import FltrainError, Problems, count, listed, problems
 from fltrain.core.located import LocatedMapping, located, place_of
 from fltrain.core.own import place_of_file
 from fltrain.data.datasets import registry
-from fltrain.experiments.claims import quantities
+from fltrain.experiments.claims import cited_paper, quantities
 from fltrain.experiments.items import Entry, PlannedItem, names_of, with_labels
 from fltrain.experiments.layers import SettingsLayer, SettingsLayers, merge
 from fltrain.experiments.layout import Bubbles, Preference, Restriction, curves_of, measures_of
@@ -163,6 +163,10 @@ def plan(config: Path, scale: str) -> Plan:
     for name, paper in papers.items():
         with found.collected():
             check_reported(reported_folder(config, name), paper)
+    cited = [(name, cited_paper(one.where)) for name, paper in papers.items() for one in paper.claims]
+    sections = {*papers, *(f"{name}/{other}" for name, other in cited if other)}
+    with found.collected():
+        check_known(f"{where}: conclusions: unknown paper", chosen.conclusions, sections)
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
         name, _, item = item_id.partition("/")

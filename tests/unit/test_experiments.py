@@ -747,6 +747,11 @@ def test_mistakes_in_a_paper_are_named(config: Config, edit: Edit, words: list[s
         ({"plugin": {"FLFA": {"set": {"plugins": ["flfa"]}}}}, "axes", ["'BP'"]),
         (when({"methd": "fedavg"}), "exceptions", ["a run has no setting 'methd'; did you mean 'method'?"]),
         (0, "seeds", ["tiny.yaml: line 1: seeds: input should be greater than or equal to 1, got 0"]),
+        (
+            {"tou": "x"},
+            "conclusions",
+            ["scale 'tiny': conclusions: unknown paper 'tou'", "did you mean 'toy'"],
+        ),
         ([0, 0], "seeds", ["tiny.yaml: line 1: seeds: the seed 0 is listed twice"]),
         ("3", "seeds", ["line 1: seeds: input should be a valid integer or a list ([a, b], or", "got '3'"]),
     ],
