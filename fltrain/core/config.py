@@ -54,10 +54,11 @@ MOST_KNOWN = 60
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {!r}?") -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text.
 
-    Case does not count.
+    Case does not count. A known word that goes on after ``word`` and ``_`` is close, too.
     """
-    lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(str(word).lower(), lower, n=1, cutoff=closeness)
+    lower, given = {name.lower(): name for name in known}, str(word).lower()
+    close = difflib.get_close_matches(given, lower, n=1, cutoff=closeness)
+    close = close or [name for name in lower if name.startswith(f"{given}_")]
     return f"; {text.format(lower[close[0]])}" if close else ""
 
 

@@ -132,6 +132,8 @@ def test_mistakes_are_refused_with_a_remedy(changes: dict[str, Any], message: st
 def test_only_a_close_suggestion_replaces_the_list_of_known_names() -> None:
     assert refusal(method="fedavgg") == "method: unknown method 'fedavgg'; did you mean 'fedavg'?"
     assert refusal(rouns=9) == "rouns: unknown key 'rouns'; did you mean 'rounds'?"
+    longer = refusal(partition={"name": "pathological", "clients": 4, "classes": 2})
+    assert longer == "partition.classes: unknown key 'classes'; did you mean 'classes_per_client'?"
     for word, near in {"fedsgd": "; did you mean 'fedrs'?", "xyz": ""}.items():
         message = refusal(method=word)
         assert message.startswith(f"method: unknown method {word!r}{near} (known: ") and "scaffold" in message
