@@ -139,8 +139,8 @@ assumptions that they depend on.
 
 ## Doubtful cells
 
-Our tables mark these published values. Parentheses show the entries of their rows in `config/reported`, where
-the column `doubt` has the reasons.
+Our tables mark these published values. Parentheses name their rows in `config/reported`. The column `doubt`
+there has the reasons.
 
 {doubtful}
 
@@ -455,18 +455,18 @@ Controls test our rule, because we know which published values are true ([protoc
 ARTIFACT = """\
 # Artefact evaluation
 
-This page shows how to check the published results of version {version}. In short:
+This page shows how to check our results (version {version}), which are in `published/`. In short:
 
-* **Without training**, you can make all tables and verdicts again from the published records. This takes
-  five minutes on two cores, and must give the same bytes.
+* **Without training**, you can make all tables and verdicts again from our records. This takes five minutes
+  on two cores. The files must have the same bytes.
 * **With training**, you can repeat one claim by one command. The tables below list its cost, from minutes to
-  a day of one core, and the verdict to expect. All {count} published runs took {hours:.0f} hours.
+  a day of one core, and the expected verdict. All {count} runs took {hours:.0f} hours.
 * On another machine, the digits of trained runs can differ, but verdicts should agree (*tolerance* below).
 
 ## Hardware and installation
 
 * Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`. Two cores and 4 GB of memory are enough: a
-  run takes up to 1.5 GB. No check needs a GPU: most published runs used one core of an AMD EPYC or an Intel
+  run takes up to 1.5 GB. No check needs a GPU: most of our runs used one core of an AMD EPYC or an Intel
   Xeon.
 * 7 GB of disk: 6 GB for the packages, because PyTorch brings CUDA, and less than 1 GB for images and results.
 * Internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
@@ -477,7 +477,7 @@ make env          # installs the locked, hash-checked packages into .venv
 ```
 
 With a fast line and two idle cores, `make env` took 89 seconds. For another Python, name it:
-`make env PYTHON=python3.13`. CI verifies the published records and tables on 3.11, 3.12 and 3.13, but trains
+`make env PYTHON=python3.13`. CI verifies our records and tables on 3.11, 3.12 and 3.13, but trains
 on one of them only.
 
 PyPI has no CPU-only wheels of PyTorch for Linux. `uv` finds them elsewhere and makes a smaller environment,
@@ -494,15 +494,15 @@ Use a clone: a wheel lacks `config/` and `workflow/`.
 ## Check in five minutes
 
 ```bash
-make results      # tables, figures and claims from the published records, without training
+make results      # tables, figures and claims from our records, without training
 for file in published/*/*; do cmp "$file" "results/$file"; done
 .venv/bin/fltrain verify --scale published
 ```
 
-The loop prints nothing if each published table, figure and claim follows from its records, byte for byte.
-If you ran `make quick` before, the last digits of its five control runs can differ. `fltrain verify` checks
-the digests of records and makes the tables again. Then open `results/published/index.html`. To see training,
-run `make reproduce` (three to seven minutes).
+The loop prints nothing if all tables, figures and claims in `published/` follow from the records, byte for
+byte. If you ran `make quick` before, the last digits of its five control runs can differ. `fltrain verify`
+checks the digests of records and makes the tables again. Then open `results/published/index.html`. To see
+training, run `make reproduce` (three to seven minutes).
 
 ## Make a claim again
 
@@ -532,7 +532,8 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 
 ## [Conceptual replications](replication.md)
 
-To train all of these claims, use `--config scale=replication_cifar10` or `scale=replication` without `items`.
+To train the runs of all these claims, use `--config scale=replication_cifar10` or `scale=replication`
+without `items`.
 
 {replications}
 

@@ -264,7 +264,7 @@ def test_the_machines_of_the_records_are_stated() -> None:
     assert f"and {older} older records" in text
     assert f"AVX-512: {machines['Intel(R) Xeon(R) Processor AVX512']} (" in text
     assert f"an NVIDIA H100: {machines['GPU']} (" in text and machines.total() == len(provenance)
-    assert f"An NVIDIA H100 trained {machines['GPU']} published runs" in written("docs/gpus.md")
+    assert f"An NVIDIA H100 trained {machines['GPU']} of our runs" in written("docs/gpus.md")
     of_figures = [set(planned(f"ecgr/figure{name}").run_ids) for name in ("8a", "8b")]
     on_gpu = [sum(provenance[run]["gpu"] is not None for run in runs) for runs in of_figures]
     page = " ".join(written("published/README.md").split())
