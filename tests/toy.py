@@ -119,7 +119,6 @@ class Toy:
         paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
         other = {"name": "other", "title": "Another paper", "contents": []}
         scale = {"scale": "toy", "heading": "Toy results", "title": "on toy data", "reduced": self.reduced}
-        scale["conclusions"] = {"paper": "It is <so>."}
         return {**scale, "restrictions": [], "papers": [paper, other]}
 
     def write(self) -> "Toy":
@@ -187,6 +186,7 @@ SUMMARY: dict[str, Any] = {
     "title": "A paper on <toys>",
     "note": "Small <toys>.",
     "kind": "paper",
+    "conclusions": {"": "It is <so>."},
     "findings": [
         (
             "supported",

@@ -237,6 +237,11 @@ class Jobs:
             "kind": declared.kind,
             "scale": scale.scale,
             "reduced": scale.reduces(declared),
+            "conclusions": {
+                key.partition("/")[2]: text
+                for key, text in scale.conclusions.items()
+                if key.partition("/")[0] == name
+            },
             "about": {
                 "citation": declared.citation,
                 "covers": covers,
@@ -277,7 +282,6 @@ class Jobs:
             "heading": self.plan.scale.page or f"Results at the scale “{self.plan.scale.scale}”",
             "title": titles.pop() if len(titles) == 1 else "",
             "reduced": self.plan.scale.reduced,
-            "conclusions": self.plan.scale.conclusions,
             "restrictions": list(self.plan.restrictions),
             "papers": list(papers.values()),
         }

@@ -6,6 +6,7 @@ The plan comes as plain data; results are read from the results folder.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from fltrain.core.files import read_json, write_text
 from fltrain.reporting.claims import DROPPED_CLAIMS
-from fltrain.reporting.pages import PAGES, TONES
+from fltrain.reporting.pages import TONES, render
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
@@ -65,17 +66,16 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     cards: dict[str, list[dict[str, Any]]] = {}
     for paper in listing["papers"]:
         for subject, section in _sections(paper, summaries[paper["name"]], folder):
-            key = f"{paper['name']}/{section['cited']}".removesuffix("/")
-            section["conclusion"] = listing["conclusions"].get(key, "")
             cards.setdefault(subject, []).append(section)
     sections = [*itertools.chain(*cards.values())]
     found = (verdicts for section in sections for verdicts, _ in section["counts"].values())
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
-    front = PAGES.get_template("index.html").render(
+    front = render(
+        "index.html",
+        folder,
         **common,
         overall=list(overall(summaries.values())),
         verdicts=[*itertools.chain.from_iterable(found)],
-        folder=folder,
         cards=cards,
         sections=sections,
         runs=runs.name,
@@ -86,7 +86,7 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     for run, record in records.items():
         shown = described(record, record.spec["seed"] if record.usable else None, folder)
         rows.setdefault(items[run][0]["name"], []).append((shown, record, items[run]))
-    write_text(runs, PAGES.get_template("runs.html").render(**common, rows=rows, index=index.name))
+    write_text(runs, render("runs.html", folder, **common, rows=rows, index=index.name))
 
 
 def verdict_lines(folder: Path) -> list[str]:
@@ -125,7 +125,7 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Count
 def _summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a paper from its folder; without one, it is empty."""
     path, texts = folder / "summary.json", dict.fromkeys(("kind", "note", "picture"), "")
-    empty: dict[str, Any] = {**texts, "findings": [], "forest": {}, "counts": {}}
+    empty: dict[str, Any] = {**texts, "conclusions": {}, "findings": [], "forest": {}, "counts": {}}
     return empty | (read_json(path) if path.exists() else {})
 
 
@@ -148,6 +148,9 @@ def _sections(
                 **part,
                 "dropped": DROPPED_CLAIMS if dropped else "",
                 "cited": cited,
+                "conclusion": summary["conclusions"].get(cited, ""),
+                # The method's name, with which titles of papers end.
+                "short": cited or re.sub(r".*\((.+)\)$", r"\1", paper["title"]),
                 "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
                 "title": paper["title"],
                 "page": place if (folder / page).exists() else "",

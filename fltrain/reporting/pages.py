@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
@@ -12,6 +13,7 @@ from markupsafe import Markup, escape
 from fltrain.core.errors import duration
 from fltrain.reporting.text import latex, unbroken
 from fltrain.reporting.version import reporting_version
+from fltrain.runs.today import serious
 
 TONES = {
     **dict.fromkeys(("reproduced", "size reproduced", "better", "supported"), "good"),
@@ -84,17 +86,11 @@ def size_of(picture: Path) -> Markup:
     head = picture.read_text("utf-8")[:1000]
     sizes = [re.search(rf'<svg[^>]* {name}="([\d.]+)"', head) for name in ("width", "height")]
     width, height = (round(1.4 * float(found[1])) if found else 0 for found in sizes)
-    return Markup(f' width="{width}" height="{height}"') if width and height else Markup()
-
-
-def with_links(page: str, folder: Path) -> str:
-    """Return a page with links to the documentation that it names, if its project has that file."""
-
-    def link(name: re.Match[str]) -> str:
-        known = (folder / "../../.." / name[1]).exists()
-        return f'<a data-file href="../../../{name[0]}">{name[0]}</a>' if known else name[0]
-
-    return re.sub(r"(docs/[\w-]+\.md)(#[\w-]+)?", link, page)
+    return (
+        Markup(f' width="{width}" height="{height}" style="--least:{width / 1.4:.0f}px"')
+        if width and height
+        else Markup()
+    )
 
 
 TEMPLATES = Environment(
@@ -112,9 +108,25 @@ TEMPLATES.filters |= {
     "meanings_in": meanings_in,
     "duration": duration,
     "size_of": size_of,
+    "serious": serious,
     "latex": latex,
 }
 PAGES = TEMPLATES.overlay(finalize=unbroken)
 """Templates of HTML pages."""
 LATEX = TEMPLATES.overlay("<%", "%>", "<<", ">>", "<#", "#>")
 """Templates with delimiters that LaTeX does not use."""
+
+
+def render(template: str, folder: Path, **values: Any) -> str:
+    """Return a page of a folder, with links to the files of its project that it names."""
+    page = PAGES.get_template(template).render(folder=folder, **values)
+
+    def link(found: re.Match[str]) -> str:
+        # The front page lies one level above the pages of papers.
+        for up in ("../..", "../../.."):
+            if (folder / up / found["file"]).exists():
+                return f'<a data-file href="{up}/{found["file"]}{found["place"] or ""}">{found[0]}</a>'
+        return found[0]
+
+    names = r"(?<![\w/])(?P<file>(?:docs|published|tests)/[\w/-]+\.(?:md|py))(?P<place>#[\w-]+)?"
+    return re.sub(names, link, page)

@@ -221,6 +221,9 @@ class RunStatus(NamedTuple):
 
 
 # ------------------------------------------------------------------------------- notes on the runs of a table
+MIXED = "These runs mix"
+"""Start of the note on processors and packages."""
+
 OTHER_CODE = "Different versions of the code trained these runs."
 """First sentence of the note on code."""
 
@@ -256,7 +259,7 @@ def notes_on(records: Iterable[Record]) -> list[str]:
         what = "These runs were trained on different data under one name, so they are not comparable"
         notes.append(f"{what}: {listed(data, 2)}.")
     if conditions := shown("condition"):
-        notes.append(f"These runs mix {', '.join(conditions)}, which may round differently.")
+        notes.append(f"{MIXED} {', '.join(conditions)}, which may round differently.")
     modules = sorted(what for kind, what in different if kind == "code")
     partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
     if modules or partly:
@@ -268,6 +271,11 @@ def notes_on(records: Iterable[Record]) -> list[str]:
         parts += ["Runs that differ only in plug-ins share a version."] if _pairs_share_code(complete) else []
         notes.append(" ".join(parts))
     return notes
+
+
+def serious(notes: Iterable[str]) -> list[str]:
+    """Return the notes on damaged records and different data."""
+    return [note for note in notes if not note.startswith((MIXED, OTHER_CODE))]
 
 
 def _pairs_share_code(records: Iterable[Record]) -> bool:

@@ -6,6 +6,7 @@ folder of the finished scale (default: results/demo), and FLTRAIN_AXE to use you
 """
 
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -102,6 +103,8 @@ def check(page: Page, path: Path, axe: str) -> None:
         if viewport == PHONE:
             cut = "(table) => table.scrollWidth > table.parentElement.clientWidth"
             assert not page.evaluate(f"[...document.querySelectorAll('table')].some({cut})"), path.name
+            tiny = "(image) => image.width && image.width < parseInt(image.style.getPropertyValue('--least'))"
+            assert not page.evaluate(f"[...document.images].some({tiny})"), "a figure scrolls"
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         assert faults(page, axe) == []
@@ -146,6 +149,9 @@ def test_pages_of_hand_made_records(page: Page, toy: Toy, axe: str, index: int) 
 @pytest.mark.parametrize("path", pages_on_disk(), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_pages_on_disk(page: Page, axe: str, path: Path) -> None:
     check(page, path, axe)
+    page.evaluate("document.querySelectorAll('a').forEach((link) => link.remove())")
+    bare = re.findall(r"docs/[\w/-]+\.md", page.evaluate("document.body.textContent"))
+    assert bare == [], "each file of the documentation is a link"
 
 
 def column(page: Page, number: int) -> list[str]:
@@ -214,7 +220,7 @@ def test_pages_work_without_scripts(browser: Browser, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     assert page.locator("#values tbody tr").count() == 5
     assert not page.locator(".tools").first.is_visible(), "no filter without a script"
-    page.locator("summary").last.click()
+    page.locator("#cells > summary").click()
     assert page.locator("section.cell:visible").count() == 10
     context.close()
 
@@ -240,7 +246,7 @@ def test_embedded_pages_have_no_links_to_files(page: Page, toy: Toy) -> None:
 
 def test_a_card_leads_to_the_paper_and_its_table_to_the_seeds(page: Page, toy: Toy) -> None:
     page.goto((toy.folder / "index.html").as_uri())
-    page.get_by_role("link", name="A paper on <toys>").first.click()
+    page.locator("article h2 a").first.click()
     page.locator("#table1-values tbody tr").nth(1).locator("td a").first.click()
     assert urlsplit(page.url).path.endswith("/paper/table1.html")
     assert page.locator("section.cell:target").is_visible()

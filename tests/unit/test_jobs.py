@@ -51,6 +51,14 @@ def jobs(folder: Path, **settings: Any) -> Jobs:
     return Jobs.of({"scale": "one", **settings}, folder, folder / "results")
 
 
+def test_a_paper_has_its_conclusions(tmp_path: Path) -> None:
+    conclusions = {"toy": "Toys help.", "other": "Others do not."}
+    folder = write_papers(
+        tmp_path, TOY, OTHER, scale={**SCALE, "items": ["toy", "other"], "conclusions": conclusions}
+    )
+    assert jobs(folder).paper_job("toy")["conclusions"] == {"": "Toys help."}
+
+
 def test_a_paper_leads_to_the_claims_of_others_on_it(tmp_path: Path) -> None:
     test = {"kind": "tested", "by": "tests/unit/test_jobs.py"}
     claims = [{"where": "Toy, table 1", "claim": "Toys help", "test": test}]

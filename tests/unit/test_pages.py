@@ -18,7 +18,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
-from fltrain.reporting.pages import TEMPLATES, cited, in_lines, meanings_in, with_links
+from fltrain.reporting.pages import TEMPLATES, cited, in_lines, meanings_in
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
@@ -341,17 +341,23 @@ MIXED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_code_or_machines_are_reported_at_the_top(name: str, tmp_path: Path) -> None:
+def test_mixed_code_or_machines_are_reported_below_the_results(name: str, tmp_path: Path) -> None:
     changes, remark = MIXED[name]
     toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
-    for file in ("index.html", "runs.html"):
+    for file in ("index.html", "runs.html", "paper/table1.html"):
         text = read(toy, file).text
-        assert ('role="note"' in text) == bool(remark), file
-        assert remark in text.partition('<table class="sortable')[0], "before any table of runs"
-    above, _, below = read(toy, "paper/table1.html").text.partition("<table")
-    revised = "code" in remark  # equal revisions declare that no number changed
-    assert ('role="note"' in above) == (bool(remark) and not revised)
-    assert remark in (below if revised else above)
+        folded = re.findall(r"<summary>Different processors.*?</details>", text, re.DOTALL)
+        assert [text.count(remark), remark in "".join(folded)] == [1, True] if remark else not folded, file
+        assert 'role="note"' not in text and "".join(folded) in text.rpartition("</table>")[2], file
+
+
+def test_damaged_records_are_reported_at_the_top(tmp_path: Path) -> None:
+    toy = Toy(tmp_path).write()
+    (toy.results.run(Toy.run("FedProx", "BP", 1)) / "metrics.jsonl").write_text("")
+    toy.write_pages()
+    for file in ("index.html", "runs.html", "paper/table1.html"):
+        above = read(toy, file).text.partition('<table class="sortable')[0]
+        assert above.count("Damaged and left out: ") == above.count('role="note"') == 1, file
 
 
 def text_of(page: Page) -> str:
@@ -385,7 +391,11 @@ def test_verdicts_of_each_table_are_counted_in_a_line(tmp_path: Path) -> None:
 def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) -> None:
     page = read(toy, "index.html")
     text = text_of(page)
-    assert page.of("h2") == ["Another paper", "Runs"], "the title of the other card is a link"
+    assert page.of("h2") == ["Another paper", "Number of verdicts", "Runs"], (
+        "the title of the other card is a link"
+    )
+    first = "protocol A paper on <toys> It is <so>. supported the paper's on toy data. Each card"
+    assert first in text
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert "4 published values under the papers' own protocol" in page.of("th")
     assert "judged confirmatory exploratory 4 published values" in text
@@ -397,7 +407,35 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "A paper on <toys> It is <so>. Small <toys>. published values" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
-    assert text.index("supported") < text.index("30 of 30 runs")
+    assert text.index("Small <toys>.") < text.index("judged confirmatory") < text.index("30 of 30 runs")
+
+
+@pytest.mark.parametrize(
+    ("title", "short"),
+    [("Averages (FedAvg)", "FedAvg"), ("Two (2) parts (of it) all", "Two (2) parts (of it) all")],
+)
+def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: str) -> None:
+    """Without a declared conclusion, it has the first claim, or the result if there is no claim."""
+    path = toy.folder / "paper" / "summary.json"
+    before = path.read_text(encoding="utf-8")
+    own, other = toy.listing["papers"]
+    papers = [{**own, "title": title}, other]
+    try:
+        for finding, line in (
+            (("supported", "A grows", "+1"), "Paper's claim: A grows supported the paper's"),
+            (("", "", "All are right."), "All are right. the paper's"),
+        ):
+            path.write_text(
+                json.dumps({**SUMMARY, "conclusions": {}, "findings": [finding]}), encoding="utf-8"
+            )
+            page = front(toy, papers=papers)
+            assert f"protocol {short} {line} on toy data." in text_of(page)
+            assert page.links[0] == "#paper"
+        assert "main verdict" not in text_of(front(toy, papers=papers[:1])), "a single card needs no table"
+        assert "main verdict" not in text_of(front(toy, reduced=True)), "nothing is judged"
+    finally:
+        path.write_text(before, encoding="utf-8")
+        front(toy)
 
 
 def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
@@ -423,7 +461,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
     try:
         assert note not in text_of(front(toy)), "nothing to explain"
         path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
-        legend, _, cards = text_of(front(toy)).partition("A paper on <toys> It is <so>.")
+        legend, _, cards = text_of(front(toy)).partition("It is <so>. Small <toys>.")
         assert note in legend and note in cards.partition("contradicted†")[2].partition("Runs")[0]
     finally:
         path.write_text(before, encoding="utf-8")
@@ -431,7 +469,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 
 
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
-    text = text_of(front(toy)).partition("A paper on <toys> It is <so>.")[0]
+    text = text_of(front(toy)).partition("It is <so>. Small <toys>.")[0]
     assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
     words = re.findall(r"(Brackets|Case): ", text)
     assert words == ["Brackets", "Case"]
@@ -508,6 +546,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         f"table1.html{link}" for link in table.links if link.startswith("#cell-")
     ]
     assert "figure1.png" in page.loaded and "figure1.png" in page.links, "figures open in full size"
+    assert "Result It is <so>. published values" in text, "the conclusion of its card comes first"
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "(1.5)" in page.of("small")
@@ -540,7 +579,7 @@ def test_long_tables_after_the_first_fold_on_phones(toy: Toy) -> None:
     long = [cell.replace(row=f"{cell.row} {number}") for cell in cells for number in range(2)]
     second = toy.sheet.model_copy(update={"id": "paper/table2"})
     covers = {"table1": [], "table2": ["table 2"]}
-    for rows, folded in ((cells, 0), (long, 1)):
+    for rows, folded in ((cells[:2], 0), (long, 1)):
         both = {toy.sheet.id: rows, second.id: rows}
         about = {**ABOUT, "covers": covers}
         text = paper.page(
@@ -680,7 +719,7 @@ def test_headings_tell_deviations_from_intervals_if_a_table_has_both(toy: Toy) -
     assert not any("SD" in column[-1] for column in Grid.of(toy.sheet, alike, {}).columns)
 
 
-def test_the_heading_of_a_gain_names_a_base_in_another_column(toy: Toy) -> None:
+def test_the_heading_of_a_gain_names_a_base_in_one_column(toy: Toy) -> None:
     cell = TableCell(row="FedDyn", column="BP", label="final accuracy, %", mean=60.0, gain=1.0)
     other = cell.replace(column="+ FLFA")
     (measured,) = toy.sheet.table.measures
@@ -692,7 +731,7 @@ def test_the_heading_of_a_gain_names_a_base_in_another_column(toy: Toy) -> None:
         table = toy.sheet.table.model_copy(update=changed)
         grid = Grid.of(ItemJob(**{**dict(toy.sheet), "table": table}), [cell, other], {})
         gains = [column for column in grid.columns if column[-1].startswith("gain")]
-        assert gains == [("BP", "gain"), ("+ FLFA", f"gain{words}")]
+        assert gains == [("BP", f"gain{words}"), ("+ FLFA", f"gain{words}")], "one heading for one quantity"
 
 
 def test_verdicts_next_to_values_are_short(toy: Toy) -> None:
@@ -791,7 +830,8 @@ def test_the_page_of_a_paper_has_its_main_intervals_beside_its_result(toy: Toy) 
     for changes, shown in (
         ({"picture": ""}, True),
         ({}, False),
-        ({"picture": "", "parts": {"B": {}}}, False),
+        ({"picture": "", "parts": {"B": {**SUMMARY, "picture": "", "forest": plot}}}, True),
+        ({"picture": "", "parts": {"B": {**SUMMARY, "picture": ""}}}, False),
     ):
         found = {**SUMMARY, "reduced": False, "claims": [], "forest": plot, **changes}
         text = paper.page(found, ABOUT, [], {}, toy.folder / "paper")
@@ -828,8 +868,11 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
         front(toy)
     order = re.findall(r'<article aria-labelledby="([^"]*)"', page.text)
     assert order == ["paper", "other", "b"]
-    assert page.of("h2") == ["Another paper", "B", "Runs"], "the title of the first card is a link"
-    assert page.links.count("both/index.html#b") == page.links.count("both/index.html#a") == 1
+    assert page.of("h2") == ["Another paper", "B", "Number of verdicts", "Runs"], (
+        "the title of the first card is a link"
+    )
+    assert page.links.count("both/index.html#b") == 2, "in the table and on the card"
+    assert page.links.count("both/index.html#a") == 1
     assert text_of(page).count("Both Small. claims 1 supported Paper's claim supported x (") == 2
 
 
@@ -1002,24 +1045,38 @@ def test_the_front_page_sums_up_all_papers() -> None:
     )
 
 
-def test_pages_lead_to_the_documentation_of_their_project(tmp_path: Path) -> None:
-    """A copied folder of results has no such file."""
-    folder = tmp_path / "results" / "toy" / "paper"
-    folder.mkdir(parents=True)
-    page = "<p>See docs/protocol.md and docs/protocol.md#limits and docs/other.md.</p>"
-    assert with_links(page, folder) == page
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "protocol.md").touch()
-    found = Page(with_links(page, folder))
-    assert (
-        found.links == ["../../../docs/protocol.md", "../../../docs/protocol.md#limits"]
-        and text_of(found) == "See docs/protocol.md and docs/protocol.md#limits and docs/other.md."
-    )
+def test_pages_lead_to_the_documentation_of_their_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copied folder of results has no such files."""
+    note = "See docs/records.md#changed-code, docs/papers/toy.md, docs/no.md and tests/test_toy.py::test_it."
+    monkeypatch.setitem(SUMMARY, "note", note)
+    linked = ["docs/records.md#changed-code", "docs/papers/toy.md", "tests/test_toy.py"]
+    changed = {Toy.run("MOON", "BP", 1): {"commit": "b" * 40}}
+    toy = Toy(tmp_path, provenance=changed).write()
+    pages = {
+        "index.html": "../../",
+        "runs.html": "../../",
+        "paper/index.html": "../../../",
+        "paper/table1.html": "../../../",
+    }
+    assert not any("docs/" in link for page in pages for link in read(toy, page).links)
+    for name in (*linked, "docs/protocol.md"):
+        file = tmp_path / name.partition("#")[0]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    toy.write_pages()
+    for name, up in pages.items():
+        page = read(toy, name)
+        named = {one for one in linked if one in page.text}
+        assert named and named <= {link.removeprefix(up) for link in page.links}, name
+        bare = re.sub(r"<a [^>]*>[^<]*</a>", "", page.text)
+        assert re.findall(r"(?:docs|tests)/[\w/.-]+", bare) == ["docs/no.md"] * ("index" in name), name
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
-    assert "different scales" not in text_of(front(toy)) and "on toy data" in text_of(front(toy))
-    assert "states its own scale" in text_of(front(toy, title="")), "as there is none for all"
+    assert "on toy data. Each card" in text_of(front(toy))
+    assert "on toy data" not in text_of(front(toy, title=""))
     front(toy)
 
 

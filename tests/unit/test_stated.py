@@ -438,7 +438,17 @@ def test_conclusions_of_the_front_page_agree_with_the_verdicts(key: str) -> None
     rows = [row for row in read(f"{paper}/claims.csv") if row["where"].startswith(cited)]
     for part, verdict in CONCLUSIONS[key].items():
         assert {row["verdict"] for row in rows if part in row["claim"]} == {verdict}, part
-    assert shipped("published").scale.conclusions.keys() == CONCLUSIONS.keys()
+    assert shipped("published").scale.conclusions.keys() == CONCLUSIONS.keys() | {"fair"}
+
+
+def test_the_conclusion_on_the_fair_table_agrees_with_its_verdicts() -> None:
+    decided = {
+        (row["panel"], row["row"], row["gain_verdict"])
+        for file in ("accuracy", "further_seeds")
+        for row in read(f"fair/{file}.csv")
+        if row["column"] != "default" and row["gain_verdict"] in ("better", "worse")
+    }
+    assert decided == {("Dirichlet 0.1", "FedDyn", "better"), ("Dirichlet 0.1", "FedAvg + FLFA", "worse")}
 
 
 def test_the_confirmatory_table_of_ecgr_is_published() -> None:

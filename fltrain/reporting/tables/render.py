@@ -18,7 +18,6 @@ from fltrain.reporting.text import number_text
 from fltrain.reporting.verdict import EXPECTED, expected_counts, repeated, without_interval
 from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import Margin, measure
-from fltrain.runs.today import OTHER_CODE
 
 DOUBTFUL = "Doubtful as published"
 DROPPED = "†"
@@ -343,11 +342,6 @@ class Notes:
         return cls(marks, first, [text for text in texts if text], tuple(remarks))
 
     @property
-    def warnings(self) -> list[str]:
-        """Remarks above the table of a page: all but those on code, because revisions declare it as equal."""
-        return [text for text in self.remarks if not text.startswith(OTHER_CODE)]
-
-    @property
     def numbered(self) -> list[str]:
         """The notes on some published values, each after its mark."""
         return [f"[{mark}] {note.removesuffix('.')}." for note, mark in self.marks.items()]
@@ -376,10 +370,9 @@ def bases_of(table: Table) -> list[str]:
 
 
 def gain_heading(table: Table, cell: TableCell) -> str:
-    """Return the heading of a cell's gain. It names a base that stands in another column or panel."""
+    """Return the heading of a cell's gain. It names a base that stands in one column or panel."""
     measured = next(one for one in table.measures if one.heading == cell.label)
-    place = {table.columns: cell.column, table.panels: cell.panel}
-    elsewhere = any(place.get(axis, label) != label for axis, label in measured.gain_over.items())
+    elsewhere = {table.columns, table.panels} & measured.gain_over.keys()
     return f"gain over {_base(measured)}" if elsewhere else "gain"
 
 

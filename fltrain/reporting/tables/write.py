@@ -11,7 +11,7 @@ from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.experiments.published import Published
 from fltrain.reporting.frame import Runs, targets_text
-from fltrain.reporting.pages import LATEX, PAGES, TEMPLATES, with_links
+from fltrain.reporting.pages import LATEX, TEMPLATES, render
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.html import facts, sections
 from fltrain.reporting.tables.render import LONG_FORM, Grid, Notes, gain_heading
@@ -62,7 +62,9 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
     def html() -> str:
         grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
         folder = outputs["html"].parent
-        text = PAGES.get_template("table.html").render(
+        return render(
+            "table.html",
+            folder,
             **common,
             name=Path(sheet.id).name,
             grid=grid,
@@ -70,7 +72,6 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
             sections=sections(sheet, shown, runs, folder),
             facts=lambda cell: facts(cell, sheet.reduced, gain_heading(layout_of(sheet), cell)),
         )
-        return with_links(text, folder)
 
-    render: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
-    return {form: render[form]() if form in render else to_csv(shown) for form in outputs}
+    makers: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
+    return {form: makers[form]() if form in makers else to_csv(shown) for form in outputs}
