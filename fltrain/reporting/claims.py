@@ -84,8 +84,9 @@ class Finding:
         number: main number (of each part) with its unit, its interval, and the difference behind it, then the
             stated number.
         region: where the test looks for the number, for example ``above 0.5``.
-        reason: the number of diverged runs, and the reason for *undecided*, if the interval does not show it,
-            for example the place with the weakest evidence, if all places have to support the claim.
+        deciding: the place with the weakest evidence and its number, if all places have to support the claim
+            and this one does not.
+        reason: the number of diverged runs, and the reason for *undecided*, if the interval does not show it.
 
     Semicolons separate the lines of numbers and reasons.
     """
@@ -99,6 +100,7 @@ class Finding:
     p_contradicted: float | None = None
     number: str = ""
     region: str = ""
+    deciding: str = ""
     reason: str = ""
 
     @property
@@ -190,8 +192,8 @@ class Judge:
         found = self._of_item(sheet, test, statement)
         if not self.reduced or found.verdict == "not run":
             return found
-        nothing: dict[str, Any] = {"decision": "", "region": "", "reason": "", "p": None}
-        return replace(found, verdict="reduced scale", p_contradicted=None, **nothing)
+        found = replace(found, decision="", region="", deciding="", reason="")
+        return replace(found, verdict="reduced scale", p=None, p_contradicted=None)
 
     def _of_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
         """Return the finding of a test on the runs of its item.
@@ -230,7 +232,8 @@ class Judge:
         why = f"the runs are restricted to {missed}" if missed else ""
         why = why or f"there is no number at {', '.join(empty)}"
         decision, reason = f"{found.decision}. Undecided, because {why}", f"undecided, because {why}"
-        return replace(found, verdict="undecided", decision=decision, reason=reason, p_contradicted=None)
+        found = replace(found, decision=decision, deciding="", reason=reason)
+        return replace(found, verdict="undecided", p_contradicted=None)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
@@ -275,8 +278,8 @@ MISSES: dict[str, str] = {"undecided": "not clearly", "contradicted": "not"}
 def _numbers(parts: Sequence[Finding]) -> str:
     """Return lines of the main numbers, each with the regions in which tests look for it, and with reasons.
 
-    If the verdicts of the parts differ, the number names the regions that it misses. A side of zero alone
-    has the verdict instead.
+    Cases that leave the claim undecided come first. If the verdicts of the parts differ, the number names the
+    regions that it misses. A side of zero alone has the verdict instead.
     """
     differ = len({part.verdict for part in parts} - {"reduced scale"}) > 1
     texts: list[str] = []
@@ -291,7 +294,10 @@ def _numbers(parts: Sequence[Finding]) -> str:
             own += "".join(f", {MISSES[part.verdict]} {part.region}" for part in missed)
             regions = " and ".join(part.region for part in same if part.region)
             needed = "the claim needs a value " + re.sub("^above (.+) and below ", r"from \1 to ", regions)
-        texts += filter(None, [own, stated, needed, *dict.fromkeys(part.reason for part in same)])
+        deciding, reasons = (
+            dict.fromkeys(getattr(part, key) for part in same) for key in ("deciding", "reason")
+        )
+        texts += filter(None, [*deciding, own, stated, needed, *reasons])
     for verdict in ("not judged", "not run"):
         open_parts = sum(part.verdict == verdict and not part.number for part in parts)
         verb = "is" if open_parts == 1 else "are"
@@ -414,32 +420,68 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 
 
-def _difference(sheet: ItemJob, test: Quantity) -> tuple[str, str]:
-    """Return the labels that both sides of a difference share, and the difference.
+def _difference(sheet: ItemJob, test: Quantity, place: str) -> tuple[str, str, str]:
+    """Return the labels that both sides of a difference share, its first and its second side.
 
-    For example, ``IID`` and ``B = 10 minus B = inf``, or an empty text and ``the gain with ECGR``.
+    For example, ``IID``, ``B = 10`` and ``B = inf``. A gain with a plug-in has only a first side: ``the gain
+    with ECGR``. Several other sides are ``the others``, or the one at a place.
     """
-    rounds = "rounds {:.0%} to {:.0%} minus {:.0%} to {:.0%}"
-    of_rounds = rounds.format(*test.rounds, *test.minus_rounds) if test.minus_rounds else ""
-    last = test.minus or test.over
-    if not last:
-        return "", of_rounds
-    sides = [labels_text(_rest(sheet, test, last)) or "the others", labels_text(last)]
-    if test.reverse:
-        sides.reverse()
-    first, second = (side.split(", ") for side in sides)
-    common = [label for label in first if label in second]
-    sides = [", ".join(label for label in side if label not in common) for side in (first, second)]
-    difference = " minus ".join(sides)
-    if test.over and test.minus:
-        plugin = _added(labels_text(_rest(sheet, test, test.over)))
-        gain = f"gain with {plugin}" if plugin else f"gain over {labels_text(test.over)}"
-        difference = f"the {gain} at {sides[0]} minus that at {sides[1]}"
-    elif plugin := _added(sides[0]):
-        difference = f"the gain with {plugin}"
-    elif plugin := _added(sides[1]):
-        difference = f"runs without {plugin} minus runs with it"
-    return ", ".join(common), ", ".join(filter(None, [difference, of_rounds]))
+    common: list[str] = []
+    first = second = ""
+    if last := test.minus or test.over:
+        rivals = [named(axis, label) for axis in last for label in sheet.axes[axis]]
+        sides = [labels_text(_rest(sheet, test, last)) or (place if place in rivals else "the others")]
+        sides.append(
+            ", ".join(
+                "the mean of " * (len(names) > 1) + " and ".join(named(axis, label) for label in names)
+                for axis, names in last.items()
+            )
+        )
+        if test.reverse:
+            sides.reverse()
+        labels = [side.split(", ") for side in sides]
+        common = [label for label in labels[0] if label in labels[1]]
+        first, second = (", ".join(label for label in side if label not in common) for side in labels)
+        if test.over and test.minus:
+            plugin = _added(labels_text(_rest(sheet, test, test.over)))
+            gain = f"gain with {plugin}" if plugin else f"gain over {labels_text(test.over)}"
+            first, second = f"the {gain} at {first}", f"that at {second}"
+        elif plugin := _added(first):
+            first, second = f"the gain with {plugin}", ""
+        elif plugin := _added(second):
+            first, second = f"training without {plugin}", "training with it"
+    if test.minus_rounds:
+        whole = f"the difference of {first} from {second}" if second else first or "our number"
+        later, earlier = (
+            "rounds {:.0%} to {:.0%}".format(*share) for share in (test.rounds, test.minus_rounds)
+        )
+        first, second = f"{whole} over {later}", f"that over {earlier}"
+    return ", ".join(common), first, second
+
+
+def _sentence(
+    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, sides: tuple[str, str]
+) -> str:
+    """Return a number in a sentence, for example ``A is 1.5 points below B [-2.2, -0.7]``.
+
+    The interval is that of the first side minus the second one.
+    """
+    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in sides)
+    if not second:
+        number = _number(sheet, test, value, interval)
+        return f"{first} is {number}" if first else number
+    value, interval = _scaled(test, value, interval)
+    decimals, unit = shared_decimals(value, interval), _unit(sheet, test)
+    _, bracket, ends = number_text(value, decimals, "+", interval=interval).partition(" [")
+    size, larger, after = number_text(abs(value), decimals), round(value, decimals) >= 0, bracket + ends
+    if test.measure and measure(test.measure).unit == "rounds" and not (test.over and test.minus):
+        unit, plural = " %" * test.relative, "s" * (size != "1" or test.relative)
+        side = f"{'more' if larger else 'fewer'} round{plural} than"
+        return f"{first} needs {size}{unit} {side} {second}{after}"
+    side = "above" if larger else "below"
+    if unit.startswith(" times"):
+        return f"{first} is {side} {second} by {size}{unit}{after}"
+    return f"{first} is {size}{unit} {side} {second}{after}"
 
 
 def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
@@ -515,21 +557,31 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
-    p, reasons, largest = tried[weakest].p_inside, lost, ""
+    p, reasons, largest, deciding = tried[weakest].p_inside, lost, "", ""
     if len(tried) > 1:
         number = _number(sheet, test, means[weakest], tried[weakest].interval)
         claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
         note = f" ({weakest}: {number})"
-        unclear = sum(one.p_inside >= LEVEL for one in tried.values())
-        some = f"{unclear} of {len(tried)} cases do not support the claim, for example “{weakest}”"
-        some = some if unclear > 1 else f"“{weakest}” does not support the claim"
-        reasons = [f"{some}: {number}" if unclear else f"it is {within} in each case", *lost]
+        if unclear := sum(one.p_inside >= LEVEL for one in tried.values()):
+            alone = _shown(sheet, test, numbers, weakest, tried[weakest], stated, counted=False)
+            verb, example = ("do", "for example, ") if unclear > 1 else ("does", "")
+            text = example + re.sub("^for ", "with ", alone.number)
+            deciding = f"{unclear} of {len(tried)} cases {verb} not support the claim: {text}"
+        else:
+            reasons = [f"the {_noun(sheet, test)} is {within} in each case", *lost]
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = sum(p < LEVEL for p in outside.values())
     reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
     decision, reason = f"Test: {claimed}, {largest}one-sided {p_text(p)}{note}", "; ".join(reasons)
-    return replace(shown, verdict=verdict, decision=decision, reason=reason, p=p, p_contradicted=least)
+    shown = replace(shown, deciding=deciding, reason=reason, p=p, p_contradicted=least)
+    return replace(shown, verdict=verdict, decision=decision)
+
+
+def _noun(sheet: ItemJob, test: Quantity) -> str:
+    """Return what the number of a test is: a gain with a plug-in, a difference or a number."""
+    _, first, second = _difference(sheet, test, THE_AVERAGE)
+    return "difference" if second else "gain" if first.startswith("the gain") else "number"
 
 
 def _shown(
@@ -539,8 +591,12 @@ def _shown(
     place: str,
     found: Contrast | None,
     stated: float | None,
+    counted: bool = True,
 ) -> Finding:
-    """Return the finding before any test: the number of a place, beside a stated one, and lost runs."""
+    """Return the finding before any test: the number of a place, beside a stated one, and lost runs.
+
+    Texts state that the place is one of several if it is ``counted``.
+    """
     means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
         return Finding("undecided", ", ".join(["No seed has a number in all cases", *numbers.lost]))
@@ -548,21 +604,26 @@ def _shown(
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
     averaged = several and place == THE_AVERAGE
-    common, difference = _difference(sheet, test)
-    scopes = [f"on average over {len(means)} cases"] * averaged
-    if place != THE_AVERAGE:
-        which = "one" if test.judge == "every" else f"the {test.judge}"
-        scopes.append(f"for {place}" + f" ({which} of {len(means)} cases)" * several)
+    common, first, second = _difference(sheet, test, place)
+    scopes = [f"for {common}"] * bool(common)
+    if averaged:
+        scopes.append(f"on average over {len(means)} cases")
+    elif several:
+        which = f"{'one' if test.judge == 'every' else f'the {test.judge}'} of {len(means)} cases"
+        if place in (first, second):
+            scopes += [f"in {which}"] * counted
+        else:
+            scopes = [f"for {', '.join(filter(None, [common, place]))}" + f" ({which})" * counted]
     if len(parts := test.part or ()) > 1:
         those = f"{', '.join(parts[:-1])} and {parts[-1]}"
-        difference = f"summed over {those}, {difference}" if difference else f"the sum of {those}"
-    number = _number(sheet, test, mean, interval)
-    if difference or scopes:
-        number = f"{', '.join([*scopes, difference or 'our number'])} is {number}"
-    number = ": ".join(filter(None, [common, number]))
+        scopes += [f"summed over {those}"] * bool(first)
+        first = first or f"the sum of {those}"
+    sides = (first or "our number" * bool(scopes), second)
+    number = ", ".join([*scopes, _sentence(sheet, test, mean, interval, sides)])
     sentences = [f"{capital(number)}, over {count(len(ours.values), 'seed')}"]
     if found and found.tries > 1:
-        sentences.append(f"The interval is corrected for {found.tries} cases")
+        chosen = f"the {test.judge} of {found.tries} cases"
+        sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if stated is not None:
         number += f"; the paper states {_scale(test) * stated:g}"
         sentences.append(f"The paper states {_scale(test) * stated:g}")
@@ -572,7 +633,8 @@ def _shown(
         low, high = (f"{number_text(scale * means[end], decimals, _sign(test))} ({end})" for end in ends)
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
-        side = f"It is {test.kind} in {agreeing} of {len(means)} cases" if sign else "It ranges"
+        side = f"is {test.kind} in {agreeing} of {len(means)} cases" if sign else "ranges"
+        side = f"The {_noun(sheet, test)} {side}"
         sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
     return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
@@ -644,7 +706,8 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'case')} without any run"] if empty else []
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
-    limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}"
+    unit = f" {measure(test.measure).unit}".rstrip() if test.measure else ""
+    limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}{unit}"
     reason = ", ".join(parts[2:]) if len(shares) > 1 or lost else ""
     return Finding(verdict, ", ".join(parts), limit, number=number, reason=reason)
 

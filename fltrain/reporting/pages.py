@@ -32,13 +32,15 @@ def tone(verdict: str) -> str:
 
 TERMS = {
     r"\bcases?\b": "Case: a setting or method that a claim names.",
-    r"(?<![\w.])[-+][\d.]+(?=\s\[[^]]*\](?! points))": "Numbers without a unit are distances or ratios.",
+    r"(?<![\w.])(?:[-+][\d.]+(?=\s\[[^]]*\](?! points))|[\d.]+(?=\s(?:above|below)\s))": (
+        "Numbers without a unit are distances or ratios."
+    ),
 }
 """Meanings of words in numbers of claims, by pattern."""
 
 
 def in_lines(numbers: str) -> Markup:
-    """Return numbers of a claim with each part on its own line, and each number next to its interval.
+    """Return numbers of a claim with each part on its own line; none breaks in a number or an interval.
 
     The numbers that a paper states and a claim needs get the unit of ours. The pointer shows the meanings
     of ``TERMS``.
@@ -48,13 +50,18 @@ def in_lines(numbers: str) -> Markup:
     def whole(found: re.Match[str]) -> str:
         nonlocal unit
         if not found["theirs"]:
-            unit = found["unit"] or ""
-            return found[0].replace(" ", "\u00a0")
+            if found["ours"]:
+                unit = found["unit"] or (found["rounds"] and " rounds") or ""
+            return (found["ours"] or found[0]).replace(" ", "\u00a0") + (found["side"] or "")
         # A margin around a percentage is in points.
         return found["theirs"] + (unit.replace("%", "points") + " of it" if found["around"] else unit)
 
     theirs = r"(?P<theirs>(?:states|within|above|below|from \S+ to) -?[\d.]*\d)(?P<around> of it)?"
-    kept = re.sub(rf"{theirs}|[-+]?\d\S*(?P<unit> \S+)? \[[^]]*\]", whole, numbers)
+    start = r"(?:[-+]|^|(?<=is )|(?<=needs )|(?<=[:;] ))"
+    number = rf"{start}\d\S*(?P<unit> (?!above|below|more|fewer)\S+)?"
+    end = r" \[[^]]*\]|(?P<rounds> (?:more|fewer) rounds?)|(?= (?:above|below) )"
+    ours = rf"(?P<ours>{number}(?:{end}))(?P<side> (?:above|below) )?"
+    kept = re.sub(rf"{theirs}|{ours}|\[[^]]*\]", whole, numbers)
     text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
     for word, meaning in TERMS.items():
         text = re.sub(word, rf'<abbr title="{meaning}">\g<0></abbr>', text)

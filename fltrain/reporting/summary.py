@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -156,8 +157,8 @@ def true_values(cells: Iterable[TableCell]) -> str:
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
     values = count(len({cell.published for cell in true}), "different value")
-    power = f"at our spreads and numbers of seeds, we expect about {expected:.1f} cells to be reproduced"
-    return f"{count(len(true), 'cell')} with a true published value ({values}); {power}"
+    power = f"at our spreads and numbers of seeds, we expect about {expected:.1f} of them to be reproduced"
+    return f"{count(len(true), 'cell')} with a true value ({values}); {power}"
 
 
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:
@@ -213,9 +214,10 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
     for verdict in (*JUDGED, "reduced scale"):
         if same := [row for row in firm if row["verdict"] == verdict]:
             first, *others = same
+            subject = "".join(re.findall(r"^.* (?:is|needs) ", first["number"].partition("; ")[0]))
             also = ", ".join(
                 f"{', '.join(labels[row['where'], row['claim']])}: "
-                + row["number"].partition("; ")[0].rpartition(" is ")[2]
+                + row["number"].partition("; ")[0].removeprefix(subject)
                 for row in others
                 if pattern(row) == pattern(first)
             )

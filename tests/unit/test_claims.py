@@ -117,10 +117,11 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert below.number.startswith("on average over 2 cases, none minus x is -1.35 points [")
-    assert above.number.startswith("on average over 2 cases, x minus none is +1.35 points [")
-    assert below.number.endswith("]; it is below 0 in each case") and "(b: +0.60 points [" in above.evidence
-    assert "It is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
+    assert below.number.startswith("on average over 2 cases, none is 1.35 points below x [-1.")
+    assert above.number.startswith("on average over 2 cases, x is 1.35 points above none [+1.")
+    assert below.number.endswith("]; the difference is below 0 in each case")
+    assert "(b: +0.60 points [" in above.evidence
+    assert "The difference is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
 def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
@@ -137,23 +138,55 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
 
 
-def test_the_number_names_the_weakest_of_several_places_that_leaves_a_claim_undecided(runs: Runs) -> None:
+def test_the_number_begins_with_the_case_that_leaves_a_claim_undecided(runs: Runs) -> None:
     """All of them decide, so the mean alone could seem to decide an undecided claim."""
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
     for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
         found = runs.judged({**EVERY, "at": {"method": [*places]}})
-        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.partition(" is ")[2]
+        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number
         assert found.verdict == verdict
-        assert found.number.startswith(f"on average over {len(places)} cases, x minus none is +1.")
-        reason = f"“{weakest}” does not support the claim: {alone}"
-        reason = reason if verdict == "undecided" else "it is above 0 in each case"
-        assert found.number.partition("]")[2] == f"; {reason}"
+        first, *_, last = found.number.split("; ")
+        average = f"on average over {len(places)} cases, x is 1."
+        if verdict == "undecided":
+            assert first == f"1 of 3 cases does not support the claim: with {weakest}, {alone}"
+            assert last.startswith(average) and " points above none [" in last
+        else:
+            assert first.startswith(average) and last == "the difference is above 0 in each case"
         assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
-        assert found.evidence.endswith(f" ({weakest}: {alone}).")
-    assert "undecided" not in runs.judged(EVERY, reduced=True).number + runs.judged(POSITIVE).number
-    number = runs.judged({**EVERY, "by": 1.0}).number
-    assert "; 2 of 3 cases do not support the claim, for example “b”: +0.2 points [" in number
+        assert re.search(rf" \({weakest}: [+][\d.]+ points \[[^]]*\]\)[.]$", found.evidence)
+    reduced = runs.judged(EVERY, reduced=True).number
+    assert "undecided" not in reduced + runs.judged(POSITIVE).number and "support" not in reduced
+    first, average, needed = runs.judged({**EVERY, "by": 1.0}).number.split("; ")
+    assert first.startswith(
+        "2 of 3 cases do not support the claim: for example, with b, x is 0.2 points above"
+    )
+    assert average.startswith("on average over 3 cases, x is 1.1") and needed.endswith(
+        "needs a value above 1"
+    )
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
+    restricted = runs.judged(EVERY, restricted=["3 seeds"]).number
+    assert restricted.startswith("on average") and "restricted to 3 seeds" in restricted
+
+
+def test_a_label_that_lacks_a_part_is_a_variant(runs: Runs) -> None:
+    for name, value in (("whole", 52), ("without memory", 50)):
+        runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
+    number = runs.judged({**POSITIVE, "over": {"plugin": "without memory"}}).number
+    assert number.startswith("whole is 2.000 points above the variant without memory [")
+
+
+def test_a_deciding_case_among_several_others_is_a_side_of_the_difference(runs: Runs) -> None:
+    """The paper's method x is better than y, but not clearly better than z."""
+    for plugin, gains in {"x": (2.0, 2.1, 2.2), "y": (0.0, 0.1, 0.3), "z": (3.0, 0.5, 2.8)}.items():
+        runs.add({"method": "a", "plugin": plugin}, *[50 + seed + gain for seed, gain in enumerate(gains)])
+    test = {"kind": "positive", **SIDES, "over": {"plugin": "x"}, "reverse": True, "judge": "every"}
+    one = runs.judged(test)
+    first, average = one.number.split("; ")
+    assert first.startswith("1 of 2 cases does not support the claim: x is 0.0 points above z [-")
+    assert average.startswith("on average over 2 cases, x is 1.0 points above the others [")
+    against = runs.judged({**test, "kind": "negative"})
+    assert against.verdict == "contradicted"
+    assert against.number.startswith("in one of 2 cases, x is 1.967 points above y [+")
 
 
 def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
@@ -175,7 +208,7 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     assert averaged.endswith("; no test, because an average needs a number in every case")
     runs.pairs({"b": (1.0,)})
     untestable = runs.judged({**POSITIVE, "at": {"method": "b"}}).number
-    assert untestable == "x minus none is +1.00 points; no test, because it needs three seeds that differ"
+    assert untestable == "x is 1.00 points above none; no test, because it needs three seeds that differ"
 
 
 def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
@@ -194,10 +227,7 @@ def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs)
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
     found = runs.judged(EVERY)
-    assert (
-        "; “method 5” does not support the claim: +0.2 " in found.number
-        and "to +2.1 (method 3)." in found.evidence
-    )
+    assert ": with method 5, x is 0.2 " in found.number and "to +2.1 (method 3)." in found.evidence
 
 
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
@@ -212,8 +242,16 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
     assert number.startswith("the gain with FLFA is +")
-    number = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}}).number
-    assert number.startswith("runs without FLFA minus runs with it is -")
+    found = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}})
+    assert found.number.startswith("training without FLFA is 2.000 points below training with it [-")
+    for name, value in (("BP", 50), ("+ FLFA", 51)):
+        runs.add({"method": "b", "plugin": name}, *[value + seed for seed in range(3)])
+    gain = {**POSITIVE, "over": {"plugin": "BP"}}
+    change = {**gain, "at": {"method": "b"}, "minus": {"method": "a"}}
+    number = runs.judged(change).number
+    assert number.startswith("the gain with FLFA at b is 1.000 points below that at a [-")
+    evidence = runs.judged({**gain, "judge": "every"}).evidence
+    assert "The gain is positive in 2 of 2 cases, from +1" in evidence
 
 
 EVERY: Yaml = {**POSITIVE, "judge": "every"}
@@ -243,7 +281,7 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ({"a": NOISE}, ALIKE, "undecided", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
         (SINGLE, POSITIVE, "undecided", "it needs three seeds"),
-        (SINGLE, EVERY, "undecided", "It is positive in 8 of 8 cases"),
+        (SINGLE, EVERY, "undecided", "The difference is positive in 8 of 8 cases"),
         # The average over all cases is unknown for any numbers of the others.
         (LACKING, POSITIVE, "undecided", NO_NUMBER),
         (LACKING, NEGATIVE, "undecided", NO_NUMBER),
@@ -282,8 +320,8 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert found.evidence == (
-        "On average over 2 cases, x minus none is +1.0 points [-0.7, +2.7], over 3 seeds. It is positive in "
-        "1 of 2 cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
+        "On average over 2 cases, x is 1.0 points above none [-0.7, +2.7], over 3 seeds. The difference is "
+        "positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
     )
 
 
@@ -305,7 +343,7 @@ def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, te
     assert found.verdict == "contradicted" and "for a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
     assert found.number.startswith(f"for a (one of 3 cases), {alone.number.partition('; ')[0]}")
-    assert found.evidence.startswith("On average over 3 cases, x minus none is +0.")
+    assert found.evidence.startswith("On average over 3 cases, x is 0.16 points above none [")
 
 
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
@@ -346,7 +384,8 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert "It is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
+    assert found.number.startswith("on average over 2 cases, a is 8.50 points above the mean of b and c [")
+    assert "The difference is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -372,9 +411,9 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).evidence.startswith("X minus none is +23 points [-2, +49], over")
+    assert runs.judged(ABOVE).evidence.startswith("X is 23 points above none [-2, +49], over")
     assert runs.judged(ABOVE, measures=[measured]).evidence.startswith(
-        "X minus none is +0.45 times the value of none ["
+        "X is above none by 0.45 times the value of none [-"
     )
 
 
@@ -385,7 +424,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith("X minus none is +25.00 % [+24.83, +25.17], over 3 seeds.")
+    assert found.evidence.startswith("X is 25.00 % above none [+24.83, +25.17], over 3 seeds.")
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -587,10 +626,11 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert (
-        two.number.startswith("for a (the largest of 2 cases), x minus none is ")
+        two.number.startswith("for a (the largest of 2 cases), x is 4.5 points above none [")
         and "largest" not in alone.number
     )
-    assert "interval is corrected for 2 cases." in two.evidence and "corrected" not in alone.evidence
+    chosen = "The interval is wider, because we chose the largest of 2 cases (Bonferroni's correction)."
+    assert chosen in two.evidence and "chose" not in alone.evidence
     assert "(with Bonferroni's correction for 2 cases)" in two.evidence and "Bonferroni" not in alone.evidence
 
 
@@ -677,7 +717,9 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
-    assert f"Rounds {rounds[0]:.0%} to {rounds[1]:.0%} minus 0% to 20% is " in change.evidence
+    size, side = abs(mean - 1.5), "above" if mean > 1.5 else "below"
+    words = f"our number over rounds {rounds[0]:.0%} to {rounds[1]:.0%} is {size:.2f}"
+    assert change.number.startswith(words) and f" {side} that over rounds 0% to 20%" in change.number
 
 
 PARTS_OF_RUNS = {
@@ -695,7 +737,7 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
     found = runs.judged(alike)
     assert found.verdict == verdict
-    assert re.search(r" is [+]0[.]\d+ points \[-", found.evidence), "as tables of accuracies"
+    assert "X is 0.0 points above none [-1." in found.evidence, "as tables of accuracies"
     assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
 
 
@@ -761,6 +803,13 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
     assert [late.format("1 value") in one.evidence for one in found] == [False, False, True]
     over = runs.judged({**rounds, "over": {"method": "fast"}}, sheet=sheet)
     assert late.format("2 values") in over.evidence
+    sides = {**rounds, "over": {"method": "fast"}, "at": {"method": "slow"}}
+    for changes, words in (
+        ({}, "slow needs 2.00 more rounds than fast"),
+        ({"relative": True}, "slow needs 200 % more rounds than fast"),
+        ({"over": sides["at"], "at": sides["over"]}, "fast needs 2.00 fewer rounds than slow"),
+    ):
+        assert runs.judged({**sides, **changes}, sheet=sheet).number.startswith(f"{words}; no test")
     with pytest.raises(FltrainError, match="no target"):
         runs.judged(rounds)
 
@@ -811,7 +860,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | X minus none is +2.10 points [+1.93, +2.27], "
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | X is 2.10 points above none [+1.93, +2.27], "
         f"over 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
@@ -821,7 +870,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    number = "x minus none is +2.10 points [+1.93, +2.27]"
+    number = "x is 2.10 points above none [+1.93, +2.27]"
     assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", number)]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 

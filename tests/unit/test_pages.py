@@ -494,15 +494,15 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     shown = in_lines(
-        "on average over 2 cases, C = 0.1 minus <b> is -5 % [-6, -4]; “C = 0” does not: -9 % [-11, -6]"
+        "on average over 2 cases, <b> needs 5 % fewer rounds than C = 0 [-6, -4]; A is 9 % above B [+6, +11]"
     )
     words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
     assert words == [("Case", "cases")]
     first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
-    assert (
-        first == "on average over 2 cases, C\u00a0=\u00a00.1 minus &lt;b&gt; is -5\u00a0%\u00a0[-6,\u00a0-4]"
-    )
-    assert second == "“C\u00a0=\u00a00” does not: -9\u00a0%\u00a0[-11,\u00a0-6]"
+    needs = "&lt;b&gt; needs 5\u00a0%\u00a0fewer\u00a0rounds than C\u00a0=\u00a00 [-6,\u00a0-4]"
+    assert first == f"on average over 2 cases, {needs}"
+    assert second == "A is 9\u00a0% above B [+6,\u00a0+11]"
+    assert in_lines("the gain is +9 % [+6, +11]") == "the gain is +9\u00a0%\u00a0[+6,\u00a0+11]"
 
 
 @pytest.mark.parametrize(
@@ -510,6 +510,11 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     [
         ("a is -70.9 % [-80, -61]; the paper states -72.5; the claim needs a value within 5.5 of it",
          "the paper states -72.5 %; the claim needs a value within 5.5 points of it"),
+        ("a needs 70.9 % fewer rounds than C = 0 [-80, -61]; the paper states -72.5",
+         "than C = 0 [-80, -61]; the paper states -72.5 %"),
+        ("a needs 7 more rounds than C = 0 [+6, +8]; the paper states 8", "the paper states 8 rounds"),
+        ("a is 2.6 points below 3 classes [-4.9, -0.3]; the paper states -2",
+         "points below 3 classes [-4.9, -0.3]; the paper states -2 points"),
         ("a is +2.6 points [+0.3, +4.9], not clearly below 2.5; the claim needs a value from 0.5 to 2.5",
          ", not clearly below 2.5 points; the claim needs a value from 0.5 to 2.5 points"),
         ("a is +9 % [+1, +17]; the claim needs a value within 5", "needs a value within 5 %"),
@@ -521,10 +526,13 @@ def test_the_stated_number_and_the_range_of_a_claim_have_the_unit_of_ours(number
 
 
 def test_numbers_without_a_unit_are_explained() -> None:
-    curve, points = "a minus b: +1.10 [+0.86, +1.34]", "a minus b: +1.6 points [-0.2, +3.4]"
-    [meaning] = meanings_in(curve)
-    assert meaning == "Numbers without a unit are distances or ratios." and meanings_in(points) == []
-    assert f'<abbr title="{meaning}">+1.10</abbr>' in in_lines(curve)
+    for number, curve, points in (
+        ("+1.10", "the gain with a is +1.10 [+0.86, +1.34]", "the gain with a is +1.6 points [-0.2, +3.4]"),
+        ("1.10", "a is 1.10 above b [+0.86, +1.34]", "a 2 is 1.6 points above b 2 [-0.2, +3.4]"),
+    ):
+        [meaning] = meanings_in(curve)
+        assert meaning == "Numbers without a unit are distances or ratios." and meanings_in(points) == []
+        assert f'<abbr title="{meaning}">{number}</abbr>' in in_lines(curve)
 
 
 def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
@@ -665,8 +673,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"{len(true)} cells with a true published value (1 different value); at our spreads and numbers of "
-        f"seeds, we expect about {expected:.1f} cells to be reproduced"
+        f"{len(true)} cells with a true value (1 different value); at our spreads and numbers of "
+        f"seeds, we expect about {expected:.1f} of them to be reproduced"
     )
 
 
@@ -788,7 +796,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
 
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"x minus y is {len(text)} points; the claim needs a value above 0.5"
+        number = f"x is {len(text)} points above y; the claim needs a value above 0.5"
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False},
@@ -804,9 +812,12 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
     tested = "; the claim needs a value above 0.5"
     assert summary.findings(rows, claims) == [
-        ("supported", "MOON gains (A, sec. 1)", f"x minus y is 10 points{tested}; also FedProx: 13 points"),
-        ("contradicted", "B is best (A, fig. 2)", f"x minus y is 9 points{tested}"),
-        ("undecided", "FedDyn gains (A, sec. 1)", f"x minus y is 12 points{tested}"),
+        (
+            *("supported", "MOON gains (A, sec. 1)"),
+            f"x is 10 points above y{tested}; also FedProx: 13 points above y",
+        ),
+        ("contradicted", "B is best (A, fig. 2)", f"x is 9 points above y{tested}"),
+        ("undecided", "FedDyn gains (A, sec. 1)", f"x is 12 points above y{tested}"),
     ]
 
 

@@ -26,8 +26,11 @@ WORDS = {
 NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
 INTERVAL = rf"{NUMBER}(?: points)?\s\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]"
-CLAIMED = r"([+-][\d.]+)[^\[\d]*\[([+-][\d.]+), ([+-][\d.]+)\]"
+ENDS = r"\[([+-][\d.]+), ([+-][\d.]+)\]"
+CLAIMED = rf"([+-][\d.]+)[^\[\d]*{ENDS}"
 """A number of a claim with its interval; the evidence adds the numbers of parts, without a verdict."""
+COMPARED = rf"([\d.]+)(?: points| %)? (above|more|below|fewer) [^\[;]*{ENDS}"
+"""Such a number in a sentence, which has its sign as a word."""
 
 FORMS = (
     ("mean", "std"),
@@ -84,10 +87,17 @@ def published() -> list[tuple[Numbers, str]]:
         for row in read(f"{path.parent.name}/{path.name}"):
             verdict = row["verdict"] if path.stem == "claims" else row.get("gain_verdict", "")
             numbers = [tuple(row.get(name, "") for name in names) for names in FORMS]
-            numbers += re.findall(CLAIMED, row.get("number", ""))
+            numbers += claimed(row.get("number", ""))
             found += [(tuple(map(float, one)), verdict) for one in numbers if all(one)]
-            found += [(tuple(map(float, one)), "") for one in re.findall(CLAIMED, row.get("evidence", ""))]
+            found += [(tuple(map(float, one)), "") for one in claimed(row.get("evidence", ""))]
     return found
+
+
+def claimed(text: str) -> list[tuple[str, ...]]:
+    """Numbers of a claim with their intervals."""
+    signs = {"above": "+", "more": "+", "below": "-", "fewer": "-"}
+    compared = [(signs[side] + size, *ends) for size, side, *ends in re.findall(COMPARED, text)]
+    return [*re.findall(CLAIMED, text), *compared]
 
 
 def verdicts_on(stated: tuple[str, ...]) -> set[str]:
@@ -218,9 +228,10 @@ def test_the_replication_of_fed2_states_its_final_accuracies() -> None:
         np.array([records()[run]["summary.json"]["accuracy"]["final"] for run in rows[name]["runs"].split()])
         for name in ("Fed2", "FedAvg", "FedAvg + GroupNorm")
     )
-    over, norm = (f"{100 * (ours - base).mean():+.2f}" for base in others)
+    over, norm = (f"{100 * (ours - base).mean():.2f}" for base in others)
     text = " ".join(written("docs/replication.md").split())
-    assert f"Fed2 minus FedAvg is {over} points, and Fed2 minus FedAvg with GroupNorm {norm}." in text
+    below = f"{norm.removeprefix('-')} below FedAvg with GroupNorm."
+    assert norm.startswith("-") and f"Fed2 is {over} points above FedAvg and {below}" in text
 
 
 @cache
