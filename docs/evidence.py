@@ -227,10 +227,12 @@ class Evidence:
                 lines.append(self._line(claims[entry]))
         return lines
 
-    def replications(self, paper: str, cited: str = "") -> list[Listed]:
-        """Claims of conceptual replications, all or of a cited paper: claim, verdict, numbers, runs."""
-        rows = [row for row in self._claims(paper).values() if not cited or row.cites(cited)]
-        return [self._line(row) for row in sorted(rows, key=Row.order)]
+    def replications(self, paper: str, cited: str) -> list[Listed]:
+        """Claims of a conceptual replication on a cited paper: claim, verdict, numbers, runs."""
+        rows = [row for row in self._claims(paper).values() if row.cites(cited)]
+        places = [row.place.partition(", ")[2] for row in rows]
+        claims = [row.claim.replace(row.place, place) for row, place in zip(rows, places, strict=True)]
+        return [self._line(replace(row, claim=claim)) for row, claim in zip(rows, claims, strict=True)]
 
     def verdicts(self, paper: str) -> dict[str, str]:
         """Claim -> its verdict without marks, for the claims that runs judged."""
@@ -386,11 +388,14 @@ class Evidence:
         ]
         lines = {name: row.numbers.partition("; ") for name, row in rows.items()}
         common = dict.fromkeys(rest for *_, rest in lines.values() if rest)
+        subject, verb, _ = next(iter(lines.values()))[0].partition(" is ")
+        numbers = [f"{name} {number.removeprefix(subject + verb)}" for name, (number, *_) in lines.items()]
+        numbers[0] = f"{subject.removeprefix('the ').replace('gain', 'gains')}: {numbers[0]}"
         return replace(
             first,
             claim=f"{group.claim.format(group.several)} ({first.place})",
             verdict="; ".join(named),
-            numbers="; ".join([*(f"{name}: {number}" for name, (number, *_) in lines.items()), *common]),
+            numbers="; ".join([*numbers, *common]),
         )
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
@@ -454,6 +459,8 @@ PART = re.compile(r"(?:^| )\(\d\) (?=(?:supported|contradicted|undecided|not jud
 """Begin of a part in the evidence on a claim."""
 LEAD = re.compile(r"^(?P<number>.*?), over (?P<seeds>\d+) seeds?\. ")
 """First sentence of the evidence on a claim or a part of it: its number, as in the row."""
+BESIDE_SUBJECT = re.compile(r"on average over \d+ cases, | (?:is|needs) .*", re.IGNORECASE)
+"""Parts of such a sentence that do not tell tests apart."""
 TEST = re.compile(r"(?P<notes>.*?)Test: (?P<test>.*?), (?:largest )?one-sided p (?P<p>.*)")
 
 
@@ -470,9 +477,10 @@ def tests_of(row: Row, seeds: int) -> list[list[str]]:
         verdict, _, text = part.partition(": ") if several else ("", "", part)
         about, notes = "", []
         if lead := LEAD.match(text):
-            text, about = text[lead.end() :], lead["number"].rpartition(" is ")[0]
-            repeated = int(lead["seeds"]) == seeds and lead["number"].lower() in row.numbers.lower()
-            notes += [] if repeated else [lead[0].rstrip(". ")]
+            text, about = text[lead.end() :], capital(BESIDE_SUBJECT.sub("", lead["number"]))
+            known = int(lead["seeds"]) == seeds
+            repeated = known and lead["number"].lower() in row.numbers.lower()
+            notes += [] if repeated else [lead["number"] if known else lead[0].rstrip(". ")]
         found = TEST.match(text)
         rest, test, p = found.groups() if found else (text, "", "")
         notes += [note for text in rest.strip().split(". ") if (note := text.rstrip("."))]
@@ -480,9 +488,10 @@ def tests_of(row: Row, seeds: int) -> list[list[str]]:
         if several and not found:
             about, shown = "", [capital(f"{verdict}: {' '.join(shown)}")]
         lines.setdefault((about, "<br>".join(shown)), []).append([test, p.rstrip(".")])
+    apart = len({about for about, _ in lines if about}) > 1
     return [
         [
-            ":<br>".join(filter(None, [about * (len(lines) > 1), notes])),
+            ":<br>".join(filter(None, [about * apart, notes])),
             *("<br>".join(filter(None, texts)) for texts in zip(*tests, strict=True)),
         ]
         for (about, notes), tests in lines.items()

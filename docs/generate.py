@@ -332,8 +332,8 @@ def verdicts_on(name: str) -> str:
     for protocol, found in sources:
         for claim, verdict, numbers in (row.cells for row in found if any(row.cells[2:])):
             linked = verdict.replace(DROPPED, f"[{DROPPED}](../protocol.md#7-many-cells)")
-            rows.append([protocol, re.sub(rf"(?i)\({name}, ", "(", claim), linked, numbers])
-    return table(["protocol", "claim", "verdict", "numbers"], rows)
+            rows.append([protocol, claim, linked, numbers])
+    return table(["protocol", "claim", "[verdict](../results.md)", "numbers"], rows)
 
 
 def paper_page(name: str) -> str:
@@ -390,63 +390,55 @@ SMALL = ["no", "one", "two", "three", "four", "five", "six"]
 RESULTS = """\
 # Results
 
-This page lists the main claims of six papers and our verdicts, from the
-[published records](../published/README.md). In short:
+This page lists the main claims of six papers with our verdicts, which follow from our
+[records](../published/README.md). In short:
 
-* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: {lower} of {values} published numbers of
-  rounds are *not reproduced*, because our network needs fewer. {directions} claims on directions are
+* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our network needs fewer rounds, so {lower} of
+  {values} published numbers of rounds are *not reproduced*. {directions} claims on directions are
   *supported*, {open} on sizes are *undecided*.
-* **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: accuracy rises with {gaining}. The published size
-  of this gain is *supported* only with {sized}.
-* **[Conceptual replications](#conceptual-replications)** of {replicated} papers, on small networks: of
-  {claims} claims, {supported} are *supported*, {contradicted} *contradicted* and the others *undecided*.
-  The marks *exploratory* and † show weaker verdicts.
+* **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The
+  published size of this gain is *supported* only for {sized}.
+* **[Conceptual replications](replication.md)** of {replicated} papers: of {claims} claims, {supported} are
+  *supported*, {contradicted} *contradicted* and the others *undecided*. The marks *exploratory* and † show
+  weaker verdicts.
 * **[Fair table](#the-fair-table)**: in the main table, {better} better than tuned FedAvg.
   With [further seeds](fair-table.md#further-seeds), FedDyn is {further}.
 
-These results come from {datasets}. Images of CIFAR-10 have 16 x 16 pixels, from a JPEG copy.
+A *conceptual replication* tests the direction of a paper's claim on a small network, not its numbers
+([tables](../published/README.md#conceptual-replications)).
+
+These results come from {datasets}. Our images of CIFAR-10 come from a JPEG copy and have 16 x 16 pixels.
 [Our copy](glossary.md#papers-and-verdicts) of some papers lacks values, which we assume. All other
 experiments are declared, but not run yet.
 
 Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#papers-and-verdicts)):
 
-* **Undecided**: the evidence is too weak for either answer, or covers only part of the claim.
-* **Exploratory**: we chose the test after seeing the runs, or declared it exploratory. Others are
-  confirmatory.
+* **Undecided** (claims), **inconclusive** (values): the evidence is too weak for either answer, or covers
+  only part of the claim.
+* **Exploratory**: we chose the test after seeing the runs, or declared it exploratory.
 * **Contradicted†**: the test alone is significant, but not after the
   [correction for the number of claims](protocol.md#7-many-cells).
 * **Not reproduced (less)**: our value is smaller than the paper's.
-* **Numbers** are means, with 90 % intervals over seeds in brackets. If a claim states a number, we test a
-  range around it. Otherwise, we compare with zero.
 * A **case** is a setting or method. Most claims must hold in every case.
 
-Open *Details* below a table to see runs and one-sided tests. If a claim has several cases, you see the case
-that supports it least.
+Numbers are means over seeds, with 90 % intervals in brackets. “A is 2 points below B [-3, -1]” has the
+interval of A minus B. If a claim states a number, we test a range around it. Otherwise, we compare with zero.
+
+*Details* show runs and one-sided tests. Of several cases, they show the one that supports the claim least.
 
 {papers}
 
 ## The fair table
 
 All methods had the same number of trials to tune their settings. The table counts how many methods end
-*better* or *worse* than tuned FedAvg (final accuracy). See its [protocol](fair-table.md) and
-[tables](../published/README.md#the-fair-table).
+*better* or *worse* than tuned FedAvg in final accuracy ([protocol](fair-table.md),
+[tables](../published/README.md#the-fair-table)).
 
 {fair}
 
-## Conceptual replications
-
-Runs on small networks test the direction of a paper's claim, not its numbers ([protocol](replication.md),
-[tables](../published/README.md#conceptual-replications)).
-
-On MNIST, Fed2, FedMA and FedImpro follow one reading of their papers. The pages of
-[Fed2](papers/fed2.md#assumptions) (A-60, A-61) and [FedImpro](papers/fedimpro.md#protocol-text-and-ours) list
-other readings.
-
-{replications}
-
 ## Controls
 
-Controls test our rule, because we know which published values are true ([protocol](protocol.md#controls),
+Controls test our rule on values that we know to be true or false ([protocol](protocol.md#controls),
 [tables](../published/README.md#controls)). They have {truth}.
 
 {controls}
@@ -557,14 +549,12 @@ def evidence() -> Evidence:
     return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), declared)
 
 
-def by_paper(text: Callable[[str], str], note: Callable[[str], str] = lambda _: "") -> str:
-    """The text on each paper that has one, below a note."""
+def by_paper(text: Callable[[str], str]) -> str:
+    """The text on each paper that has one."""
     titles = {item.paper.paper: item.paper.title for item in evidence().complete}
     made = {paper: text(paper) for paper in MAIN}
     return "\n\n".join(
-        f"## [{titles[paper]}](papers/{paper}.md)\n\n{note(paper)}{found}"
-        for paper, found in made.items()
-        if found
+        f"## [{titles[paper]}](papers/{paper}.md)\n\n{found}" for paper, found in made.items() if found
     )
 
 
@@ -572,15 +562,31 @@ VERDICTS = ("tuned settings", "default settings")
 """Heads of the columns with verdicts of the fair table."""
 
 
-def listed(rows: Sequence[Listed]) -> str:
-    """A table with a line for each claim that was run or tested, and the folded details and other claims."""
-    shown, others = [row for row in rows if row.cells], [row for row in rows if not row.cells]
-    parts = [table(["claim", "verdict", "numbers"], [row.cells for row in shown])] if shown else []
-    lacking = f"{count(len(others), 'main claim')} without verdict"
+def paper_results(paper: str) -> str:
+    """The results on a paper: from its own protocol, from replications, and the claims without any."""
+    known = evidence()
+    rows = known.main(paper)
+    parts = [*notes_on(paper), *listed([row for row in rows if row.cells])]
+    for replication, dataset in REPLICATIONS.items():
+        if found := known.replications(replication, paper):
+            parts.append(f"### {NAMES[paper]} on {dataset} (conceptual replication)")
+            parts += [READINGS[paper]] if dataset == "MNIST" and paper in READINGS else []
+            parts += listed(found)
+    others = [row for row in rows if not row.cells]
     reasons = bullets(f"*{row.claim}*: {row.detail}" for row in others)
-    for summary, text in (("Details", details(shown) if shown else ""), (lacking, reasons)):
-        parts += [f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"] if text else []
+    parts += [folded(f"{count(len(others), 'main claim')} without verdict", reasons)] if others else []
     return "\n\n".join(parts)
+
+
+def listed(rows: Sequence[Listed]) -> list[str]:
+    """A table with a line for each claim that was run or tested, and its folded details."""
+    heads = ["claim", "verdict", "numbers"]
+    return [table(heads, [row.cells for row in rows]), folded("Details", details(rows))] if rows else []
+
+
+def folded(summary: str, text: str) -> str:
+    """A text that readers open."""
+    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def details(rows: Sequence[Listed]) -> str:
@@ -595,34 +601,41 @@ def details(rows: Sequence[Listed]) -> str:
         for row in group:
             claim = f"· {row.claim}" if len(group) > 1 else f"{row.claim}{f' ({row.runs})' * bool(row.runs)}"
             lines += [["" if place else claim, *test] for place, test in enumerate(row.tests)]
-    return table(["claim", "notes", "we test if the value is", "p value"], lines)
+    return table(["claim", "notes", "tested: the value is", "p value"], lines)
 
 
 SYMBOLS = {
     "fedavg": "C is the share of clients in a round (C = 0: one client), B the batch size (inf: all images "
     "of a client).",
     "ecgr": "*Beta* is the weight of exploratory gradients; 0 discards them.",
+    "fedimpro": "The *cut* divides the network. Layers above it also train on sampled features.",
+    "flfa": "*BP* is training without FLFA, *DFA* direct feedback alignment. FLFA* and FLFA† are variants.",
 }
 """Paper -> the symbols in its claims."""
 
 
-def notes_on(paper: str) -> str:
-    """Lines that link all claims of a paper that runs judged, and its conceptual replications."""
+NAMES = {
+    **{"fedavg": "FedAvg", "ecgr": "ECGR", "fed2": "Fed2"},
+    **{"fedimpro": "FedImpro", "flfa": "FLFA", "fedfcd": "FedFCD"},
+}
+"""Paper -> its method."""
+
+READINGS = {
+    "fed2": "Fed2 and FedMA follow one [reading](papers/fed2.md#assumptions) of their papers (A-60, A-61).",
+    "fedimpro": "FedImpro follows one [reading](papers/fedimpro.md#protocol-text-and-ours) of the paper.",
+}
+"""Paper -> a limit of its replication on MNIST."""
+
+
+def notes_on(paper: str) -> list[str]:
+    """A paragraph that links all claims of a paper that runs judged, and explains symbols."""
     file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
         left = evidence().left_out(paper).items()
-        more = " and ".join(f"{number} more that are *{verdict}*" for verdict, number in left)
-        notes.append(f"The list of [all claims](../published/{file}) has {more or 'no other verdicts'}.")
-    if datasets := evidence().replicated(paper):
-        link = "[Conceptual replications](#conceptual-replications)"
-        notes.append(f"{link} on {' and '.join(datasets)} test claims of this paper.")
+        more = " and ".join(f"{number} more are *{verdict}*" for verdict, number in left)
+        notes.append(f"Of [all claims](../published/{file}), {more or 'no others have a verdict'}.")
     notes += [SYMBOLS[paper]] if paper in SYMBOLS else []
-    return " ".join(notes) + "\n\n" * bool(notes)
-
-
-def replications(text: Callable[[str], str]) -> str:
-    """The text on each dataset of the conceptual replications."""
-    return "\n\n".join(f"### {dataset}\n\n{text(paper)}" for paper, dataset in REPLICATIONS.items())
+    return [" ".join(notes)] if notes else []
 
 
 def short(known: Evidence) -> dict[str, object]:
@@ -654,21 +667,19 @@ def short(known: Evidence) -> dict[str, object]:
 def results() -> str:
     """The page of results."""
     known = evidence()
-    papers = by_paper(lambda paper: listed(known.main(paper)), notes_on)
     counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
-    datasets = ", ".join(
+    datasets = [
         f"{runs} runs on {title.replace('Handwritten', 'handwritten')}"
         for title, runs in counts.most_common()
-    )
+    ]
     fair = ([part, runs, tuned, default] for part, _, runs, *_, tuned, default in known.fair() if tuned)
     controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
     return RESULTS.format(
-        papers=papers,
+        papers=by_paper(paper_results),
         **short(known),
-        datasets=datasets,
-        replications=replications(lambda paper: listed(known.replications(paper))),
+        datasets=f"{', '.join(datasets[:-1])} and {datasets[-1]}",
         fair=table(["label skew", "runs", *VERDICTS], fair),
-        truth=known.truth(),
+        truth=known.truth().replace("; at", ". At"),
         controls=table(["control", "runs", "verdicts"], controls),
     )
 
@@ -684,7 +695,10 @@ def artifact() -> str:
         papers=by_paper(lambda paper: table(heads, rows) if (rows := known.decided(paper)) else ""),
         count=len(hours),
         hours=sum(hours),
-        replications=replications(lambda paper: table(heads, known.decided(paper))),
+        replications="\n\n".join(
+            f"### {dataset}\n\n{table(heads, known.decided(paper))}"
+            for paper, dataset in REPLICATIONS.items()
+        ),
         fair=table(["label skew", *costs, *VERDICTS], known.fair()),
         controls=table(["control", *costs, "expected verdicts"], known.controls()),
     )
