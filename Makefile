@@ -128,7 +128,7 @@ tables: env ## make tables, figures, claims and report from existing records; tr
 	$(call WHERE)
 
 results: SCALE = published
-results: env ## the same from the published records, without the export to MLflow
+results: env ## the same from our records, without the export to MLflow
 	@$(BIN)/fltrain records import published/records.tar.gz
 	@$(call WORKFLOW,false) --omit-from track
 	$(call WHERE,$(BIN)/fltrain track --scale published && )
