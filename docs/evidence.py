@@ -158,10 +158,6 @@ class Row:
         """Return if the claim of a replication is one of this paper."""
         return self.place.partition(",")[0].lower() == paper
 
-    def order(self) -> int:
-        """Return the place of the paper that the claim of a replication is from, for sorting."""
-        return next((place for place, paper in enumerate(MAIN) if self.cites(paper)), 0)
-
 
 @dataclass(frozen=True)
 class Listed:
@@ -317,7 +313,7 @@ class Evidence:
                 row.margin,
                 row.verdict,
             ]
-            for row in [*self._tables(paper), *sorted(judged, key=Row.order)]
+            for row in [*self._tables(paper), *judged]
         ]
 
     def _claims(self, paper: str) -> dict[str, Row]:
