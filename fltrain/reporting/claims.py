@@ -293,7 +293,8 @@ def _numbers(parts: Sequence[Finding]) -> str:
             missed = [part for part in same if part.verdict in MISSES and differ]
             own += "".join(f", {MISSES[part.verdict]} {part.region}" for part in missed)
             regions = " and ".join(part.region for part in same if part.region)
-            needed = "the claim needs a value " + re.sub("^above (.+) and below ", r"from \1 to ", regions)
+            regions = re.sub(r"^above (\S+).* and below ", r"from \1 to ", regions)
+            needed = f"the claim needs a value {regions}"
         deciding, reasons = (
             dict.fromkeys(getattr(part, key) for part in same) for key in ("deciding", "reason")
         )
@@ -420,6 +421,18 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 
 
+def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = False) -> str:
+    """Return a stated number or a margin with the unit of our number; 0 needs none.
+
+    The margin of a percentage is in points.
+    """
+    value *= _scale(test)
+    unit = _unit(sheet, test).partition(" times ")[0] if value else ""
+    unit = " points" if margin and unit == " %" else unit
+    unit = unit.removesuffix("s") if abs(value) == 1 else unit
+    return f"{value:{'z.3g' if margin else 'zg'}}{unit}"
+
+
 def _difference(sheet: ItemJob, test: Quantity, place: str) -> tuple[str, str, str]:
     """Return the labels that both sides of a difference share, its first and its second side.
 
@@ -508,6 +521,8 @@ def labels_text(chosen: LabelChoice) -> str:
 UNTESTABLE = "no test, because it needs three seeds that differ"
 INCOMPLETE = "no test, because an average needs a number in every case"
 EXTREMES = {"largest": max, "smallest": min}
+SIDES = {"positive": "above", "negative": "below"}
+"""Kinds of tests of a direction, and the side of the margin on which the number has to be."""
 
 
 def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: ClaimNumbers) -> Finding:
@@ -528,8 +543,8 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     incomplete = numbers.empty and test.judge != "every"
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
     scale = _scale(test)
-    sides = {"positive": f"above {scale * margin:g}", "negative": f"below {-scale * margin:zg}"}
-    claimed = within = sides.get(test.kind, f"within {scale * margin:.3g}")
+    word, end = SIDES.get(test.kind, "within"), -margin if test.kind == "negative" else margin
+    claimed, within = f"{word} {scale * end:z.3g}", f"{word} {_amount(sheet, test, end, margin=True)}"
     if stated is not None:
         claimed, within = f"{claimed} of {scale * stated:g}", f"{within} of it"
     claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
@@ -541,7 +556,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     judged = [*numbers.at] if test.judge == "every" else [place]
     tried = {place: contrasts[place] for place in judged if place in contrasts}
     # The average of several places can contradict a direction, too.
-    opposed = contrasts if len(judged) > 1 and test.kind in sides else tried
+    opposed = contrasts if len(judged) > 1 and test.kind in SIDES else tried
     outside = {place: one.p_outside for place, one in opposed.items()}
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
@@ -625,7 +640,7 @@ def _shown(
         chosen = f"the {test.judge} of {found.tries} cases"
         sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if stated is not None:
-        number += f"; the paper states {_scale(test) * stated:g}"
+        number += f"; the paper states {_amount(sheet, test, stated)}"
         sentences.append(f"The paper states {_scale(test) * stated:g}")
     if averaged:
         scale, decimals = _scale(test), shared_decimals(*_scaled(test, mean, interval))
@@ -661,14 +676,15 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     interval = (stated + ends[0], stated + ends[1]) if ends else None
     number = _number(sheet, test, cell.gain or 0.0, interval)
     words = f"{number} over {count(len(cell.gains), 'seed')}. The paper states {stated:.4g}"
-    number += f"; the paper states {stated:.4g}"
+    number += f"; the paper states {_amount(sheet, test, stated)}"
     shown = Finding("undecided", words, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:
         return replace(shown, reason=UNTESTABLE)
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
-    decided, region = p if verdict == "contradicted" else None, f"within {cell.gain_margin:.3g} of it"
+    margin = _amount(sheet, test, cell.gain_margin or 0.0, margin=True)
+    decided, region = p if verdict == "contradicted" else None, f"within {margin} of it"
     return replace(shown, verdict=verdict, decision=words, region=region, p=decided, p_contradicted=p)
 
 

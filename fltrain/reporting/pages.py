@@ -42,26 +42,11 @@ TERMS = {
 def in_lines(numbers: str) -> Markup:
     """Return numbers of a claim with each part on its own line; none breaks in a number or an interval.
 
-    The numbers that a paper states and a claim needs get the unit of ours. The pointer shows the meanings
-    of ``TERMS``.
+    The pointer shows the meanings of ``TERMS``.
     """
-    unit = ""
-
-    def whole(found: re.Match[str]) -> str:
-        nonlocal unit
-        if not found["theirs"]:
-            if found["ours"]:
-                unit = found["unit"] or (found["rounds"] and " rounds") or ""
-            return (found["ours"] or found[0]).replace(" ", "\u00a0") + (found["side"] or "")
-        # A margin around a percentage is in points.
-        return found["theirs"] + (unit.replace("%", "points") + " of it" if found["around"] else unit)
-
-    theirs = r"(?P<theirs>(?:states|within|above|below|from \S+ to) -?[\d.]*\d)(?P<around> of it)?"
-    start = r"(?:[-+]|^|(?<=is )|(?<=needs )|(?<=[:;] ))"
-    number = rf"{start}\d\S*(?P<unit> (?!above|below|more|fewer)\S+)?"
-    end = r" \[[^]]*\]|(?P<rounds> (?:more|fewer) rounds?)|(?= (?:above|below) )"
-    ours = rf"(?P<ours>{number}(?:{end}))(?P<side> (?:above|below) )?"
-    kept = re.sub(rf"{theirs}|{ours}|\[[^]]*\]", whole, numbers)
+    units = "(?:% )?(?:(?:more|fewer) )?rounds?|%|points?"
+    whole = rf"\[[^]]*\]|(?<=\d) (?:{units})(?!\w)(?: (?=\[))?|(?<=\d) (?=\[)"
+    kept = re.sub(whole, lambda found: found[0].replace(" ", "\u00a0"), numbers)
     text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
     for word, meaning in TERMS.items():
         text = re.sub(word, rf'<abbr title="{meaning}">\g<0></abbr>', text)

@@ -130,10 +130,10 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
     plain = runs.judged(POSITIVE).number
     assert "tested" not in plain
-    assert runs.judged(between).number == f"{plain}; the claim needs a value from 1 to 2.5"
-    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith("; the claim needs a value within 3")
+    assert runs.judged(between).number == f"{plain}; the claim needs a value from 1 to 2.5 points"
+    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith("; the claim needs a value within 3 points")
     assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
-        "; the paper states 2; the claim needs a value within 1 of it"
+        "; the paper states 2 points; the claim needs a value within 1 point of it"
     )
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
 
@@ -161,7 +161,7 @@ def test_the_number_begins_with_the_case_that_leaves_a_claim_undecided(runs: Run
         "2 of 3 cases do not support the claim: for example, with b, x is 0.2 points above"
     )
     assert average.startswith("on average over 3 cases, x is 1.1") and needed.endswith(
-        "needs a value above 1"
+        "needs a value above 1 point"
     )
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
     restricted = runs.judged(EVERY, restricted=["3 seeds"]).number
@@ -195,11 +195,16 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
-    assert mixed.number == f"{plain}, not clearly below 2.1; the claim needs a value from 1 to 2.1"
+    assert (
+        mixed.number == f"{plain}, not clearly below 2.1 points; the claim needs a value from 1 to 2.1 points"
+    )
     part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
     assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part is not judged")
     signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
-    assert signs == f"{plain}, not clearly within 2.1; the claim needs a value above 0 and within 2.1"
+    assert (
+        signs
+        == f"{plain}, not clearly within 2.1 points; the claim needs a value above 0 and within 2.1 points"
+    )
     restricted = runs.judged(POSITIVE, restricted=["method a"]).number
     assert restricted == f"{plain}; undecided, because the runs are restricted to method a"
     runs.pairs({"c": (MISSING,) * 3})
@@ -556,8 +561,8 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    tested = f"; the claim needs a value within {cell.gain_margin:.3g} of it"
-    assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g}{tested}"
+    tested = f"; the claim needs a value within {cell.gain_margin:.3g} points of it"
+    assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g} points{tested}"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
