@@ -226,6 +226,7 @@ class Jobs:
         """Return a paper's title, scale, texts of its page, sheets of its items, and claims."""
         items = [item for item in self.plan.items if item.paper.paper == name]
         scale, declared = self.plan.scale, self.papers[name]
+        reduced = scale.reduces(declared)
         covers = {item.name: list(item.item.covers) for item in items}
         every = [place for item in declared.items.values() for place in item.covers]
         covered = {place for places in covers.values() for place in places}
@@ -233,10 +234,10 @@ class Jobs:
         return {
             "paper": name,
             "title": declared.title,
-            "note": declared.note,
+            "note": "" if reduced else declared.note,
             "kind": declared.kind,
             "scale": scale.scale,
-            "reduced": scale.reduces(declared),
+            "reduced": reduced,
             "conclusions": {
                 key.partition("/")[2]: text
                 for key, text in scale.conclusions.items()

@@ -302,7 +302,8 @@ class Paper(Settings):
         paper: its short name, which is also the name of the file.
         title: its title.
         citation: authors, venue and year.
-        note: sentences that stand next to its verdicts, for example on the scale of its runs.
+        note: sentences that stand next to its verdicts, for example on the scale of its runs. A reduced
+            scale has no verdicts, so it leaves them out.
         kind: ``paper``; ``comparison`` for runs that no single paper describes; ``control`` if the published
             values are our own. Totals leave out controls.
         assumptions: entries of ``config/register.yaml`` that concern all items.

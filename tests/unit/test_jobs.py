@@ -59,6 +59,13 @@ def test_a_paper_has_its_conclusions(tmp_path: Path) -> None:
     assert jobs(folder).paper_job("toy")["conclusions"] == {"": "Toys help."}
 
 
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_note_on_verdicts_stands_only_beside_verdicts(tmp_path: Path, reduced: bool) -> None:
+    scale = {**SCALE, "items": ["toy", "other"], "reduced": reduced}
+    folder = write_papers(tmp_path, {**TOY, "note": "Toys are small."}, OTHER, scale=scale)
+    assert jobs(folder).paper_job("toy")["note"] == ("" if reduced else "Toys are small.")
+
+
 def test_a_paper_leads_to_the_claims_of_others_on_it(tmp_path: Path) -> None:
     test = {"kind": "tested", "by": "tests/unit/test_jobs.py"}
     claims = [{"where": "Toy, table 1", "claim": "Toys help", "test": test}]
