@@ -38,6 +38,7 @@ from fltrain.experiments.claims import (
     Quantity,
     Test,
     Tested,
+    cited_paper,
     quantities,
 )
 from fltrain.experiments.layout import ItemJob, named
@@ -486,15 +487,23 @@ def _sentence(
     value, interval = _scaled(test, value, interval)
     decimals, unit = shared_decimals(value, interval), _unit(sheet, test)
     _, bracket, ends = number_text(value, decimals, "+", interval=interval).partition(" [")
-    size, larger, after = number_text(abs(value), decimals), round(value, decimals) >= 0, bracket + ends
-    if test.measure and measure(test.measure).unit == "rounds" and not (test.over and test.minus):
+    size, side, after = number_text(abs(value), decimals), _side(test, round(value, decimals)), bracket + ends
+    if side in MORE:
         unit, plural = " %" * test.relative, "s" * (size != "1" or test.relative)
-        side = f"{'more' if larger else 'fewer'} round{plural} than"
-        return f"{first} needs {size}{unit} {side} {second}{after}"
-    side = "above" if larger else "below"
+        return f"{first} needs {size}{unit} {side} round{plural} than {second}{after}"
     if unit.startswith(" times"):
         return f"{first} is {side} {second} by {size}{unit}{after}"
     return f"{first} is {size}{unit} {side} {second}{after}"
+
+
+MORE = "fewer", "more"
+"""Words for numbers of rounds below and above others."""
+
+
+def _side(test: Quantity, difference: float) -> str:
+    """Return a word for the sign of a difference of two sides."""
+    rounds = test.measure and measure(test.measure).unit == "rounds" and not (test.over and test.minus)
+    return (MORE if rounds else ("below", "above"))[difference >= 0]
 
 
 def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
@@ -640,8 +649,10 @@ def _shown(
         chosen = f"the {test.judge} of {found.tries} cases"
         sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if stated is not None:
-        number += f"; the paper states {_amount(sheet, test, stated)}"
-        sentences.append(f"The paper states {_scale(test) * stated:g}")
+        theirs = f"{_amount(sheet, test, abs(stated))} {_side(test, stated)}" if second else ""
+        theirs = f"the paper states {theirs or _amount(sheet, test, stated)}"
+        number += f"; {theirs}"
+        sentences.append(capital(theirs))
     if averaged:
         scale, decimals = _scale(test), shared_decimals(*_scaled(test, mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
@@ -729,6 +740,17 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
 
 
 # ---------------------------------------------------------------- output
+def confirmatory_first(claims: Sequence[Mapping[Any, Any]]) -> list[Mapping[Any, Any]]:
+    """Return judged claims by paper: confirmatory ones, exploratory ones, then those that no run judged."""
+    papers = list(dict.fromkeys(cited_paper(claim["where"]) for claim in claims))
+
+    def order(claim: Mapping[Any, Any]) -> tuple[int, bool, bool]:
+        unjudged = claim["verdict"] not in JUDGED
+        return papers.index(cited_paper(claim["where"])), unjudged, not unjudged and claim["exploratory"]
+
+    return sorted(claims, key=order)
+
+
 def full_verdict(claim: Mapping[Any, Any]) -> str:
     """Return the verdict of a row of judged claims with its marks."""
     dropped, late = DROPPED * bool(claim["dropped"]), ", exploratory" * bool(claim["exploratory"])

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fltrain.experiments.claims import cited_paper
 from fltrain.experiments.items import FORMS
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.claims import DROPPED_CLAIMS, JUDGED
+from fltrain.reporting.claims import DROPPED_CLAIMS, confirmatory_first
 from fltrain.reporting.pages import render
 from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
@@ -50,19 +49,12 @@ def page(
             items[name] |= {"grid": grid, "notes": notes, "caption": f"{sheet.caption} {notes.seeds}"}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)
-    papers = list(dict.fromkeys(cited_paper(claim["where"]) for claim in summary["claims"]))
-
-    def order(claim: Mapping[str, Any]) -> tuple[int, int]:
-        """Confirmatory claims of a paper come first, and those without a verdict of our runs last."""
-        last = 2 * (claim["verdict"] not in JUDGED)
-        return papers.index(cited_paper(claim["where"])), last or int(claim["exploratory"])
-
     return render(
         "paper.html",
         folder,
         summary=summary,
         about=about,
-        claims=sorted(summary["claims"], key=order),
+        claims=confirmatory_first(summary["claims"]),
         items=items,
         verdicts=[*itertools.chain(*itertools.chain(*summary["counts"].values()))],
         dropped_claims=DROPPED_CLAIMS,

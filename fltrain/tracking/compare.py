@@ -35,7 +35,7 @@ from fltrain.experiments.plan import plan
 from fltrain.experiments.published import Published, read_claims
 from fltrain.experiments.schema import reported_folder
 from fltrain.experiments.selection import Request, Selection
-from fltrain.reporting.claims import Judge
+from fltrain.reporting.claims import Judge, confirmatory_first
 from fltrain.reporting.frame import Runs, diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, own_margins
@@ -226,7 +226,7 @@ class PaperSummary:
 
     Attributes:
         paper: name of the paper.
-        claims: judged claims, as in ``claims.csv``, without those that were not run or not judged.
+        claims: judged claims, confirmatory ones first, without those that were not run or not judged.
         left: number of these.
         items: title of each table and figure with runs, and the number of its cells by verdict, by ID.
     """
@@ -273,7 +273,7 @@ def _summary(chosen: Sequence[PlannedItem], runs: Runs, results: Results, config
     file = reported_folder(config, paper.paper) / f"{paper.paper}_claims.csv"
     judged = judge.judge(paper.claims, read_claims(file)).to_dict("records") if paper.claims else []
     claims = [claim for claim in judged if claim["verdict"] not in ("not run", "not judged")]
-    return PaperSummary(paper.paper, claims, len(judged) - len(claims), items)
+    return PaperSummary(paper.paper, confirmatory_first(claims), len(judged) - len(claims), items)
 
 
 # ---------------------------------------------------------------------------------------- cells of an item

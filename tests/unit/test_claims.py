@@ -133,7 +133,7 @@ def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
     assert runs.judged(between).number == f"{plain}; the claim needs a value from 1 to 2.5 points"
     assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith("; the claim needs a value within 3 points")
     assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
-        "; the paper states 2 points; the claim needs a value within 1 point of it"
+        "; the paper states 2 points above; the claim needs a value within 1 point of it"
     )
     assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
 

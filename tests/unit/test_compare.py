@@ -16,7 +16,7 @@ import pytest
 import fltrain
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import Plan, plan
-from fltrain.reporting.claims import LEGEND
+from fltrain.reporting.claims import JUDGED, LEGEND
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell, from_csv, read_csv, to_csv
 from fltrain.reporting.tables.write import write
 from fltrain.runs.archive import import_records
@@ -393,6 +393,15 @@ def test_a_paper_has_its_tables_with_counts_of_verdicts(imported: Path) -> None:
     assert len([found for _, found in summary.items.values() if found]) == 4
     assert len(summarise_papers(imported, CONFIG, ["controls", "fedavg"], "published")) == 2
     assert summarise_papers(imported, CONFIG, ["controls/flower"], "published") == []
+
+
+def test_confirmatory_claims_come_first(imported: Path) -> None:
+    """As on the paper's page."""
+    (found,) = summarise_papers(imported, CONFIG, ["ecgr"], "published")
+    exploratory = [bool(claim["exploratory"]) for claim in found.claims if claim["verdict"] in JUDGED]
+    assert exploratory == sorted(exploratory) and {*exploratory} == {False, True}
+    unjudged = [claim["verdict"] not in JUDGED for claim in found.claims]
+    assert unjudged == sorted(unjudged) and {*unjudged} == {False, True}
 
 
 def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> None:

@@ -407,7 +407,7 @@ def test_counts_of_verdicts_are_published() -> None:
             (f"{rounds['not reproduced']} *not reproduced* (fewer), {{}} *inconclusive*", open_values),
             ("(FedProx) | {} *supported*", len(bases)),
             ("rejects all {} false values and none of the {} true ones", len(cells) - len(true), len(values)),
-            ("confirms only {} of these, because five seeds", len(confirmed)),
+            ("{} true values are *reproduced*; the other {}", len(confirmed), len(values) - len(confirmed)),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
