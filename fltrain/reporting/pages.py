@@ -79,7 +79,7 @@ def size_of(picture: Path) -> Markup:
     sizes = [re.search(rf'<svg[^>]* {name}="([\d.]+)"', head) for name in ("width", "height")]
     width, height = (round(1.4 * float(found[1])) if found else 0 for found in sizes)
     return (
-        Markup(f' width="{width}" height="{height}" style="--least:{width / 1.4:.0f}px"')
+        Markup(f' width="{width}" height="{height}" style="--least:{width // 2}px"')
         if width and height
         else Markup()
     )
