@@ -139,7 +139,7 @@ class Row:
     Attributes:
         claim: its text and place in the paper.
         items: IDs of the items that it needs.
-        verdict: the published verdict; empty if nothing was run.
+        verdict: our verdict; empty if nothing was run.
         evidence: numbers behind the verdict.
         margin: tolerance of the test.
         numbers: the main number with its interval.
@@ -182,10 +182,10 @@ class Listed:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The published results of all papers.
+    """Our results on all papers.
 
     Attributes:
-        folder: the published tables and records.
+        folder: our tables and records.
         published: plan of their scale.
         complete: all declared items: the papers' own protocol, and the conceptual replications.
     """

@@ -544,7 +544,7 @@ verdicts compare with tuned FedAvg. Both skews are in one table.
 
 @cache
 def evidence() -> Evidence:
-    """The published results."""
+    """Our results."""
     declared = [item for scale in ("paper", *REPLICATIONS) for item in plan(CONFIG, scale).items]
     return Evidence(PAGES.parent / "published", plan(CONFIG, "published"), declared)
 

@@ -38,7 +38,7 @@ PLAIN_PLACES = (
     *(f"fltrain/{part}" for part in ("metrics", "models", "runs", "runtime", "tracking")),
 )
 PUBLISHED = ("docs/artifact.md", "docs/configuration.md", "docs/results.md")
-"""Generated pages with captions and claims from ``config``, which published tables also print."""
+"""Generated pages with captions and claims from ``config``, which our tables also print."""
 MARK = "<!-- docs/generate.py writes the rest of this page from config/"
 """Begin of such texts on other pages."""
 

@@ -59,8 +59,8 @@ def compare(
     """Show the claims of a paper or the cells of an item, or compare trained runs by their settings.
 
     If you name papers only, the output has their claims and items with verdicts. If you name one item, it has
-    the numbers, labels and verdicts of its page. Otherwise, also if you add options to a paper, it has a line
-    for each combination of settings. Gains are paired by seed and have 90 % intervals.
+    the numbers, labels and verdicts of its page. In all other cases, for example a paper with --metric, it
+    has a line for each combination of settings. Gains are paired by seed and have 90 % intervals.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing

@@ -34,10 +34,10 @@ def explain(
     scale: options.ScaleOption = options.DEMO,
     config: options.ConfigOption = Path("config"),
 ) -> None:
-    """Show an item's axes and settings, or layer, file and line of each setting of a cell.
+    """Show the axes and settings of an item, or the origin of each setting of a cell.
 
-    To see one cell, name its labels with --cell. If several cells have these labels, the output shows their
-    common settings, the settings that differ, and the command for one cell.
+    To see layer, file and line of a cell's settings, name its labels with --cell. If several cells have these
+    labels, the output shows their common settings, the settings that differ, and the command for one cell.
     """
     planned = options.one_item(plan(config, scale), item)
     entries = [entry for entry in planned.entries if entry.number == 0]

@@ -98,7 +98,8 @@ def show_plan(
     total = ("all, shared runs once", "", *columns(len(planned.specs), runs))
     numbers = ["cells x seeds", "runs", "trained", "multiply-adds", "per run"]
     numbers += ["time left"] if speeds else []
-    typer.echo(f"{planned.scale.scale}: {planned.scale.title}")
+    page = f" ({planned.scale.page})" if planned.scale.page else ""
+    typer.echo(f"{planned.scale.scale}{page}: {planned.scale.title}")
     optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
     print_table(("item", "title", *numbers), [*rows, (), total], numbers, optional, whole=["item"])
     cohorts = Counter(spec.participation.in_words(spec.partition.clients) for spec in runs.values())

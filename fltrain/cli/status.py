@@ -48,7 +48,7 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
-    If you name no scale and the folder only has runs that the default scale lacks, the command lists these.
+    If you name no scale and the default scale has no run in the folder, the command lists all runs there.
     A stopped run resumes from its last checkpoint. A failed run ended with an error: see its train.log. A
     stale run is older than a revision of one of its components; retrain it. An unknown run has settings that
     today's code lacks: set FLTRAIN_PATH if it has a method of your own. A damaged record was changed after

@@ -89,7 +89,7 @@ class Jobs:
                 "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
-                else f"trained with earlier code of equal revisions, so valid: {records} "
+                else f"older than today's code: {records}, valid because no revision has changed "
                 "(docs/records.md#changed-code)"
             )
         return notes

@@ -156,9 +156,14 @@ def true_values(cells: Iterable[TableCell]) -> str:
     """Return in how many cells the published value is true, and how many of them the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    values = count(len({cell.published for cell in true}), "different value")
     power = f"at our spreads and numbers of seeds, we expect about {expected:.1f} of them to be reproduced"
-    return f"{count(len(true), 'cell')} with a true value ({values}); {power}"
+    return f"{count(len(true), 'cell')} with a true value ({_different(true)}); {power}"
+
+
+def _different(cells: Iterable[TableCell]) -> str:
+    """Return the number of different true values; several cells can have the same value."""
+    values = {cell.published for cell in cells if cell.verdict and not cell.falsified}
+    return count(len(values), "different value")
 
 
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:
@@ -182,10 +187,9 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
-        false, true = (f"{sum(side)} of {len(side)}" for side in rejected.values())
-        return [
-            ("", "", f"The rule rightly rejects {false} false values. It wrongly rejects {true} true values.")
-        ]
+        false, true = (f"{sum(side)} of {count(len(side), 'cell')}" for side in rejected.values())
+        rejections = f"The rule rightly rejects {false} with a false value. It wrongly rejects {true}"
+        return [("", "", f"{rejections} with a true value ({_different(cells)}).")]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
         (verdict, "", f"{found.place} ({titles[found.item]}): {gain_text(found)} points.")

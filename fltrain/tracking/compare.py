@@ -467,7 +467,7 @@ def compare_runs(
         )
     elif shown:
         remarks.append(
-            f"gains compare runs with equal {' and '.join(shown)}; to compare values of {shown[-1]}, "
+            f"gains compare runs with equal {', '.join(shown)}; to compare values of {shown[-1]}, "
             f"add --over {','.join(dict.fromkeys([*wanted, shown[-1]]))}"
         )
     remarks += _mixed(runs, made)

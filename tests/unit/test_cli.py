@@ -618,6 +618,9 @@ def test_plan_names_datasets_without_a_size(config: Path, register: Callable[[Ya
 
 def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     plain = cli("plan", "--scale", "one").stdout
+    scale = config / "scales" / "one.yaml"
+    scale.write_text(f"{scale.read_text()}\npage: Our results\n")
+    assert cli("plan", "--scale", "one").stdout.startswith("one (Our results): ")
     assert "time: add --gpu NAME (arithmetic) or --measure" in plain
     shown = cli("plan", "--scale", "one", "--gpu", "h100").stdout
     assert "5 to 20 % of the peak of one NVIDIA H100 SXM (67 / 495 / 989 TFLOP/s" in shown

@@ -97,6 +97,14 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert same_rate.notes == [page.replace("up to ", "")]
 
 
+def test_conditions_of_gains_are_a_list_with_commas(tmp_path: Path) -> None:
+    for method, lr, rounds in itertools.product(FINAL, (0.1, 0.5), (2, 3)):
+        training = {"epochs": 1, "batch_size": 32, "lr": lr}
+        record(Results(tmp_path), tiny(method=method, rounds=rounds, training=training), 0.5)
+    *_, note = compare_runs(chosen(tmp_path)).notes
+    assert note.startswith("gains compare runs with equal training.lr, rounds; to compare")
+
+
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
     results = Results(tmp_path)
     for method, final in {"fedavg": 0.5, "fedprox": 0.6}.items():

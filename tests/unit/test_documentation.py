@@ -208,7 +208,7 @@ def test_the_example_of_a_reader_works(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     """Grid, exception, shared runs, published values, claim and assumption agree with the guide."""
-    paper, _, scale, quick, register = examples("add-an-experiment", "yaml")
+    paper, _, register, scale, quick = examples("add-an-experiment", "yaml")
     tuned, searched = examples("tune-settings", "yaml")
     values, claims = examples("add-an-experiment", "csv")
     files = {"papers/skew.yaml": paper, "scales/skew.yaml": scale, "scales/skew_quick.yaml": quick}
@@ -227,6 +227,7 @@ def test_the_example_of_an_experiment_works(tmp_path: Path) -> None:
     for row in csv.DictReader(values.splitlines()):
         assert [entry.seed for entry in table.entries if entry.reported.items() <= row.items()] == [0, 1, 2]
     (claim,) = table.paper.claims
+    assert claim.test.minus and claim.test.over, "a difference of gains, as the question"
     assert [(claim.where, claim.claim)] == [
         (row["where"], row["claim"]) for row in csv.DictReader(claims.splitlines())
     ]

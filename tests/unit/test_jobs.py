@@ -164,8 +164,9 @@ def test_trained_runs_are_counted_before_the_workflow_starts(
     monkeypatch.setattr("fltrain.experiments.jobs.changed_runs", lambda *_: {first.run_id: ["methods.mine"]})
     (warning,) = jobs(folder).notes()
     assert warning.startswith("older than today's code (methods.mine): 1 record, valid unless you changed")
-    calm = "trained with earlier code of equal revisions, so valid: 1 record (docs/records.md#changed-code)"
-    assert jobs(folder, train="false").notes() == [calm], "such as published records"
+    unchanged = "valid because no revision has changed (docs/records.md#changed-code)"
+    calm = f"older than today's code: 1 record, {unchanged}"
+    assert jobs(folder, train="false").notes() == [calm], "such as our records"
 
 
 def test_the_nearest_target_is_named(folder: Path) -> None:

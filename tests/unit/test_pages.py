@@ -394,7 +394,9 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert page.of("h2") == ["Another paper", "Number of verdicts", "Runs"], (
         "the title of the other card is a link"
     )
-    first = "protocol A paper on <toys> It is <so>. supported the paper's on toy data. Each card"
+    first = (
+        "protocol A paper on <toys> It is <so>. supported the paper's on toy data. For each verdict, a card"
+    )
     assert first in text
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert "4 published values under the papers' own protocol" in page.of("th")
@@ -489,7 +491,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     text = text_of(front(toy))
     shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): on average over 2 cases"
     assert shown in text and "Case: a setting or method that a claim names." in text
-    assert "Each card shows the first claim" in text and "counts the verdicts" not in text
+    assert "Each card shows the paper's first claim. Links" in text and "counts the verdicts" not in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
@@ -916,9 +918,11 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     """A control counts the values that the rule rejects; else there is a cell of each verdict."""
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
-    assert summary.cell_findings("control", [cell, *false], {"a": "A"}) == [
-        ("", "", "The rule rightly rejects 1 of 2 false values. It wrongly rejects 0 of 1 true values.")
-    ]
+    (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"})
+    assert found[-1] == (
+        "The rule rightly rejects 1 of 2 cells with a false value. "
+        "It wrongly rejects 0 of 2 cells with a true value (1 different value)."
+    )
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
@@ -971,8 +975,8 @@ def test_differences_with_the_same_runs_are_named(toy: Toy) -> None:
     (heading,) = summary.verdict_counts("comparison", [*cells, cell], [])
     assert heading == "differences among our own runs (2 repeat another one with the same settings)"
     (note, *_) = Notes.of(toy.sheet, cells).texts
-    assert "with the same runs as another one: 2." in note and CORRECTED in note.lower()
-    assert "same runs" not in "".join(Notes.of(toy.sheet, cells[:1]).texts)
+    assert "2 differences repeat another one, because" in note and CORRECTED in note.lower()
+    assert "another one" not in "".join(Notes.of(toy.sheet, cells[:1]).texts)
 
 
 def test_cells_with_the_same_runs_and_different_intervals_are_explained(toy: Toy) -> None:
@@ -1066,7 +1070,7 @@ def test_pages_lead_to_the_documentation_of_their_project(
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
-    assert "on toy data. Each card" in text_of(front(toy))
+    assert "on toy data. For each verdict, a card shows" in text_of(front(toy))
     assert "on toy data" not in text_of(front(toy, title=""))
     front(toy)
 
