@@ -84,6 +84,7 @@ def compare(
         raise FltrainError(
             f"{len(rows)} lines of several experiments; name a table or figure ('fltrain plan' lists them), "
             "choose runs with --where, or write all lines to a file with --out"
+            + (compared.heading and f". {compared.heading}")
         )
     if len(rows) <= MOST_LINES:
         if compared.heading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 from fltrain.cli.options import ResultsOption
 from fltrain.cli.output import print_table
 from fltrain.core.config import check_known
+from fltrain.core.errors import count
 from fltrain.core.own import own_remedy
 from fltrain.runs.record import Results
 
@@ -67,14 +69,18 @@ def fetch_data(
         _show(dataset.entry, load_or_prepare(dataset, path, folder.downloads), path)
 
 
+def _digits(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.4f}" for number in numbers)
+
+
 def _show(entry: DatasetEntry, data: PreparedData, path: Path) -> None:
     """Print the properties of a prepared dataset."""
     lines = {
         "title": entry.title,
         "images": f"{len(data.train_labels):,} for training, {len(data.test_labels):,} for testing",
-        "pixels": f"{data.side} x {data.side}, {data.channels} channel(s)",
-        "mean": data.mean,
-        "std": data.std,
+        "pixels": f"{data.side} x {data.side}, {count(data.channels, 'channel')}",
+        "mean": _digits(data.mean),
+        "std": _digits(data.std),
         "digest": data.digest,
         "notes": "; ".join(data.about["notes"]) or None,
         "licence": entry.licence,

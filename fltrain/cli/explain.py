@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.located import place_of
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
 from fltrain.experiments.layers import leaves, merged
-from fltrain.experiments.plan import plan
+from fltrain.experiments.plan import items_of_scales, plan
 from fltrain.runs.where import NONE
 
 
@@ -47,9 +47,8 @@ def explain(
         labels = dict.fromkeys(label for entry in entries for label in entry.labels.values())
         entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
         if not entries:
-            hidden = [label for axis in planned.item.axes.values() for label in axis if label not in labels]
-            elsewhere = suggest(word, hidden, text="other scales have {!r}")
-            near = suggest(word, labels, VERY_CLOSE) or hint(word, labels, "there are") + elsewhere
+            near = suggest(word, labels, VERY_CLOSE)
+            near = near or hint(word, labels, "there are") + _elsewhere(config, planned, word, labels)
             raise FltrainError(f"no cell of {planned.id} is left with --cell {word!r}{near}")
     if len(entries) > 1:
         _show_common(planned, entries)
@@ -57,6 +56,18 @@ def explain(
     (entry,) = entries
     typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
     _print_settings(_settings(entry))
+
+
+def _elsewhere(config: Path, planned: PlannedItem, word: str, labels: Collection[str]) -> str:
+    """Return a hint at a close label that the item only has at other scales, and at one of these scales."""
+    hidden = [label for axis in planned.item.axes.values() for label in axis if label not in labels]
+    for scale in [name for name, ids in items_of_scales(config).items() if planned.id in ids]:
+        if suggest(word, hidden):
+            axes = options.one_item(plan(config, scale), planned.id).axes
+            there = [label for label in hidden if any(label in axis for axis in axes.values())]
+            if near := suggest(word, there, text=f"scale {scale} has {{!r}}: add --scale {scale}"):
+                return near
+    return ""
 
 
 _DEFAULT = "default"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,6 +100,10 @@ def status(
         )
     counts = Counter(state.name for state in states.values())
     missing = f"; of {scale}: {len(planned.runs)} {_MISSING}" if other else ""
+    if {*counts} == {_MISSING}:
+        given = {"items": ",".join(items or ()), "seeds": seeds, "where": " ".join(where or ())}
+        words = [f"{key}={value}" for key, value in {"scale": scale, **given}.items() if value]
+        missing += f"; to train them: {shlex.join(['snakemake', '--config', *words])}"
     print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())) + missing)
 
 

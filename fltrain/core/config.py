@@ -45,7 +45,7 @@ _SYNONYMS = {
 NO_COMMA = "numbers have a decimal point, as in 0.05, and no comma"
 """Remedy for numbers such as ``0,05``."""
 
-VERY_CLOSE = 0.75
+VERY_CLOSE = 0.8
 """Closeness from which a suggestion replaces the list of known words."""
 MOST_KNOWN = 60
 """Longest list of known words."""
@@ -54,11 +54,12 @@ MOST_KNOWN = 60
 def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {!r}?") -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text.
 
-    Case does not count. A known word that goes on after ``word`` and ``_`` is close, too.
+    Case does not count. The only known word that begins or ends with ``word``, up to ``_``, is close, too.
     """
     lower, given = {name.lower(): name for name in known}, str(word).lower()
     close = difflib.get_close_matches(given, lower, n=1, cutoff=closeness)
-    close = close or [name for name in lower if name.startswith(f"{given}_")]
+    longer = [name for name in lower if name.startswith(f"{given}_") or name.endswith(f"_{given}")]
+    close = close or longer * (len(longer) == 1)
     return f"; {text.format(lower[close[0]])}" if close else ""
 
 
@@ -67,19 +68,19 @@ def similar(path: Path) -> str:
     return suggest(path.name, (other.name for other in path.parent.glob("*")), VERY_CLOSE)
 
 
-def hint(word: str, known: Iterable[str], described: str = "known") -> str:
+def hint(word: str, known: Iterable[str], described: str = "known", remedy: str = "") -> str:
     """Return a hint at the known word that is very close to ``word``, or a list of all known words.
 
     If the closest word is less close, it comes before the list. ``described`` describes the list, of which
-    the message has the first ``MOST_KNOWN`` words.
+    the message has the first ``MOST_KNOWN`` words. ``remedy`` follows the list.
     """
     known = list(known)
     shown = listed(known, MOST_KNOWN)
-    return suggest(word, known, VERY_CLOSE) or f"{suggest(word, known)} ({described}: {shown})"
+    return suggest(word, known, VERY_CLOSE) or f"{suggest(word, known)} ({described}: {shown}){remedy}"
 
 
 def unknown(
-    problem: str, words: Iterable[str], known: Iterable[str], described: str = "known"
+    problem: str, words: Iterable[str], known: Iterable[str], described: str = "known", remedy: str = ""
 ) -> Iterator[str]:
     """Yield a message on each word that is not among the known ones.
 
@@ -88,22 +89,20 @@ def unknown(
         words: the words to check.
         known: the possible words.
         described: description of the known words in the message.
+        remedy: end of the message if no known word is very close.
     """
     known = list(known)
     for word in words:
         if word not in known:
-            yield f"{problem} {word!r}{hint(word, known, described)}"
+            yield f"{problem} {word!r}{hint(word, known, described, remedy)}"
 
 
 def check_known(
     problem: str, words: Iterable[str], known: Iterable[str], described: str = "known", remedy: str = ""
 ) -> None:
-    """Refuse a word that is not among the known ones; ``unknown`` describes the arguments.
-
-    If no known word is very close, ``remedy`` ends the message.
-    """
-    for message in unknown(problem, words, known, described):
-        raise FltrainError(message + remedy * message.endswith(")"))
+    """Refuse a word that is not among the known ones; ``unknown`` describes the arguments."""
+    for message in unknown(problem, words, known, described, remedy):
+        raise FltrainError(message)
 
 
 def file_name(name: str, what: str = "name") -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fltrain.core.config import FileName, ListOf, Settings, check_known, file_name
-from fltrain.core.errors import FltrainError, Problems
+from fltrain.core.errors import FltrainError, Problems, count
 from fltrain.core.own import SHIPPED, own_folder, own_remedy
 from fltrain.core.registry import choice
 from fltrain.core.strict_yaml import read_plain
@@ -66,7 +66,8 @@ class Normalisation(Settings):
     def _of_equal_length(self) -> Self:
         if len(self.mean) != len(self.std):
             raise ValueError(
-                f"'mean' has {len(self.mean)} values and 'std' has {len(self.std)}; state one per channel"
+                f"'mean' has {count(len(self.mean), 'value')} and 'std' has {len(self.std)}; "
+                "state one per channel"
             )
         return self
 
@@ -121,8 +122,8 @@ class DatasetEntry(Facts):
         for name, one in self.all_normalisations.items():
             if one and self.channels not in (None, len(one.mean)):
                 raise ValueError(
-                    f"normalisation {name!r} has {len(one.mean)} values "
-                    f"for {self.channels} channel(s); state one per channel"
+                    f"normalisation {name!r} has {count(len(one.mean), 'value')} "
+                    f"for {count(self.channels, 'channel')}; state one per channel"
                 )
         return self
 

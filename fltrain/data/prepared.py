@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import digest, read_arrays, replacing, write_arrays
 from fltrain.core.hashing import short_hash
 from fltrain.data.datasets import Dataset, DatasetEntry
@@ -121,8 +121,8 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
         mean, std = statistics(arrays[f"{_shown(arrays)}_images"])
     if len(mean) != channels:
         raise FltrainError(
-            f"dataset {dataset.name!r}: mean and std have {len(mean)} values, the images "
-            f"{channels} channel(s); state one value per channel in the registry"
+            f"dataset {dataset.name!r}: mean and std have {count(len(mean), 'value')}, the images "
+            f"{count(channels, 'channel')}; state one value per channel in the registry"
         )
     return PreparedData(
         **arrays, classes=about["classes"], mean=mean, std=std, digest=about["digest"], about=about

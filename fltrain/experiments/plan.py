@@ -18,7 +18,7 @@ from typing import TypeVar
 from fltrain.core.config import check_known, hint
 from fltrain.core.errors import FltrainError, Problems, count, listed, problems
 from fltrain.core.located import LocatedMapping, located, place_of
-from fltrain.core.own import place_of_file
+from fltrain.core.own import own_remedy, place_of_file
 from fltrain.data.datasets import registry
 from fltrain.experiments.claims import cited_paper, quantities
 from fltrain.experiments.items import Entry, PlannedItem, names_of, with_labels
@@ -205,7 +205,7 @@ def plan(config: Path, scale: str) -> Plan:
     return Plan(config, chosen, planned)
 
 
-def _items_of_scales(config: Path) -> dict[str, list[str]]:
+def items_of_scales(config: Path) -> dict[str, list[str]]:
     """Return the IDs of all items by scale; faulty files are left out."""
     labels = read_added(config, "labels.yaml", DisplayLabels).labels
     files = [file for folder in folders_of(config, "scale") for file in folder.glob("*.yaml")]
@@ -236,7 +236,7 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
     if name.endswith(".yaml"):
         written = name.removesuffix(".yaml").rpartition("papers/")[2].removesuffix("/paper")
         return FltrainError(f"{name!r} is a file; name the paper or item: {written}")
-    problem, scales = f"{place} has no item {name!r}", _items_of_scales(config)
+    problem, scales = f"{place} has no item {name!r}", items_of_scales(config)
     paper = name.removesuffix("/claims")
     if having := [scale for scale, ids in scales.items() if any(paper in names_of(one) for one in ids)]:
         scale = max(having, key=lambda one: (repr(one) in place, one == "published"))
@@ -251,7 +251,9 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
     ids = sorted(present or {one for ids in scales.values() for one in ids})
     papers = dict.fromkeys(one.partition("/")[0] for one in ids)
     of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]
-    return FltrainError(problem + hint(name, of_paper or papers))
+    if of_paper:
+        return FltrainError(problem + hint(name, of_paper))
+    return FltrainError(problem + hint(name.partition("/")[0], papers, remedy=own_remedy()))
 
 
 def declared(
@@ -339,10 +341,10 @@ def _expand(
     shown = with_labels(layers.axes, (entry.labels for entry in entries))
     faulty = bool(found)
     axes = {axis: list(labels) for axis, labels in (layers.axes if faulty else shown).items()}
-    path = ("items", name)
+    path, file = ("items", name), reported_folder(config, paper.paper).with_name("register.yaml")
     for keys, faults in {
-        (): register.unknown(paper.assumptions),
-        path: register.unknown(item.assumptions),
+        (): register.unknown(paper.assumptions, file),
+        path: register.unknown(item.assumptions, file),
         (*path, "table" if item.table else "figure"): item.layout.faults(axes),
     }.items():
         found.extend(_located(config, paper, item_id, keys, fault) for fault in faults)

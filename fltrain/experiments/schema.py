@@ -23,7 +23,17 @@ from pydantic import (
     model_validator,
 )
 
-from fltrain.core.config import Conflicts, FileName, ListOf, Settings, check_known, file_name, unknown
+from fltrain.core.config import (
+    VERY_CLOSE,
+    Conflicts,
+    FileName,
+    ListOf,
+    Settings,
+    check_known,
+    file_name,
+    suggest,
+    unknown,
+)
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import natural
 from fltrain.core.located import LocatedMapping, located, place_of
@@ -373,11 +383,14 @@ class Register(Settings):
         known = (name for name in dict.fromkeys(names) if name in self.entries)
         return tuple(f"{name}: {self.entries[name].text}" for name in known)
 
-    def unknown(self, names: Sequence[str]) -> Iterator[str]:
-        """Yield each name without an entry, after its place in ``assumptions``."""
+    def unknown(self, names: Sequence[str], file: Path) -> Iterator[str]:
+        """Yield each name without an entry, after its place in ``assumptions``, with the lines to add."""
         for number, name in enumerate(names):
-            problem = f"assumptions.{number}: register.yaml has no entry"
-            yield from unknown(problem, [name], self.entries, "add it there, or name one of")
+            if name not in self.entries:
+                near = suggest(name, self.entries, VERY_CLOSE)
+                entry = f"`{name}: {{question: ..., assumed: ..., alternatives: ...}}`"
+                problem = f"assumptions.{number}: register.yaml has no entry {name!r}{near}"
+                yield f"{problem}; to add it, write below `entries:` in {file}: {entry}"
 
 
 class Reduction(Settings):

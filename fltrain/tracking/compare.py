@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -89,7 +89,7 @@ class Comparison:
         cells: the cells of the measure, as in the CSV file of a table.
         remarks: notes on the runs.
         targets: sentence on the target accuracies that runs set.
-        heading: the item with its title and scale; empty without an item.
+        heading: the item with its title and scale, or the items of the runs; else empty.
         conditions: by panel, the settings that it stands for; empty for an item.
     """
 
@@ -201,6 +201,18 @@ def compare(
     runs, warnings = find_runs(results, where, config)
     compared = compare_runs(runs, metric, over, baseline)
     warn(results, warnings)
+    found = Counter(
+        (one, run.fields["scale"].split()[0])
+        for run in runs
+        for one in run.fields["items"].split()
+        if one != NONE and not (items or over)
+    )
+    if len(found) > 1:
+        ((name, its_scale), _), *_ = found.most_common()
+        names = listed(dict.fromkeys(one for (one, _), _ in found.most_common()), 4)
+        heading = f"Runs of {names}. For one table or figure: fltrain compare {name} --scale {its_scale}"
+        heading += f" --results {results}" * (Path(results) != Path("results"))
+        return replace(compared, heading=heading)
     return compared
 
 

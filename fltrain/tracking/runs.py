@@ -218,7 +218,7 @@ def untrained(results: Results, name: str, scale: str) -> FltrainError:
     problem = f"{results.runs} has no run of {name!r} at scale {scale!r}"
     return FltrainError(
         f"{results.missing or problem}; {_imported([scale], ', or ')}train its "
-        f"runs with `snakemake --config scale={scale} items={name}`"
+        f"runs with `snakemake --config scale={scale} items={name}`, or name another scale"
     )
 
 

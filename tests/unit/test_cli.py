@@ -473,7 +473,8 @@ def test_data_are_fetched_once_and_shown() -> None:
     facts = {key: value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
     data = load_prepared(Dataset(name="digits", image_size=16), path)
     assert facts["images"] == "1,438 for training, 359 for testing"
-    assert facts["pixels"] == "16 x 16, 1 channel(s)"
+    assert facts["pixels"] == "16 x 16, 1 channel"
+    assert facts["mean"] == f"{data.mean[0]:.4f}" and facts["std"] == f"{data.std[0]:.4f}"
     assert (facts["digest"], facts["licence"]) == (data.digest, "CC BY 4.0")
     assert Path(facts["contact sheet"]).read_bytes().startswith(b"\x89PNG")
     classes = [cells for line in lines if len(cells := cells_of(line)) == 4][1:]
@@ -645,6 +646,10 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu H1000", ["--gpu: unknown GPU 'H1000'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),
+        (
+            "plan --scale one xyz/table",
+            [" (known: toy); if it is your own, set FLTRAIN_PATH to your folder\n"],
+        ),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (there are: 0)\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),

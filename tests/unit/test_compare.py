@@ -436,6 +436,10 @@ def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> Non
         cli("compare", "flfa", *folders)
     grouped = cli("compare", "fedavg", "--scale", "published", "--where", "training.lr=0.1", *folders).stdout
     assert "final accuracy, %" in grouped and "Claims" not in grouped
+    wide = cli("compare", "--where", "dataset=digits", "--scale", "published", *folders).stdout
+    assert re.match(
+        r"Runs of controls/.* For one table or figure: fltrain compare controls/\w+ --scale pub", wide
+    )
 
 
 def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
@@ -460,6 +464,10 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
             "rounds_to_targt",
             "fair/costs",
         ): "unknown metric 'rounds_to_targt'; did you mean 'rounds_to_target'",
+        (
+            "accuracy",
+            "fair/accuracy",
+        ): r"unknown metric 'accuracy'; did you mean 'test_accuracy'\? \(known: final_accuracy",
     }
     for (metric, name), reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):

@@ -284,8 +284,13 @@ def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     table, figure = config.plan(lambda data: [put(["T-1"], "assumptions")(data), own(data)]).items
     first, second = "T-1: Rounds: 100 (alternatives: 50).", "T-2: Rate: 0.01."
     assert (table.sheet.assumptions, figure.sheet.assumptions) == ((first, second), (first,))
-    message = config.error(put(["T-11"], *TABLE, "assumptions"))
-    assert "line 1: assumptions.0: register.yaml has no entry 'T-11'; did you mean 'T-1'" in message
+    entry = "{question: ..., assumed: ..., alternatives: ...}"
+    for name, near in {"T-11": "; did you mean 'T-1'?", "mine": ""}.items():
+        message = config.error(put([name], *TABLE, "assumptions"))
+        assert (
+            f"line 1: assumptions.0: register.yaml has no entry {name!r}{near}; to add it, write " in message
+        )
+        assert f" below `entries:` in {config.folder}/register.yaml: `{name}: {entry}`" in message
 
 
 @pytest.fixture
@@ -379,7 +384,12 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
             explained(folder, "tiny", "toy/table2", *words)
     scale = {**SCALE, "items": ["toy/table2"], "axes": {"method": ["fedavg"]}}
     (folder / "scales" / "tiny.yaml").write_text(yaml.safe_dump(scale))
-    with pytest.raises(FltrainError, match=r"\(there are: fedavg, BP, FLFA\); other scales have 'FedProx'$"):
+    with pytest.raises(FltrainError, match=r"\(there are: fedavg, BP, FLFA\)$"):
+        explained(folder, "tiny", "toy/table2", "FedPrx")
+    (folder / "scales" / "other.yaml").write_text(
+        yaml.safe_dump({**SCALE, "scale": "other", "items": ["toy/table2"]})
+    )
+    with pytest.raises(FltrainError, match=r"\); scale other has 'FedProx': add --scale other$"):
         explained(folder, "tiny", "toy/table2", "FedPrx")
 
 

@@ -90,7 +90,7 @@ def test_a_normalisation_is_chosen_by_name() -> None:
     chosen = {"default": (0.1, 0.2), "ecgr": (0.3, 0.4), "unit": (0.0, 1.0), "half": (0.5, 0.5)}
     for name, (mean, std) in chosen.items():
         assert entry.normalisation(name) == Normalisation(mean=(mean,) * 3, std=(std,) * 3)
-    with pytest.raises(FltrainError, match=r"unknown normalisation 'egcr'; did you mean 'ecgr'\?$"):
+    with pytest.raises(FltrainError, match=r"unknown normalisation 'egcr'; did you mean 'ecgr'\? \(known: "):
         entry.normalisation("egcr")
 
 
@@ -100,10 +100,10 @@ def test_a_normalisation_is_chosen_by_name() -> None:
         ({"reader": "npz"}, r"reader 'npz' needs 'files', a 'path', or at least 'obtain'"),
         ({**TINY, "files": [FILE]}, r"either 'files' or 'path', not both"),
         ({**TINY, "mean": [0.5]}, r"'mean' and 'std' belong together"),
-        ({**TINY, "mean": [0.5], "std": [0.5, 0.5]}, r"'mean' has 1 values and 'std' has 2"),
+        ({**TINY, "mean": [0.5], "std": [0.5, 0.5]}, r"'mean' has 1 value and 'std' has 2"),
         (
             {**TINY, "channels": 3, "mean": [0.5], "std": [0.5]},
-            r"normalisation 'default' has 1 values for 3 channel",
+            r"normalisation 'default' has 1 value for 3 channels;",
         ),
         (
             {**TINY, "files": [{**FILE, "name": "../x"}]},

@@ -134,7 +134,11 @@ def test_only_a_close_suggestion_replaces_the_list_of_known_names() -> None:
     assert refusal(rouns=9) == "rouns: unknown key 'rouns'; did you mean 'rounds'?"
     longer = refusal(partition={"name": "pathological", "clients": 4, "classes": 2})
     assert longer == "partition.classes: unknown key 'classes'; did you mean 'classes_per_client'?"
-    for word, near in {"fedsgd": "; did you mean 'fedrs'?", "xyz": ""}.items():
+    for word, near in {
+        "fedsgd": "; did you mean 'fedrs'?",
+        "fedcalm": "; did you mean 'fedamp'?",
+        "xyz": "",
+    }.items():
         message = refusal(method=word)
         assert message.startswith(f"method: unknown method {word!r}{near} (known: ") and "scaffold" in message
         ways = "add a file to fltrain/methods, decorate its class with fltrain.register, or set FLTRAIN_PATH"
