@@ -59,8 +59,8 @@ class Group:
 
 BASES = (("FedAvg", "FedNova", "SCAFFOLD", "FedProx"), "each of four base methods")
 """The base methods of ECGR's paper, and their text."""
-GAIN = Group("{} gains with ECGR on MNIST (new seeds)", *BASES)
-SIZE = Group("{} gains one to two points with ECGR on MNIST (new seeds)", *BASES)
+GAIN = Group("{} gains with ECGR on MNIST", *BASES)
+SIZE = Group("{} gains one to two points with ECGR on MNIST", *BASES)
 
 MAIN: dict[str, tuple[str | Group, ...]] = {
     "fedavg": (

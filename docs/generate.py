@@ -609,7 +609,7 @@ SYMBOLS = {
     "of a client).",
     "ecgr": "*Beta* is the weight of exploratory gradients; 0 discards them.",
     "fedimpro": "The *cut* divides the network. Layers above it also train on sampled features.",
-    "flfa": "*BP* is training without FLFA, *DFA* direct feedback alignment. FLFA* and FLFA† are variants.",
+    "flfa": "*BP* is training without FLFA, *DFA* direct feedback alignment. FLFA* is the paper's variant.",
 }
 """Paper -> the symbols in its claims."""
 

@@ -92,7 +92,7 @@ def status(
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
     if further := sum(record.run_id not in whole.runs for record in folder.records()):
         command = f"fltrain compare --results {results} --out all_runs.csv"
-        print_text(f"{count(further, 'run')} that no item of {scale} declares (all runs: {command})")
+        print_text(f"{count(further, 'run')} that no item of {scale} declares (all settings: {command})")
     if outdated := outdated_pages(folder.root / scale):
         print_text(
             f"{listed(outdated, 1)}: made by another version of the rule or of the reporting code; run "

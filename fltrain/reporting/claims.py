@@ -467,7 +467,8 @@ def _difference(sheet: ItemJob, test: Quantity, place: str) -> tuple[str, str, s
     if test.minus_rounds:
         whole = f"the difference of {first} from {second}" if second else first or "our number"
         later, earlier = (
-            "rounds {:.0%} to {:.0%}".format(*share) for share in (test.rounds, test.minus_rounds)
+            "rounds {:.0f} to {:.0f} %".format(*(100 * end for end in share))
+            for share in (test.rounds, test.minus_rounds)
         )
         first, second = f"{whole} over {later}", f"that over {earlier}"
     return ", ".join(common), first, second

@@ -723,8 +723,8 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
     size, side = abs(mean - 1.5), "above" if mean > 1.5 else "below"
-    words = f"our number over rounds {rounds[0]:.0%} to {rounds[1]:.0%} is {size:.2f}"
-    assert change.number.startswith(words) and f" {side} that over rounds 0% to 20%" in change.number
+    words = f"our number over rounds {100 * rounds[0]:.0f} to {100 * rounds[1]:.0f} % is {size:.2f}"
+    assert change.number.startswith(words) and f" {side} that over rounds 0 to 20 %" in change.number
 
 
 PARTS_OF_RUNS = {

@@ -537,7 +537,7 @@ def test_plan_and_status_before_and_after_training(
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     shown = cli("status", "toy_table", "--scale", "one").stdout
-    (command,) = re.findall(r"\n1 run that no item of one declares \(all runs: fltrain (.*)\)\n", shown)
+    (command,) = re.findall(r"\n1 run that no item of one declares \(all settings: fltrain (.*)\)\n", shown)
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
     assert cli(*command.split()).stdout == "table: all_runs.csv\n"
 
