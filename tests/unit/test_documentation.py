@@ -260,7 +260,7 @@ def test_the_readme_counts_the_published_runs() -> None:
     assert {plans[1].runs[run].dataset.name for run in declared & published} == {"mnist"}
     text = " ".join((ROOT / "README.md").read_text().split())
     trained = f"We trained {of_papers} of these, all on MNIST, and {len(published) - of_papers:,} other runs"
-    ours = f"(the list above adds {len(plans[0].runs) - len(declared)} of ours)"
+    ours = f"(`plan --scale paper` adds {len(plans[0].runs) - len(declared)} of ours)"
     assert f"The papers' protocols have {len(declared):,} runs {ours}. {trained}" in text
     assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text
 
