@@ -188,6 +188,13 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     far = cell.replace(difference=90.0, difference_low=80.0)
     ((beyond,),) = forest([far], titles)["rows"].values()
     assert beyond["middle"] is None and beyond["above"], "no dot at a false place"
+    panels = [cell.replace(panel=panel, column="+ x") for panel in ("p", "p", "q")]
+    for shown, label in (
+        (panels[:2], "one + x"),
+        (panels, "p / one + x"),
+        ([cell.replace(row="", panel="p")], "p"),
+    ):
+        assert next(iter(forest(shown, titles)["rows"].values()))[0]["place"] == label
     several = [cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")]
     rows = forest(several, titles)["rows"]
     assert {name: [row["tone"] for row in part] for name, part in rows.items()} == {

@@ -29,9 +29,9 @@ def forest(
         of: differences to published values, in margins, or gains in points.
 
     Returns:
-        ``rows`` by heading, ``ticks`` and ``notes`` of the axis. Places are in per cent of the axis; an
-        interval can reach ``below`` or ``above`` it, and a ``middle`` beyond it is None. Empty without an
-        interval, or with too many cells.
+        ``rows`` by heading, ``ticks`` and ``notes`` of the axis. Labels leave out a panel that all cells
+        share. Numbers are in per cent of the axis; an interval can reach ``below`` or ``above`` it, and a
+        ``middle`` beyond it is None. Empty without an interval, or with too many cells.
     """
     compared = of == "difference"
     known: list[tuple[TableCell, str, list[float]]] = []
@@ -52,6 +52,7 @@ def forest(
     ends = LIMIT if compared else max(1, math.ceil(min(farthest, usual)))
     labels = {(cell.item, cell.label) for cell, *_ in known}
     items = {item for item, _ in labels}
+    panels = {cell.panel for cell, *_ in known}
     rows: dict[str, list[dict[str, Any]]] = {}
     for cell, lost, numbers in known:
         what = [cell.label.removesuffix(", %")] * (len(labels) > len(items))
@@ -59,8 +60,9 @@ def forest(
         low, middle, high = (round(50 + 50 * max(-1, min(1, number / ends)), 2) for number in numbers)
         verdict = cell.full_verdict if compared else cell.gain_verdict
         inside = abs(numbers[1]) <= ends
+        place = (cell if len(panels) > 1 else cell.replace(panel="")).place or cell.place
         row = {
-            **{"place": cell.place, "lost": lost, "tone": tone(verdict or "")},
+            **{"place": place.replace(" / + ", " + "), "lost": lost, "tone": tone(verdict or "")},
             **{"low": low, "middle": middle if inside else None, "high": high},
             **{"below": numbers[0] < -ends, "above": numbers[2] > ends},
         }
