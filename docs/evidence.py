@@ -225,10 +225,11 @@ class Evidence:
 
     def replications(self, paper: str, cited: str) -> list[Listed]:
         """Claims of a conceptual replication on a cited paper: claim, verdict, numbers, runs."""
-        rows = [row for row in self._claims(paper).values() if row.cites(cited)]
-        places = [row.place.partition(", ")[2] for row in rows]
-        claims = [row.claim.replace(row.place, place) for row, place in zip(rows, places, strict=True)]
-        return [self._line(replace(row, claim=claim)) for row, claim in zip(rows, claims, strict=True)]
+        return [
+            self._line(replace(row, claim=row.claim.replace(row.place, row.place.partition(", ")[2])))
+            for row in self._claims(paper).values()
+            if row.cites(cited)
+        ]
 
     def verdicts(self, paper: str) -> dict[str, str]:
         """Claim -> its verdict without marks, for the claims that runs judged."""
