@@ -33,7 +33,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.text import capital
+from fltrain.reporting.text import by_label, capital, sentences
 from fltrain.reporting.verdict import without_interval
 
 
@@ -383,16 +383,11 @@ class Evidence:
             f"{len(names)} {verdict}" + f" ({', '.join(names)})" * (len(by_verdict) > 1)
             for verdict, names in by_verdict.items()
         ]
-        lines = {name: row.numbers.partition("; ") for name, row in rows.items()}
-        common = dict.fromkeys(rest for *_, rest in lines.values() if rest)
-        subject, verb, _ = next(iter(lines.values()))[0].partition(" is ")
-        numbers = [f"{name} {number.removeprefix(subject + verb)}" for name, (number, *_) in lines.items()]
-        numbers[0] = f"{subject.removeprefix('the ').replace('gain', 'gains')}: {numbers[0]}"
         return replace(
             first,
             claim=f"{group.claim.format(group.several)} ({first.place})",
             verdict="; ".join(named),
-            numbers="; ".join([*numbers, *common]),
+            numbers=by_label({name: row.numbers for name, row in rows.items()}),
         )
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
@@ -407,7 +402,7 @@ class Evidence:
         ]
         return replace(
             first,
-            cells=[one.claim, one.verdict, in_sentences(one.numbers)],
+            cells=[one.claim, one.verdict, "<br>".join(sentences(one.numbers))],
             claim=one.claim,
             tests=tests if any(line.tests != first.tests for line in others) else first.tests,
         )
@@ -426,7 +421,7 @@ class Evidence:
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         return Listed(
-            [row.claim, row.verdict, in_sentences(row.numbers)],
+            [row.claim, row.verdict, "<br>".join(sentences(row.numbers))],
             row.claim,
             tests=tests_of(row, seeds),
             table="; ".join(item.item.title for item in items),
@@ -456,7 +451,9 @@ PART = re.compile(r"(?:^| )\(\d\) (?=(?:supported|contradicted|undecided|not jud
 """Begin of a part in the evidence on a claim."""
 LEAD = re.compile(r"^(?P<number>.*?), over (?P<seeds>\d+) seeds?\. ")
 """First sentence of the evidence on a claim or a part of it: its number, as in the row."""
-BESIDE_SUBJECT = re.compile(r"on average over \d+ cases, | (?:is|needs) .*", re.IGNORECASE)
+BESIDE_SUBJECT = re.compile(
+    r"on average over [^,]*, | (?:is|are|needs?|gains|loses|adds|saves|raises|lowers) .*", re.IGNORECASE
+)
 """Parts of such a sentence that do not tell tests apart."""
 TEST = re.compile(r"(?P<notes>.*?)Test: (?P<test>.*?), (?:largest )?one-sided p (?P<p>.*)")
 
@@ -493,11 +490,6 @@ def tests_of(row: Row, seeds: int) -> list[list[str]]:
         ]
         for (about, notes), tests in lines.items()
     ]
-
-
-def in_sentences(numbers: str) -> str:
-    """Return the numbers of a claim, with a line and a sentence for each."""
-    return "<br>".join(f"{capital(part)}." for part in numbers.split("; ")) if numbers else ""
 
 
 def was_judged(verdict: str) -> bool:

@@ -422,7 +422,8 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
 * A **case** is a setting or method. Most claims must hold in every case.
 
 Numbers are means over seeds, with 90 % intervals in brackets. “A is 2 points below B [-3, -1]” has the
-interval of A minus B. If a claim states a number, we test a range around it. Otherwise, we compare with zero.
+interval of A minus B; “ECGR loses 2 points [-3, -1]”, of the gain. If a claim states a number, we test a
+range around it. Otherwise, we compare with zero.
 
 *Details* show runs and one-sided tests. Of several cases, they show the one that supports the claim least.
 

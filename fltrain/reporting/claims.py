@@ -267,9 +267,8 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
 
 def _corrected(number: int, tests: str, author: str) -> str:
     """Return why a number of tests that contradict a claim, each alone, do not decide."""
-    return (
-        f"{number} of {tests} contradict{'s' * (number == 1)} the claim, but not after {author}'s correction"
-    )
+    verb = f"contradict{'s' * (number == 1)}"
+    return f"alone, {number} of {tests} {verb} the claim, but not after {author}'s correction"
 
 
 MISSES: dict[str, str] = {"undecided": "not clearly", "contradicted": "not"}
@@ -417,9 +416,19 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
         return difference if _scale(test) > 1 else ""
     shown = sheet.table.measures if sheet.table else ()
     if over := next((one.relative_to for one in shown if one.measure == test.measure), {}):
-        return f" times the value of {', '.join(over.values())}"
+        return f" times the {_what(test)} of {', '.join(over.values())}"
     unit = measure(test.measure).unit
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
+
+
+def _what(test: Quantity) -> str:
+    """Return the name of a measure or a curve, for example ``final accuracy`` or ``drift``."""
+    if test.measure:
+        return measure(test.measure).label.partition(",")[0]
+    kind, _, field = (test.curve or "").partition(".")
+    if field in ("blocks", "layers", "all"):  # the claim names its parts
+        return kind
+    return field if kind in ("evaluation", "updates") else f"{kind} ({field})"
 
 
 def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = False) -> str:
@@ -434,84 +443,128 @@ def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = Fals
     return f"{value:{'z.3g' if margin else 'zg'}}{unit}"
 
 
-def _difference(sheet: ItemJob, test: Quantity, place: str) -> tuple[str, str, str]:
-    """Return the labels that both sides of a difference share, its first and its second side.
+@dataclass(frozen=True)
+class Sides:
+    """Names of what a test compares.
 
-    For example, ``IID``, ``B = 10`` and ``B = inf``. A gain with a plug-in has only a first side: ``the gain
-    with ECGR``. Several other sides are ``the others``, or the one at a place.
+    For example, ``B = 10`` and ``B = inf``, for ``IID``; or the gain with ``ECGR`` ``at Dirichlet 0.01`` and
+    ``at Dirichlet 0.1``.
+
+    Attributes:
+        common: labels that both sides share.
+        first: first side of the difference, or the plug-in of a gain.
+        second: second side; empty for a gain with a plug-in, and without a difference. Several sides are
+            ``the others``, or the one at a place.
+        plugin: the number is a gain with a plug-in.
+        change: the two places or parts of a run, if the number is a difference between them.
     """
-    common: list[str] = []
-    first = second = ""
-    if last := test.minus or test.over:
-        rivals = [named(axis, label) for axis in last for label in sheet.axes[axis]]
-        sides = [labels_text(_rest(sheet, test, last)) or (place if place in rivals else "the others")]
-        sides.append(
-            ", ".join(
+
+    common: str
+    first: str
+    second: str
+    plugin: bool = False
+    change: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, sheet: ItemJob, test: Quantity, place: str) -> Sides:
+        """Name the sides of the number at a place."""
+        last = test.over or test.minus
+        common: list[str] = []
+        first, second, change = labels_text(_rest(sheet, test, last)), "", None
+        if last:
+            rivals = [named(axis, label) for axis in last for label in sheet.axes[axis]]
+            first = first or (place if place in rivals else OTHERS)
+            second = ", ".join(
                 "the mean of " * (len(names) > 1) + " and ".join(named(axis, label) for label in names)
                 for axis, names in last.items()
             )
-        )
-        if test.reverse:
-            sides.reverse()
-        labels = [side.split(", ") for side in sides]
-        common = [label for label in labels[0] if label in labels[1]]
-        first, second = (", ".join(label for label in side if label not in common) for side in labels)
+            if test.reverse:
+                first, second = second, first
+            common, first, second = _apart(first, second)
         if test.over and test.minus:
-            plugin = _added(labels_text(_rest(sheet, test, test.over)))
-            gain = f"gain with {plugin}" if plugin else f"gain over {labels_text(test.over)}"
-            first, second = f"the {gain} at {first}", f"that at {second}"
-        elif plugin := _added(first):
-            first, second = f"the gain with {plugin}", ""
-        elif plugin := _added(second):
-            first, second = f"training without {plugin}", "training with it"
-    if test.minus_rounds:
-        whole = f"the difference of {first} from {second}" if second else first or "our number"
-        later, earlier = (
-            "rounds {:.0f} to {:.0f} %".format(*(100 * end for end in share))
-            for share in (test.rounds, test.minus_rounds)
-        )
-        first, second = f"{whole} over {later}", f"that over {earlier}"
-    return ", ".join(common), first, second
+            more, *places = _apart(labels_text(_rest(sheet, test, test.minus)), labels_text(test.minus))
+            common, change = [*common, *more], [f"at {place}" for place in places]
+        if test.minus_rounds:
+            change = change or ["", ""]
+            for index, share in enumerate((test.rounds, test.minus_rounds)):
+                ends = "over rounds {:.0f} to {:.0f} %".format(*(100 * end for end in share))
+                change[index] = f"{change[index]} {ends}".strip()
+        plugin, removed = _added(first), _added(second)
+        if plugin:
+            first, second = plugin, ""
+        elif removed:
+            first, second = f"training without {removed}", "training with it"
+        return cls(", ".join(common), first, second, bool(plugin), change)
+
+    @property
+    def noun(self) -> str:
+        """Kind of the number."""
+        return "difference" if self.second or self.change else "gain" if self.plugin else "number"
 
 
-def _sentence(
-    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, sides: tuple[str, str]
-) -> str:
+def _apart(first: str, second: str) -> tuple[list[str], str, str]:
+    """Return the labels that two sides share, and each side without them."""
+    labels = [side.split(", ") for side in (first, second)]
+    common = [label for label in labels[0] if label in labels[1]]
+    first, second = (", ".join(label for label in side if label not in common) for side in labels)
+    return common, first, second
+
+
+def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, sides: Sides) -> str:
     """Return a number in a sentence, for example ``A is 1.5 points below B [-2.2, -0.7]``.
 
     The interval is that of the first side minus the second one.
     """
-    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in sides)
-    if not second:
+    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second))
+    change = sides.change
+    if not (second or sides.plugin or change):
         number = _number(sheet, test, value, interval)
         return f"{first} is {number}" if first else number
     value, interval = _scaled(test, value, interval)
     decimals, unit = shared_decimals(value, interval), _unit(sheet, test)
     _, bracket, ends = number_text(value, decimals, "+", interval=interval).partition(" [")
-    size, side, after = number_text(abs(value), decimals), _side(test, round(value, decimals)), bracket + ends
+    size, above = number_text(abs(value), decimals), round(value, decimals) >= 0
+    side, amount, after = _side(test, above), size + unit, bracket + ends
+    be, need = ("are", "need") if first == OTHERS else ("is", "needs")
     if side in MORE:
-        unit, plural = " %" * test.relative, "s" * (size != "1" or test.relative)
-        return f"{first} needs {size}{unit} {side} round{plural} than {second}{after}"
+        amount = f"{size}{' %' * test.relative} {side} round{'s' * (size != '1' or test.relative)}"
+        return f"{first} {need} {amount}{f' than {second}' * bool(second)}{after}"
+    # Points are accuracies, and multiples name their measure.
+    what = "" if unit.startswith((" points", " times")) else _what(test)
+    if change:
+        after = f" {'more' if above else 'less'} {change[0]} than {change[1]}{after}"
+    if sides.plugin and what:
+        return f"{first} {'raises' if above or change else 'lowers'} {what} by {amount}{after}"
+    if sides.plugin:
+        verbs = ("loses", "gains") if unit == " points" else ("saves", "adds")
+        return f"{first} {verbs[above or bool(change)]} {amount}{after}"
+    if not second:
+        return f"{' of '.join(filter(None, [_what(test), first]))} is {amount}{after}"
+    within = f" in {what}" * bool(what)
+    if change:
+        return f"{first} exceeds {second}{within} by {amount}{after}"
     if unit.startswith(" times"):
-        return f"{first} is {side} {second} by {size}{unit}{after}"
-    return f"{first} is {size}{unit} {side} {second}{after}"
+        return f"{first} {be} {side} {second} by {amount}{after}"
+    return f"{first} {be} {amount} {side} {second}{within}{after}"
 
 
+OTHERS = "the others"
+"""Name of a side of several labels."""
 MORE = "fewer", "more"
 """Words for numbers of rounds below and above others."""
 
 
-def _side(test: Quantity, difference: float) -> str:
+def _side(test: Quantity, above: bool) -> str:
     """Return a word for the sign of a difference of two sides."""
     rounds = test.measure and measure(test.measure).unit == "rounds" and not (test.over and test.minus)
-    return (MORE if rounds else ("below", "above"))[difference >= 0]
+    return (MORE if rounds else ("below", "above"))[above]
 
 
 def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
     """Return the label of each axis from which others are subtracted, if there is only one."""
     rest: LabelChoice = {}
     for axis, names in subtracted.items():
-        left = {*test.at.get(axis, sheet.axes[axis])} - {*names}
+        left = {*test.at.get(axis, sheet.axes[axis])} & {*sheet.axes[axis]} - {*names}
         if len(left) == 1:
             rest[axis] = (left.pop(),)
     return rest
@@ -589,24 +642,18 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         note = f" ({weakest}: {number})"
         if unclear := sum(one.p_inside >= LEVEL for one in tried.values()):
             alone = _shown(sheet, test, numbers, weakest, tried[weakest], stated, counted=False)
-            verb, example = ("do", "for example, ") if unclear > 1 else ("does", "")
-            text = example + re.sub("^for ", "with ", alone.number)
-            deciding = f"{unclear} of {len(tried)} cases {verb} not support the claim: {text}"
+            text = "for example, " * (unclear > 1) + re.sub("^for ", "with ", alone.number)
+            deciding = f"no clear support in {unclear} of {len(tried)} cases: {text}"
         else:
-            reasons = [f"the {_noun(sheet, test)} is {within} in each case", *lost]
+            reasons = [f"the {Sides.of(sheet, test, place).noun} is {within} in each case", *lost]
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = sum(p < LEVEL for p in outside.values())
-    reasons += [_corrected(contrary, f"{len(outside)} tests", "Holm")] * bool(contrary)
+    tests = f"{len(outside)} tests" + " (each case and their average)" * (THE_AVERAGE in outside)
+    reasons += [_corrected(contrary, tests, "Holm")] * bool(contrary)
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
     decision, reason = f"Test: {claimed}, {largest}one-sided {p_text(p)}{note}", "; ".join(reasons)
     shown = replace(shown, deciding=deciding, reason=reason, p=p, p_contradicted=least)
     return replace(shown, verdict=verdict, decision=decision)
-
-
-def _noun(sheet: ItemJob, test: Quantity) -> str:
-    """Return what the number of a test is: a gain with a plug-in, a difference or a number."""
-    _, first, second = _difference(sheet, test, THE_AVERAGE)
-    return "difference" if second else "gain" if first.startswith("the gain") else "number"
 
 
 def _shown(
@@ -629,28 +676,32 @@ def _shown(
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
     averaged = several and place == THE_AVERAGE
-    common, first, second = _difference(sheet, test, place)
-    scopes = [f"for {common}"] * bool(common)
-    if averaged:
-        scopes.append(f"on average over {len(means)} cases")
-    elif several:
+    sides = Sides.of(sheet, test, place)
+    scopes = [f"for {sides.common}"] * bool(sides.common)
+    used = {axis: {*test.at.get(axis, sheet.axes[axis])} & {*sheet.axes[axis]} for axis in test.mean_over}
+    over = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
+    over += [f"{len(means)} cases"] * averaged
+    scopes += [f"on average over {' and '.join(over)}"] * bool(over)
+    if several and not averaged:
         which = f"{'one' if test.judge == 'every' else f'the {test.judge}'} of {len(means)} cases"
-        if place in (first, second):
+        if place in (sides.first, sides.second):
             scopes += [f"in {which}"] * counted
         else:
-            scopes = [f"for {', '.join(filter(None, [common, place]))}" + f" ({which})" * counted]
+            here = " and ".join(filter(None, [*sides.common.split(", "), *place.split(", ")]))
+            scopes[: bool(sides.common)] = [f"for {here}" + f" ({which})" * counted]
     if len(parts := test.part or ()) > 1:
         those = f"{', '.join(parts[:-1])} and {parts[-1]}"
-        scopes += [f"summed over {those}"] * bool(first)
-        first = first or f"the sum of {those}"
-    sides = (first or "our number" * bool(scopes), second)
+        scopes += [f"summed over {those}"] * bool(sides.first)
+        sides = replace(sides, first=sides.first or f"the sum of {those}")
+    sides = replace(sides, first=sides.first or "our number" * bool(scopes))
     number = ", ".join([*scopes, _sentence(sheet, test, mean, interval, sides)])
     sentences = [f"{capital(number)}, over {count(len(ours.values), 'seed')}"]
     if found and found.tries > 1:
         chosen = f"the {test.judge} of {found.tries} cases"
         sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if stated is not None:
-        theirs = f"{_amount(sheet, test, abs(stated))} {_side(test, stated)}" if second else ""
+        side = _side(test, stated >= 0)
+        theirs = f"{_amount(sheet, test, abs(stated))} {side}" if sides.second or side in MORE else ""
         theirs = f"the paper states {theirs or _amount(sheet, test, stated)}"
         number += f"; {theirs}"
         sentences.append(capital(theirs))
@@ -661,7 +712,7 @@ def _shown(
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
         side = f"is {test.kind} in {agreeing} of {len(means)} cases" if sign else "ranges"
-        side = f"The {_noun(sheet, test)} {side}"
+        side = f"The {sides.noun} {side}"
         sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
     return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)

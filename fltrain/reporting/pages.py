@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from fltrain.core.errors import duration
-from fltrain.reporting.text import latex, unbroken
+from fltrain.reporting.text import latex, sentences, unbroken
 from fltrain.reporting.version import reporting_version
 from fltrain.runs.today import serious
 
@@ -30,32 +30,20 @@ def tone(verdict: str) -> str:
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
-TERMS = {
-    r"\bcases?\b": "Case: a setting or method that a claim names.",
-    r"(?<![\w.])(?:[-+][\d.]+(?=\s\[[^]]*\](?! points))|[\d.]+(?=\s(?:above|below)\s))": (
-        "Numbers without a unit are distances or ratios."
-    ),
-}
-"""Meanings of words in numbers of claims, by pattern."""
+CASE = "Case: a setting or method that a claim names."
+"""Meaning of a word in numbers of claims."""
 
 
 def in_lines(numbers: str) -> Markup:
-    """Return numbers of a claim with each part on its own line; none breaks in a number or an interval.
+    """Return numbers of a claim with a sentence on each line; none breaks in a number or an interval.
 
-    The pointer shows the meanings of ``TERMS``.
+    The pointer shows the meaning of a case.
     """
     units = "(?:% )?(?:(?:more|fewer) )?rounds?|%|points?"
     whole = rf"\[[^]]*\]|(?<=\d) (?:{units})(?!\w)(?: (?=\[))?|(?<=\d) (?=\[)"
-    kept = re.sub(whole, lambda found: found[0].replace(" ", "\u00a0"), numbers)
-    text = str(Markup("<br>").join(map(escape, unbroken(kept).split("; "))))
-    for word, meaning in TERMS.items():
-        text = re.sub(word, rf'<abbr title="{meaning}">\g<0></abbr>', text)
-    return Markup(text)
-
-
-def meanings_in(numbers: str) -> list[str]:
-    """Return the meanings of the ``TERMS`` in numbers of claims."""
-    return [meaning for word, meaning in TERMS.items() if re.search(word, numbers)]
+    kept = re.sub(whole, lambda found: found[0].replace(" ", "\u00a0"), "\n".join(sentences(numbers)))
+    lines = str(Markup("<br>").join(map(escape, unbroken(kept).splitlines())))
+    return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', lines))
 
 
 def cited(text: str) -> Markup:
@@ -92,12 +80,11 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.globals |= {"version": version("fltrain"), "reporting": reporting_version()}
+TEMPLATES.globals |= {"case": CASE, "version": version("fltrain"), "reporting": reporting_version()}
 TEMPLATES.filters |= {
     "tone": tone,
     "cited": cited,
     "in_lines": in_lines,
-    "meanings_in": meanings_in,
     "duration": duration,
     "size_of": size_of,
     "serious": serious,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import by_label
 from fltrain.reporting.verdict import (
     AMONG_OWN,
     EXPECTED,
@@ -217,16 +217,13 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
     found: list[Finding] = []
     for verdict in (*JUDGED, "reduced scale"):
         if same := [row for row in firm if row["verdict"] == verdict]:
-            first, *others = same
-            subject = "".join(re.findall(r"^.* (?:is|needs) ", first["number"].partition("; ")[0]))
-            also = ", ".join(
-                f"{', '.join(labels[row['where'], row['claim']])}: "
-                + row["number"].partition("; ")[0].removeprefix(subject)
-                for row in others
-                if pattern(row) == pattern(first)
-            )
-            claim = f"{first['claim']} ({first['where']})"
-            found.append((full_verdict(first), claim, first["number"] + f"; also {also}" * bool(also)))
+            first = same[0]
+            alike = [row for row in same if pattern(row) == pattern(first)]
+            named_by = {
+                ", ".join(labels.get((row["where"], row["claim"]), ())): row["number"] for row in alike
+            }
+            numbers = by_label(named_by) if len(named_by) > 1 else first["number"]
+            found.append((full_verdict(first), f"{first['claim']} ({first['where']})", numbers))
     return found
 
 

@@ -148,7 +148,7 @@ def test_the_number_begins_with_the_case_that_leaves_a_claim_undecided(runs: Run
         first, *_, last = found.number.split("; ")
         average = f"on average over {len(places)} cases, x is 1."
         if verdict == "undecided":
-            assert first == f"1 of 3 cases does not support the claim: with {weakest}, {alone}"
+            assert first == f"no clear support in 1 of 3 cases: with {weakest}, {alone}"
             assert last.startswith(average) and " points above none [" in last
         else:
             assert first.startswith(average) and last == "the difference is above 0 in each case"
@@ -157,9 +157,7 @@ def test_the_number_begins_with_the_case_that_leaves_a_claim_undecided(runs: Run
     reduced = runs.judged(EVERY, reduced=True).number
     assert "undecided" not in reduced + runs.judged(POSITIVE).number and "support" not in reduced
     first, average, needed = runs.judged({**EVERY, "by": 1.0}).number.split("; ")
-    assert first.startswith(
-        "2 of 3 cases do not support the claim: for example, with b, x is 0.2 points above"
-    )
+    assert first.startswith("no clear support in 2 of 3 cases: for example, with b, x is 0.2 points above")
     assert average.startswith("on average over 3 cases, x is 1.1") and needed.endswith(
         "needs a value above 1 point"
     )
@@ -182,7 +180,7 @@ def test_a_deciding_case_among_several_others_is_a_side_of_the_difference(runs: 
     test = {"kind": "positive", **SIDES, "over": {"plugin": "x"}, "reverse": True, "judge": "every"}
     one = runs.judged(test)
     first, average = one.number.split("; ")
-    assert first.startswith("1 of 2 cases does not support the claim: x is 0.0 points above z [-")
+    assert first.startswith("no clear support in 1 of 2 cases: x is 0.0 points above z [-")
     assert average.startswith("on average over 2 cases, x is 1.0 points above the others [")
     against = runs.judged({**test, "kind": "negative"})
     assert against.verdict == "contradicted"
@@ -217,11 +215,13 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
 
 
 def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
-    parts = "1 of 3 parts contradicts the claim, but not after Bonferroni's correction"
+    refuted = "contradicts the claim, but not after"
+    parts = f"alone, 1 of 3 parts {refuted} Bonferroni's correction"
+    cases = f"alone, 1 of 4 tests (each case and their average) {refuted} Holm's correction"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
     assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
     for test, words in (
-        (EVERY, "1 of 4 tests contradicts the claim, but not after Holm's correction"),
+        (EVERY, cases),
         ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": one}} for one in "abc"]}, parts),
     ):
         found = runs.judged(test)
@@ -246,7 +246,7 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
     for name, value in (("BP", 50), ("+ FLFA", 52)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
-    assert number.startswith("the gain with FLFA is +")
+    assert number.startswith("FLFA gains 2.000 points [+")
     found = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}})
     assert found.number.startswith("training without FLFA is 2.000 points below training with it [-")
     for name, value in (("BP", 50), ("+ FLFA", 51)):
@@ -254,7 +254,7 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
     gain = {**POSITIVE, "over": {"plugin": "BP"}}
     change = {**gain, "at": {"method": "b"}, "minus": {"method": "a"}}
     number = runs.judged(change).number
-    assert number.startswith("the gain with FLFA at b is 1.000 points below that at a [-")
+    assert number.startswith("FLFA gains 1.000 points less at b than at a [-")
     evidence = runs.judged({**gain, "judge": "every"}).evidence
     assert "The gain is positive in 2 of 2 cases, from +1" in evidence
 
@@ -418,7 +418,7 @@ def test_multiples_name_their_cell(runs: Runs) -> None:
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).evidence.startswith("X is 23 points above none [-2, +49], over")
     assert runs.judged(ABOVE, measures=[measured]).evidence.startswith(
-        "X is above none by 0.45 times the value of none [-"
+        "X is above none by 0.45 times the final accuracy of none [-"
     )
 
 
@@ -429,7 +429,9 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith("X is 25.00 % above none [+24.83, +25.17], over 3 seeds.")
+    assert found.evidence.startswith(
+        "X is 25.00 % above none in final accuracy [+24.83, +25.17], over 3 seeds."
+    )
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -706,6 +708,51 @@ def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     assert "ndecided, because there is no number at b" in found.evidence
 
 
+ECGR_GAIN: Yaml = {"over": {"plugin": "base"}}
+LATER: Yaml = {"rounds": [0.1, 0.2], "minus_rounds": [0.0, 0.1]}
+AT_B: Yaml = {"at": {"method": "b"}, "minus": {"method": "a"}}
+TIMES: Yaml = {"measure": "final_accuracy", "relative_to": {"method": "a", "plugin": "base"}}
+
+
+@pytest.mark.parametrize(
+    ("test", "sentence"),
+    [
+        ({**SIDES, **ECGR_GAIN, **AT_A}, "ECGR loses 2.00 points"),
+        ({**SIDES, **ECGR_GAIN, **AT_B}, "ECGR gains 5.00 points more at b than at a"),
+        ({**ECGR_GAIN, **AT_A}, "ECGR lowers drift by 0.500"),
+        ({**ECGR_GAIN, "at": {"method": "b"}}, "ECGR raises drift by 1.00"),
+        (
+            {**ECGR_GAIN, **AT_A, **LATER},
+            "ECGR raises drift by 1.00 less over rounds 10 to 20 % than over rounds 0",
+        ),
+        ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "b is 1.00 above a in drift"),
+        ({**LATER, "at": {"method": "a", "plugin": "base"}}, "drift is 2.00 more over rounds 10 to 20 %"),
+        (
+            {"over": {"method": "a"}, "minus": {"plugin": "base"}, "at": {"plugin": "+ ECGR"}},
+            "b exceeds a in",
+        ),
+    ],
+)
+def test_numbers_are_sentences(runs: Runs, test: Yaml, sentence: str) -> None:
+    for method, plugin, accuracy, drift in (
+        ("a", "base", 50, (1, 3)),
+        ("a", "+ ECGR", 48, (1, 2)),
+        ("b", "base", 50, (2, 4)),
+        ("b", "+ ECGR", 53, (3, 5)),
+    ):
+        runs.add({"method": method, "plugin": plugin}, accuracy, rows=drifts(*drift))
+    measured = {"curve": "updates.drift"} if "measure" not in test else {}
+    assert runs.judged({"kind": "positive", "item": "toy", **measured, **test}).number.startswith(sentence)
+
+
+@pytest.mark.parametrize(("gain", "verb"), [(5, "adds 0.1"), (-5, "saves 0.1")])
+def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, verb: str) -> None:
+    runs.add({"method": "a", "plugin": "base"}, 50)
+    runs.add({"method": "a", "plugin": "+ ECGR"}, 50 + gain)
+    found = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
+    assert found.startswith(f"ECGR {verb}00 times the final accuracy of a, base")
+
+
 @pytest.mark.parametrize(
     ("rounds", "mean"), [([0.0, 1.0], 5.5), ([0.5, 1.0], 8.0), ([0.0, 0.1], 1.0), ([0.0, 0.001], 1.0)]
 )
@@ -722,9 +769,10 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
-    size, side = abs(mean - 1.5), "above" if mean > 1.5 else "below"
-    words = f"our number over rounds {100 * rounds[0]:.0f} to {100 * rounds[1]:.0f} % is {size:.2f}"
-    assert change.number.startswith(words) and f" {side} that over rounds 0 to 20 %" in change.number
+    size, side = f"{abs(mean - 1.5):.2f}", "more" if mean > 1.5 else "less"
+    ends = "over rounds {:.0f} to {:.0f} %".format(*(100 * share for share in rounds))
+    assert change.number.startswith(f"drift is {size}")
+    assert f" {side} {ends} than over rounds 0 to 20 %" in change.number
 
 
 PARTS_OF_RUNS = {

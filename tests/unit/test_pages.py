@@ -18,7 +18,7 @@ from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
 from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
-from fltrain.reporting.pages import TEMPLATES, cited, in_lines, meanings_in
+from fltrain.reporting.pages import TEMPLATES, cited, in_lines
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
@@ -410,7 +410,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
         "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
-        "Our runs: +1.25 points [+0.50, +2.00] at <each> case “a” does not support the claim: +1" in text
+        "Our runs: +1.25 points [+0.50, +2.00] at <each> case . “a” does not support the claim: +1" in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> It is <so>. Small <toys>. published values" in text
@@ -496,7 +496,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     finding = ("reduced scale", "A grows (sec. 2)", "on average over 2 cases, x minus y is -1 points")
     path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
-    shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): on average over 2 cases"
+    shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): On average over 2 cases"
     assert shown in text and "Case: a setting or method that a claim names." in text
     assert "Each card shows the paper's first claim. Links" in text and "counts the verdicts" not in text
 
@@ -508,20 +508,10 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
     assert words == [("Case", "cases")]
     first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
-    needs = "&lt;b&gt; needs 5\u00a0%\u00a0fewer\u00a0rounds than C\u00a0=\u00a00\u00a0[-6,\u00a0-4]"
-    assert first == f"on average over 2 cases, {needs}"
-    assert second == "A is 9\u00a0% above B [+6,\u00a0+11]"
-    assert in_lines("the gain is +9 % [+6, +11]") == "the gain is +9\u00a0%\u00a0[+6,\u00a0+11]"
-
-
-def test_numbers_without_a_unit_are_explained() -> None:
-    for number, curve, points in (
-        ("+1.10", "the gain with a is +1.10 [+0.86, +1.34]", "the gain with a is +1.6 points [-0.2, +3.4]"),
-        ("1.10", "a is 1.10 above b [+0.86, +1.34]", "a 2 is 1.6 points above b 2 [-0.2, +3.4]"),
-    ):
-        [meaning] = meanings_in(curve)
-        assert meaning == "Numbers without a unit are distances or ratios." and meanings_in(points) == []
-        assert f'<abbr title="{meaning}">{number}</abbr>' in in_lines(curve)
+    needs = "&lt;b&gt; needs 5\u00a0%\u00a0fewer\u00a0rounds than C\u00a0=\u00a00\u00a0[-6,\u00a0-4]."
+    assert first == f"On average over 2 cases, {needs}"
+    assert second == "A is 9\u00a0% above B [+6,\u00a0+11]."
+    assert in_lines("it adds 9 % [+6, +11]") == "It adds 9\u00a0%\u00a0[+6,\u00a0+11]."
 
 
 def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
@@ -803,7 +793,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     assert summary.findings(rows, claims) == [
         (
             *("supported", "MOON gains (A, sec. 1)"),
-            f"x is 10 points above y{tested}; also FedProx: 13 points above y",
+            f"MOON: x is 10 points above y; FedProx: x is 13 points above y{tested}",
         ),
         ("contradicted", "B is best (A, fig. 2)", f"x is 9 points above y{tested}"),
         ("undecided", "FedDyn gains (A, sec. 1)", f"x is 12 points above y{tested}"),
