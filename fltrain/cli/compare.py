@@ -11,6 +11,7 @@ from fltrain.cli.options import DEMO, ConfigOption, ItemsArgument, ResultsOption
 from fltrain.cli.output import print_entries, print_table, print_text
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
+from fltrain.core.shell import command
 from fltrain.experiments.selection import comma_separated
 
 if TYPE_CHECKING:
@@ -58,9 +59,11 @@ def compare(
 ) -> None:
     """Show the claims of a paper or the cells of an item, or compare trained runs by their settings.
 
-    If you name papers only, the output has their claims and items with verdicts. If you name one item, it has
-    the numbers, labels and verdicts of its page. In all other cases, for example a paper with --metric, it
-    has a line for each combination of settings. Gains are paired by seed and have 90 % intervals.
+    If you name papers only, the output has their claims and items with verdicts. If you name one table, it
+    has the numbers, labels and verdicts of its page, and of a figure with curves the final accuracies of its
+    runs. In all other cases, for example a paper with --metric, it has a line for each combination of
+    settings, and names the tables of these runs if RESULTS has pages of their scale. Gains are paired by seed
+    and have intervals of 90 %.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing
@@ -73,17 +76,19 @@ def compare(
     if items and not (where or metric or over or baseline or out):
         scale = scale or DEMO
         if summaries := comparing.summarise_papers(results, config, items, scale):
-            shared = f"--scale {scale}" + f" --results {results}" * (results != Path("results"))
             for summary in summaries:
-                _print_summary(summary, scale, shared)
+                example = max(summary.items, key=lambda item: bool(summary.items[item][1]))
+                _print_summary(
+                    summary, scale, command(f"fltrain compare {example} --scale {scale}", results, config)
+                )
             return
     settings = comma_separated(over or "")
     compared = comparing.compare(results, config, items or (), scale, where or (), metric, settings, baseline)
     rows = compared.rows()
     if len(rows) > MOST_LINES and not out:
         raise FltrainError(
-            f"{len(rows)} lines of several experiments; name a table or figure ('fltrain plan' lists them), "
-            "choose runs with --where, or write all lines to a file with --out"
+            f"{len(rows)} lines of several experiments; name a table or figure and its scale (`fltrain plan "
+            "--scale NAME` lists them), choose runs with --where, or write all lines to a file with --out"
             + (compared.heading and f". {compared.heading}")
         )
     if len(rows) <= MOST_LINES:
@@ -97,7 +102,7 @@ def compare(
         typer.echo(f"table: {out}")
 
 
-def _print_summary(summary: PaperSummary, scale: str, options: str) -> None:
+def _print_summary(summary: PaperSummary, scale: str, example: str) -> None:
     from fltrain.reporting.claims import DROPPED_CLAIMS, EXPLORATORY, LEGEND, full_verdict
 
     if summary.claims:
@@ -113,6 +118,5 @@ def _print_summary(summary: PaperSummary, scale: str, options: str) -> None:
         print_text(f"{count(summary.left, 'further claim')}: not run, or not judged")
     print_text(f"Tables and figures of {summary.paper} at scale {scale}:")
     print_entries([(item, *texts) for item, texts in summary.items.items()])
-    example = max(summary.items, key=lambda item: bool(summary.items[item][1]))
-    print_text(f"cells of a table or figure: fltrain compare {example} {options}")
+    print_text(f"cells of a table or figure: {example}")
     print_text("runs grouped by settings: add --metric final_accuracy, --where, --over, --baseline or --out")

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import options
-from fltrain.cli.output import print_table
+from fltrain.cli.output import print_table, print_text
 from fltrain.core.config import VERY_CLOSE, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.located import place_of
+from fltrain.core.shell import command
 from fltrain.experiments.items import Entry, PlannedItem, with_labels
 from fltrain.experiments.layers import leaves, merged
 from fltrain.experiments.plan import items_of_scales, plan
@@ -33,6 +34,7 @@ def explain(
     ] = None,
     scale: options.ScaleOption = options.DEMO,
     config: options.ConfigOption = Path("config"),
+    every: Annotated[bool, typer.Option("--all", help="Also show settings that have their default.")] = False,
 ) -> None:
     """Show the axes and settings of an item, or the origin of each setting of a cell.
 
@@ -51,11 +53,11 @@ def explain(
             near = near or hint(word, labels, "there are") + _elsewhere(config, planned, word, labels)
             raise FltrainError(f"no cell of {planned.id} is left with --cell {word!r}{near}")
     if len(entries) > 1:
-        _show_common(planned, entries)
+        _show_common(planned, entries, config, every)
         return
     (entry,) = entries
     typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
-    _print_settings(_settings(entry))
+    _print_settings(_settings(entry), every)
 
 
 def _elsewhere(config: Path, planned: PlannedItem, word: str, labels: Collection[str]) -> str:
@@ -76,10 +78,13 @@ _Row = tuple[str, str, str, str]
 """Setting, value, layer and place."""
 
 
-def _print_settings(rows: Sequence[_Row], heading: str = "setting") -> None:
+def _print_settings(rows: Sequence[_Row], every: bool, heading: str = "setting") -> None:
+    """Print the stated settings, then the defaults, or only their number."""
     stated = [row for row in rows if row[2] != _DEFAULT]
     defaults = sorted(row for row in rows if row[2] == _DEFAULT)
-    print_table((heading, "value", "layer", "place"), [*stated, (), *defaults])
+    print_table((heading, "value", "layer", "place"), [*stated, (), *defaults] if every else stated)
+    if defaults and not every:
+        print_text(f"settings with their default: {len(defaults)} (--all shows them)")
 
 
 def _settings(entry: Entry) -> list[_Row]:
@@ -104,7 +109,7 @@ def _settings(entry: Entry) -> list[_Row]:
     return rows
 
 
-def _show_common(planned: PlannedItem, entries: Sequence[Entry]) -> None:
+def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, every: bool) -> None:
     """Print an item, the settings in which its cells differ, the common ones, and the command for one cell.
 
     Defaults of methods and plug-ins that only some cells have are left out.
@@ -126,12 +131,13 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry]) -> None:
         elif len(rows) == len(tables) or any(row[2] != _DEFAULT for row in rows):
             differing.append((name, *_by_axis(values, entries)))
     print_table(("differing setting", "axis", "values"), differing)
-    _print_settings(common, "common setting")
+    _print_settings(common, every, "common setting")
     several = [axis for axis, labels in planned.axes.items() if len(labels) > 1]
     cell = [f"{axis}={entries[-1].labels[axis]}" for axis in several]
     scale = [] if planned.scale.scale == options.DEMO else ["--scale", planned.scale.scale]
     words = [planned.id, *(word for label in cell for word in ("--cell", label)), *scale]
-    typer.echo(f"To explain one cell, name its labels: fltrain explain {shlex.join(words)}")
+    shown = command(f"fltrain explain {shlex.join(words)}", config=config)
+    typer.echo(f"To explain one cell, name its labels: {shown}")
 
 
 def _by_axis(values: Sequence[str], entries: Sequence[Entry]) -> tuple[str, str]:

@@ -72,6 +72,8 @@ def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | 
     for one in parse_where(where or ()):
         if one.key == "scale":
             raise FltrainError(f"--where {one}: write --scale {one.values[0]}")
+        if one.key == "status":
+            raise FltrainError(f"--where {one}: choose by status with `fltrain status` or `compare` only")
         if one.key in ("items", "paper"):
             raise FltrainError(f"--where {one}: write only {' '.join(one.values)}, without --where")
     stated = {"items": items and ",".join(items), "seeds": seeds, "where": where}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +12,15 @@ import typer
 
 from fltrain.cli import options
 from fltrain.cli.output import print_table, print_text
+from fltrain.core.config import check_known
 from fltrain.core.errors import count, listed
+from fltrain.core.shell import command
 from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import RunStatus, changed_runs, stale_runs
+from fltrain.runs.today import STATUSES, RunStatus, changed_runs, stale_runs
+from fltrain.runs.where import Condition, parse_where
 
 _MISSING = "not trained"
 _VERIFY, _CHANGED = "verify", "status --changed"
@@ -49,17 +52,25 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
-    If you name no scale and the default scale has no run in the folder, the command lists all runs there.
+    For the runs with some statuses, add --where status=diverged,failed. If you name no scale and the default
+    scale has no run in the folder, the command lists all runs there.
+
     A stopped run resumes from its last checkpoint. A failed run ended with an error: see its train.log. A
     stale run is older than a revision of one of its components; retrain it. An unknown run has settings that
     today's code lacks: set FLTRAIN_PATH if it has a method of your own. A damaged record was changed after
     training; tables leave it out.
     """
+    by_status = [one for one in parse_where(where or ()) if one.key == "status"]
+    for one in by_status:
+        check_known("--where status: unknown status", one.values, map(_word, STATUSES))
+    if by_status:
+        where = [str(one) for one in parse_where(where or ()) if one not in by_status] or None
     wanted, folder = options.selection_of(items, seeds, where), options.read_from(results)
     whole = plan(config, scale)
     planned = whole.restricted(wanted)
     if changed:
-        for run in changed_runs(planned.runs, folder):
+        found = {run: planned.runs[run] for run in changed_runs(planned.runs, folder)}
+        for run in _meeting(_states(found, folder), by_status):
             typer.echo(folder.run(run) / "summary.json")
         return
     specs: Mapping[str, RunSpec | None] = planned.runs
@@ -70,14 +81,17 @@ def status(
         other = {record.run_id: record.run_spec if record.usable else None for record in records}
     if other:
         specs, states = other, _states(other, folder)
-    rows = []
+    states, rows = _meeting(states, by_status), []
     for run, state in states.items():
         members, spec = ", ".join(planned.memberships.get(run, ())), specs[run]
         final = "" if state.final is None else f"{100 * state.final:.2f}"
         seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
         rows.append((run, str(spec.seed) if spec else "", members, state.name, final, seconds))
     numbers = ("final accuracy, %", "seconds")
-    print_table(("run", "seed", "items", "status", *numbers), rows, right=numbers, whole=["run"])
+    if rows:
+        print_table(("run", "seed", "items", "status", *numbers), rows, right=numbers, whole=["run"])
+    else:
+        print_text(f"no run of {scale} has {' '.join(map(str, by_status))}")
     details: dict[str, dict[str, list[str]]] = {}
     for run, state in states.items():
         if state.detail:
@@ -85,28 +99,43 @@ def status(
     for name, same in details.items():
         if len(same) > 1 and name in _LISTED_BY and not (other and _LISTED_BY[name] == _CHANGED):
             why = ", trained by changed or unrecorded code" if _LISTED_BY[name] == _CHANGED else ""
-            command = f"fltrain {_LISTED_BY[name]} --scale {scale} --results {results}"
-            print_text(f"{sum(map(len, same.values()))} {name}{why}: see {command}")
+            shown = command(f"fltrain {_LISTED_BY[name]} --scale {scale}", results, config)
+            print_text(f"{sum(map(len, same.values()))} {name}{why}: see {shown}")
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
     if further := sum(record.run_id not in whole.runs for record in folder.records()):
-        command = f"fltrain compare --results {results} --out all_runs.csv"
-        print_text(f"{count(further, 'run')} that no item of {scale} declares (all settings: {command})")
+        shown = command("fltrain compare --out all_runs.csv", results, config)
+        print_text(f"{count(further, 'run')} that no item of {scale} declares (all settings: {shown})")
+    default = (results, config) == (Path("results"), Path("config"))  # the folders of the workflow
     if outdated := outdated_pages(folder.root / scale):
-        print_text(
-            f"{listed(outdated, 1)}: made by another version of the rule or of the reporting code; run "
-            f"snakemake --config scale={scale} train=false"
-        )
+        remedy = f"; run {command(f'snakemake --config scale={scale} train=false')}" if default else ""
+        text = "made by another version of the rule or of the reporting code"
+        print_text(f"{listed(outdated, 1)}: {text}{remedy}")
     counts = Counter(state.name for state in states.values())
     missing = f"; of {scale}: {len(planned.runs)} {_MISSING}" if other else ""
-    if {*counts} == {_MISSING}:
+    if {*counts} == {_MISSING} and default:
         given = {"items": ",".join(items or ()), "seeds": seeds, "where": " ".join(where or ())}
         words = [f"{key}={value}" for key, value in {"scale": scale, **given}.items() if value]
-        missing += f"; to train them: {shlex.join(['snakemake', '--config', *words])}"
-    print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())) + missing)
+        missing += f"; to train them: {command(shlex.join(['snakemake', '--config', *words]))}"
+    if counts:
+        print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())) + missing)
 
 
 def _states(specs: Mapping[str, RunSpec | None], results: Results) -> dict[str, RunStatus]:
     stale = stale_runs(specs, results)
     return {run: RunStatus.of(run, spec, results, stale.get(run)) for run, spec in specs.items()}
+
+
+def _meeting(states: Mapping[str, RunStatus], conditions: Sequence[Condition]) -> dict[str, RunStatus]:
+    """Return the runs that meet all conditions on their status."""
+    return {
+        run: state
+        for run, state in states.items()
+        if all(one.meets({"status": _word(state.name)}) for one in conditions)
+    }
+
+
+def _word(status: str) -> str:
+    """Return the name of a status in conditions, which have no spaces."""
+    return status.replace(" ", "-")

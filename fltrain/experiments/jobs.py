@@ -89,8 +89,8 @@ class Jobs:
                 "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
-                else f"older than today's code: {records}, valid because no revision has changed "
-                "(docs/records.md#changed-code)"
+                else f"{records} from earlier versions of the code: this is expected, and their numbers are "
+                "valid, because no revision has changed (docs/records.md#changed-code)"
             )
         return notes
 

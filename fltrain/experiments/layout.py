@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, Strict
 
-from fltrain.core.config import ListOf, Settings, unknown
+from fltrain.core.config import ListOf, Settings, suggest, unknown
 from fltrain.runs.measures import MEASURES, Measure
 
 Labels = dict[str, str]
@@ -57,14 +57,18 @@ class ItemLayout(Settings):
         ]
 
     def faults(self, axes: Axes) -> Iterator[str]:
-        """Yield unknown axes and labels, and axes whose points the layout would mix, each after its field."""
+        """Yield unknown axes and labels, and axes whose points the layout would mix, each after its field.
+
+        An axis that an unknown one resembles is not missed as well: its name is only misspelt.
+        """
         shown = [name for _, name in self._places()]
+        misspelt = [name for name in shown if name not in axes]
         for number, (place, name) in enumerate(self._places()):
             yield from unknown(f"{place}: unknown axis", [name], [*axes, *self.NO_AXIS], "axes")
             if name in shown[:number]:
                 yield f"{place}: the layout names the axis {name!r} twice"
         for axis, labels in axes.items():
-            if len(labels) > 1 and axis not in shown:
+            if len(labels) > 1 and axis not in shown and not any(suggest(name, [axis]) for name in misspelt):
                 yield f"the layout does not show the axis {axis!r}; add it to the layout"
 
 

@@ -18,11 +18,12 @@ import yaml
 from pydantic import AfterValidator, Field, Strict, model_validator
 
 from fltrain.core.config import ListOf, Settings, check_known
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
 from fltrain.core.floats import average
 from fltrain.core.own import place_of_file
 from fltrain.core.rng import Purpose, stream
+from fltrain.core.shell import command
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Labels
@@ -189,8 +190,8 @@ def read_selection(config: Path, item: PlannedItem) -> Selected:
     """
     path, scale = selected_file(config, item), item.scale.scale
     make = (
-        f"train the trials (`snakemake --config scale={scale} items={item.id}`), then run "
-        f"`fltrain select {item.id} --scale {scale}`"
+        f"train the trials (`{command(f'snakemake --config scale={scale} items={item.id}')}`), then run "
+        f"`{command(f'fltrain select {item.id} --scale {scale}')}`"
     )
     if not path.exists():
         raise FltrainError(f"{path}: nothing is selected yet; {make}")
@@ -219,8 +220,9 @@ def select(item: PlannedItem, results: Results) -> Selected:
     missing = [run for run, record in records.items() if not record.usable]
     if missing:
         raise FltrainError(
-            f"{item.id}: {len(missing)} of {len(records)} trials have no record, for example {missing[0]}; "
-            f"all count, so train them: `snakemake --config scale={item.scale.scale} items={item.id}`"
+            f"{item.id}: {len(missing)} of {count(len(records), 'trial')} without a record, for example "
+            f"{missing[0]}; all count, so train them: "
+            f"`{command(f'snakemake --config scale={item.scale.scale} items={item.id}')}`"
         )
     what = measure(name)
 
@@ -255,6 +257,6 @@ def _best(trials: Mapping[str, Trial]) -> str:
 
 def write_selection(path: Path, selected: Selected) -> None:
     """Write a selection with its evidence."""
-    command = f"fltrain select {selected.item} --scale {selected.scale}"
+    made_by = f"fltrain select {selected.item} --scale {selected.scale}"
     text = yaml.safe_dump(selected.model_dump(mode="json"), sort_keys=False, width=110)
-    write_text(path, f"# Written by `{command}`; do not edit. Plans refuse it if the trials change.\n{text}")
+    write_text(path, f"# Written by `{made_by}`; do not edit. Plans refuse it if the trials change.\n{text}")

@@ -62,11 +62,8 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
         "diverged": sum(record.summary["status"] == "diverged" for record in done),
         "seconds": sum(record.costs["seconds"]["total"] for record in done),
     }
-    summaries = {paper["name"]: _summary(folder / paper["name"]) for paper in listing["papers"]}
-    cards: dict[str, list[dict[str, Any]]] = {}
-    for paper in listing["papers"]:
-        for subject, section in _sections(paper, summaries[paper["name"]], folder):
-            cards.setdefault(subject, []).append(section)
+    summaries = _summaries(listing["papers"], folder)
+    cards = _cards(listing["papers"], summaries, folder)
     sections = [*itertools.chain(*cards.values())]
     found = (verdicts for section in sections for verdicts, _ in section["counts"].values())
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
@@ -101,6 +98,18 @@ def verdict_lines(folder: Path) -> list[str]:
     ]
 
 
+def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the rows of the front page's first table as lines: paper, conclusion, main verdict."""
+    papers, lines = listing["papers"], []
+    cards = _cards(papers, _summaries(papers, folder), folder)
+    shown = len(cards) > 1 and not listing["reduced"]
+    for section, *_ in cards.values() if shown else ():
+        for verdict, claim, result in section["findings"][:1]:
+            text = section["conclusion"] or (f"Paper's claim: {claim}." if claim else result)
+            lines.append(f"{section['short']}: {text}" + f" Main verdict: {verdict}." * bool(verdict))
+    return lines
+
+
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
     """Yield for each kind of verdicts over all papers: total and name, confirmatory and exploratory ones."""
     best = {"published values": "reproduced", "published gains": "size reproduced", "claims": "supported"}
@@ -122,11 +131,26 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Count
             yield f"{number} {what}", confirmatory, exploratory
 
 
+def _summaries(papers: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+    return {paper["name"]: _summary(folder / paper["name"]) for paper in papers}
+
+
 def _summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a paper from its folder; without one, it is empty."""
     path, texts = folder / "summary.json", dict.fromkeys(("kind", "note", "picture"), "")
     empty: dict[str, Any] = {**texts, "conclusions": {}, "findings": [], "forest": {}, "counts": {}}
     return empty | (read_json(path) if path.exists() else {})
+
+
+def _cards(
+    papers: Iterable[Mapping[str, Any]], summaries: Mapping[str, Mapping[str, Any]], folder: Path
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the parts of each card by its paper."""
+    cards: dict[str, list[dict[str, Any]]] = {}
+    for paper in papers:
+        for subject, section in _sections(paper, summaries[paper["name"]], folder):
+            cards.setdefault(subject, []).append(section)
+    return cards
 
 
 def _sections(

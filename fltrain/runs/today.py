@@ -171,12 +171,19 @@ def stale_runs(runs: Collection[str], results: Results) -> dict[str, Record]:
 
 
 # --------------------------------------------------------------------------------------------------- status
+STATUSES = (
+    *("completed", "diverged", "damaged", "training", "failed", "stopped", "started"),
+    *("stale", "unknown", "not trained"),
+)
+"""Names of statuses."""
+
+
 class RunStatus(NamedTuple):
     """Status of a run.
 
     Attributes:
-        name: ``completed``, ``diverged``, ``damaged``, ``training``, ``failed``, ``stopped``, ``started``
-            (not yet saved), ``stale``, ``unknown`` (the code lacks its settings) or ``not trained``.
+        name: one of ``STATUSES``. A ``started`` run has saved nothing yet; the code lacks settings of an
+            ``unknown`` one.
         detail: explanation, empty if there is none.
         final: final accuracy, from 0 to 1; None if there is none.
         seconds: wall time of the training; None unless it has ended.

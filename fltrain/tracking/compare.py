@@ -19,6 +19,7 @@ import pandas as pd
 
 from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.shell import command
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import (
     Cell,
@@ -210,9 +211,8 @@ def compare(
     if len(found) > 1:
         ((name, its_scale), _), *_ = found.most_common()
         names = listed(dict.fromkeys(one for (one, _), _ in found.most_common()), 4)
-        heading = f"Runs of {names}. For one table or figure: fltrain compare {name} --scale {its_scale}"
-        heading += f" --results {results}" * (Path(results) != Path("results"))
-        return replace(compared, heading=heading)
+        one = command(f"fltrain compare {name} --scale {its_scale}", results, config)
+        return replace(compared, heading=f"Runs of {names}. For one table or figure: {one}")
     return compared
 
 
@@ -337,7 +337,10 @@ def compare_item(
         )
     remarks += [f"further measures: --metric {others}"] if others else []
     remarks += [f"page: {page}"] if page.exists() else []
-    heading = f"{item.id} at scale {scale}: {job.title} ({job.scale})"
+    what, title = measure(metric), job.title
+    if not (item.item.table or metric in names):  # such as a figure of curves
+        title = f"{what.label.removesuffix(f', {what.unit}')} of the runs behind “{title}”"
+    heading = f"{item.id} at scale {scale}: {title} ({job.scale})"
     heading += f", only {' '.join(map(str, conditions))}" if conditions else ""
     return Comparison(job, shown, remarks, targets_text(job, runs, published), heading)
 

@@ -19,6 +19,7 @@ import pandas as pd
 from fltrain.core import arguments
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.own import own_remedy, places
+from fltrain.core.shell import command
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
@@ -218,14 +219,14 @@ def untrained(results: Results, name: str, scale: str) -> FltrainError:
     problem = f"{results.runs} has no run of {name!r} at scale {scale!r}"
     return FltrainError(
         f"{results.missing or problem}; {_imported([scale], ', or ')}train its "
-        f"runs with `snakemake --config scale={scale} items={name}`, or name another scale"
+        f"runs with `{command(f'snakemake --config scale={scale} items={name}')}`, or name another scale"
     )
 
 
 def _imported(scales: Iterable[str], end: str) -> str:
     """Return the remedy to import records that the project has in the folder of a scale, else nothing."""
     files = [file for scale in sorted(scales) if (file := Path(scale, "records.tar.gz")).exists()]
-    return f"import records with `fltrain records import {files[0]}`{end}" if files else ""
+    return f"import records with `{command(f'fltrain records import {files[0]}')}`{end}" if files else ""
 
 
 def _values(conditions: Iterable[Condition], key: str) -> set[str]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ settings.load_profile("fixed")
 # Tests ignore the folders of the user who runs them.
 for variable in (VARIABLE, OFFLINE, MIRROR):
     os.environ.pop(variable, None)
+
+# Messages have commands as in an active environment.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 Register = Callable[[dict[str, Any] | str], None]
 

@@ -106,7 +106,10 @@ def test_commands_and_their_options_are_documented() -> None:
         assert command.help
         for parameter in command.params:
             assert parameter.help, f"{path} {parameter.name}"
-        assert not re.findall(r"--[a-z-]+ <|{[a-z]", cli(*path, "--help").stdout), "a type, or no metavar"
+        assert not re.findall(r"[a-zA-Z-]+ <\w+[\[>]|{[a-z]", cli(*path, "--help").stdout), (
+            "a type, or no metavar"
+        )
+    assert "\n  FILE ...  YAML or JSON" in cli("train", "--help").stdout
 
 
 def spec(**changes: Any) -> str:
@@ -653,6 +656,15 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (there are: 0)\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
+        (
+            "plan --scale one --where status=failed",
+            ["status=failed: choose by status with `fltrain status` or `compare` only\n"],
+        ),
+        (
+            "status --where status=done,failed",
+            ["--where status: unknown status 'done' (known: completed, diverged, ", ", not-trained)\n"],
+        ),
+        ("status --where status=divergd", ["unknown status 'divergd'; did you mean 'diverged'?\n"]),
         ("plan --scale one --where items=toy", ["--where items=toy: write only toy, without --where\n"]),
         (
             "explain toy/tabel --scale one",

@@ -430,7 +430,7 @@ def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> Non
     words = [f"{row['verdict']} {row['where']}: {row['claim']} {row['number']}" for row in judged]
     words += [LEGEND, f"{len(rows) - len(judged)} further claims: not run, or not judged"]
     assert " ".join(claims).split() == " ".join(words).split()
-    example = f"fltrain compare fedavg/table1_2nn --scale published --results {imported}"
+    example = f"fltrain compare fedavg/table1_2nn --scale published --results {imported} --config {CONFIG}"
     assert lines[-2] == f"cells of a table or figure: {example}"
     with pytest.raises(FltrainError, match="has no run of 'flfa' at scale 'demo'"):
         cli("compare", "flfa", *folders)
@@ -480,6 +480,7 @@ def test_a_figure_has_its_labels_and_a_base(tmp_path: Path) -> None:
     for entry in item.entries:
         record(Results(tmp_path), entry.spec, 0.5 + len(entry.spec.plugins) / 10)
     figure = compare(tmp_path, CONFIG, ["ecgr_figure2"])
+    assert "demo: final accuracy of the runs behind “Accuracy of FedAvg, " in figure.heading
     rows = {row["plugin"]: row for row in figure.rows()}
     assert list(rows) == ["base", "+ ECGR"] and rows["+ ECGR"]["gain"].startswith("+9.")
     with pytest.raises(FltrainError, match="fedfcd/figure3 shows partitions, without runs to compare"):
@@ -742,7 +743,9 @@ def test_a_terminal_shows_no_endless_table(
 ) -> None:
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 1)
     choice = ("--where", "method=fedavg,fedprox", "--where", "training.lr=0.1")
-    with pytest.raises(FltrainError, match=r"^2 lines of several experiments; name a .* with --out$"):
+    with pytest.raises(
+        FltrainError, match=r"^2 lines .*; name a table or figure and its scale .* with --out$"
+    ):
         run_compare(root, *choice)
     table = tmp_path / "table.csv"
     assert run_compare(root, *choice, "--out", table) == f"table: {table}\n"

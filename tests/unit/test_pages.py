@@ -431,17 +431,21 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
     papers = [{**own, "title": title}, other]
     try:
         for finding, line in (
-            (("supported", "A grows", "+1"), "Paper's claim: A grows supported the paper's"),
-            (("", "", "All are right."), "All are right. the paper's"),
+            (("supported", "A grows", "+1"), "Paper's claim: A grows. Main verdict: supported."),
+            (("", "", "All are right."), "All are right."),
         ):
             path.write_text(
                 json.dumps({**SUMMARY, "conclusions": {}, "findings": [finding]}), encoding="utf-8"
             )
             page = front(toy, papers=papers)
-            assert f"protocol {short} {line} on toy data." in text_of(page)
+            shown = line.replace(". Main verdict: supported.", " supported")
+            assert f"protocol {short} {shown} the paper's on toy data." in text_of(page)
+            listing = {**toy.listing, "papers": papers}
+            assert overview.main_results(listing, toy.folder)[0] == f"{short}: {line}"
             assert page.links[0] == "#paper"
-        assert "main verdict" not in text_of(front(toy, papers=papers[:1])), "a single card needs no table"
-        assert "main verdict" not in text_of(front(toy, reduced=True)), "nothing is judged"
+        for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
+            assert "main verdict" not in text_of(front(toy, **changes))
+            assert overview.main_results({**toy.listing, **changes}, toy.folder) == []
     finally:
         path.write_text(before, encoding="utf-8")
         front(toy)

@@ -365,7 +365,7 @@ def test_impossible_demands_are_refused(scheme: Scheme, message: str) -> None:
     ("images", "message"),
     [
         (0, "class 9 has no training images, .* correct 'classes' of the dataset, or choose another scheme"),
-        (1, "class 9 has 1 training images for the 2 clients that should hold it; lower clients or"),
+        (1, "class 9 has 1 training image for the 2 clients that should hold it; lower clients or"),
     ],
 )
 def test_a_class_with_fewer_images_than_clients_is_refused(scheme: Scheme, images: int, message: str) -> None:
@@ -414,7 +414,7 @@ def test_local_split_of_each_client(labels: list[int], fraction: float, stratify
 
 
 def test_a_client_of_one_image_cannot_be_split() -> None:
-    with refused_within(1, r"^partition: client 1 has 1 images, a local test split needs 2; raise"):
+    with refused_within(1, r"^partition: client 1 has 1 image, a local test split needs 2; raise"):
         local_split([np.arange(4), np.array([5])], 0.25, stream(0, Purpose.TEST_SPLIT))
     with pytest.raises(FltrainError, match="fraction"):
         LocalTest.parse({"fraction": 1.0}, "local test")

@@ -133,21 +133,35 @@ def test_status_names_stale_and_damaged_runs(
     assert f"{stale}: stale: methods 1 -> 2 ({older.run_id})" in lines
     assert any(line.startswith(f"{damaged.run_id}: damaged: {damaged.folder}") for line in lines)
     assert lines[-1] == "1 completed, 1 damaged, 1 not trained, 1 stale"
+    place = ("--scale", "one", "--results", results.root, "--config", config)
+    (chosen,) = [
+        line
+        for line in cli("status", *place, "--where", "status=damaged,stale seed=1").stdout.splitlines()
+        if "digits" in line and "│" in line
+    ]
+    assert damaged.run_id in chosen
+    left = cli("status", *place, "--where", "status!=completed").stdout
+    assert left.endswith("\n1 damaged, 1 not trained, 1 stale\n") and tiny().run_id not in left
+    assert cli("status", *place, "--where", "status=not-trained").stdout.endswith("\n1 not trained\n")
+    none = cli("status", *place, "--where", "status=failed,diverged").stdout
+    assert none.startswith("no run of one has status=failed,diverged\n")
     # A second damaged record makes one line for both, with the command that lists them.
     (results.record(tiny().run_id).folder / "metrics.jsonl").write_text("{")
     shown = cli("status", "--scale", "one", "--results", results.root, "--config", config)
     found = [line for line in shown.stdout.splitlines() if "damaged" in line and "│" not in line]
     assert found == [
-        f"2 damaged: see fltrain verify --scale one --results {results.root}",
+        f"2 damaged: see fltrain verify --scale one --results {results.root} --config {config}",
         "2 damaged, 1 not trained, 1 stale",
     ]
 
 
-def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(tmp_path: Path, results: Results) -> None:
+def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
+    tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = write_papers(tmp_path / "config", PAPER, scale={**SCALE, "scale": "demo"})
     place = ("--results", results.root, "--config", config)
 
-    def listed(*arguments: str) -> dict[str, str]:
+    def listed(*arguments: str, place: tuple[object, ...] = place) -> dict[str, str]:
         *lines, last = cli("status", *arguments, *place).stdout.splitlines()
         cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│ digits-" in line]
         return {run: f"seed {seed} {status}" for run, seed, _, status, *_ in cells} | {"": last}
@@ -157,8 +171,16 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(tmp_path: Path
     with pytest.raises(FltrainError, match="results: no such folder; name your folder with --results"):
         listed()
     results.create()
+    assert listed() == declared, "an empty folder"
+    monkeypatch.chdir(tmp_path)
     remedy = "; to train them: snakemake --config scale=demo"
-    assert listed() == declared | {"": f"2 not trained{remedy}"}, "an empty folder"
+    assert listed(place=()) == declared | {"": f"2 not trained{remedy}"}, "the folder of the workflow"
+    monkeypatch.setenv("PATH", "/bin")
+    assert listed(place=())[""].endswith("bin/snakemake --config scale=demo"), (
+        "an environment that is not active"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     own, unknown, damaged = (record(tiny(seed=seed), results) for seed in (7, 8, 9))
     data = {**json.loads((unknown.folder / "spec.json").read_text()), "method": {"name": "mine"}}
     (unknown.folder / "spec.json").write_text(json.dumps(data))
@@ -174,10 +196,15 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(tmp_path: Path
         begun: "seed  started",
         "": "1 completed, 1 damaged, 1 started, 1 unknown; of demo: 2 not trained",
     }
-    assert listed("toy/table", "--seeds", "1") == declared | {
+    assert listed("--where", "status=damaged,started") == {
+        damaged.run_id: "seed  damaged",
+        begun: "seed  started",
+        "": "1 damaged, 1 started; of demo: 2 not trained",
+    }
+    assert listed("toy/table", "--seeds", "1", place=()) == declared | {
         "": f"2 not trained{remedy} items=toy/table seeds=1"
     }
-    assert listed("toy") == declared | {"": f"2 not trained{remedy} items=toy"}
+    assert listed("toy", place=()) == declared | {"": f"2 not trained{remedy} items=toy"}
     record(tiny(), results)
     assert listed() == declared | {tiny().run_id: "seed 0 completed", "": "1 completed, 1 not trained"}
 

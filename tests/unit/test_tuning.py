@@ -209,7 +209,7 @@ def test_from_trials_to_final_runs(tmp_path: Path, own: Any) -> None:
     assert planned.restricted(Selection(items=("toy/trials",))).items == [item(planned, "trials")]
     command = ("select", "toy/trials", "--scale", "one", "--config", config, "--results", results)
     Results(results).create()
-    with pytest.raises(FltrainError, match="6 of 6 trials have no record"):
+    with pytest.raises(FltrainError, match="6 of 6 trials without a record"):
         cli(*command)
 
     trials = trained(config, results)

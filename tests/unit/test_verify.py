@@ -277,13 +277,17 @@ def test_an_edited_number_is_named_in_every_form(form: str, place: Place) -> Non
     place.only(path, "differs from its records")
 
 
-def test_a_page_of_another_version_is_named(place: Place) -> None:
+def test_a_page_of_another_version_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.make_tables(place.plan, "html")
     page = place.table().with_suffix(".html")
     assert place.findings() == []
     page.write_text(page.read_text().replace(reporting_version(), "1-abc"))
     change_cell(place.table(), "mean", "99.0")
-    place.only("1 page made by another version", "not checked: toy/table.html; run", harmless=True)
+    place.only("1 page made by another version", "not checked: toy/table.html", harmless=True)
+    assert not any("snakemake" in problem.text for problem in place.findings()), "it makes no other folder"
+    monkeypatch.chdir(place.root)
+    (own,) = Verification(Results(Path("results")), place.root / "config").findings()
+    assert own.text.endswith("; run snakemake --config scale=one train=false, then verify again")
 
 
 def test_a_table_that_names_an_unknown_run_is_named(place: Place) -> None:

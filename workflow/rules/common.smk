@@ -64,8 +64,13 @@ onsuccess:
         if page.stat().st_mtime >= workflow.fltrain_start
     ]
     if Path(OUT, "index.html") in pages:
-        from fltrain.reporting.overview import verdict_lines  # not for each job
+        from fltrain.reporting.overview import (  # not for each job
+            main_results,
+            verdict_lines,
+        )
 
+        if lines := main_results(JOBS.listing(), Path(OUT)):
+            print("Main results:", *lines, sep="\n  ", file=sys.stderr)
         if lines := verdict_lines(Path(OUT)):
             print(
                 "Verdicts on published values:", *lines, sep="\n  ", file=sys.stderr

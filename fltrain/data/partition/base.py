@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fltrain.core.config import Settings, added
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.registry import Component
 from fltrain.core.rng import Purpose, stream
 
@@ -219,14 +219,14 @@ def local_split(
     for client, images in enumerate(clients):
         if len(images) < 2:
             raise FltrainError(
-                f"partition: client {client} has {len(images)} images, a local test split needs 2; "
+                f"partition: client {client} has {count(len(images), 'image')}, a local test split needs 2; "
                 "raise partition.min_size or lower partition.clients"
             )
         shuffled = random.permutation(images)
         # The small number undoes floating-point excess, as in 0.1 * 30 > 3.
-        count = min(max(1, math.ceil(fraction * len(images) - 1e-9)), len(images) - 1)
-        # Every (n / count)-th of the shuffled images (in the order of their classes), from a random start.
-        picked = (np.arange(count) * len(images) + random.integers(len(images))) // count
+        number = min(max(1, math.ceil(fraction * len(images) - 1e-9)), len(images) - 1)
+        # Every (n / number)-th of the shuffled images (in the order of their classes), from a random start.
+        picked = (np.arange(number) * len(images) + random.integers(len(images))) // number
         if strata is not None:
             picked = np.argsort(strata[shuffled], kind="stable")[picked]
         chosen = np.zeros(len(images), bool)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.data.partition.base import Indices, LabelSkew, class_counts
 
 Shares = NDArray[np.float64]
@@ -63,9 +63,10 @@ class Dirichlet(LabelSkew):
             smallest = max(smallest, int(sizes.min(axis=1).max()))
             fewest_short = min(fewest_short, int(short.min()))
         raise FltrainError(
-            f"partition: in {drawn} draws of {self.name}(alpha={self.alpha}) over {self.clients} clients the "
-            f"smallest client got {smallest} images at most, min_size is {self.min_size} (missed by "
-            f"{fewest_short} clients or more); raise alpha, or lower min_size or clients"
+            f"partition: in {count(drawn, 'draw')} of {self.name}(alpha={self.alpha}) over {self.clients} "
+            f"clients the smallest client got {count(smallest, 'image')} at most, min_size is "
+            f"{self.min_size} (missed by {count(fewest_short, 'client')} or more); raise alpha, or lower "
+            "min_size or clients"
         )
 
     def _draw(self, draws: int, class_sizes: Indices, random: np.random.Generator) -> Indices:

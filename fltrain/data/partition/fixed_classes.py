@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.data.partition.base import Indices, LabelSkew
 
 Held = NDArray[np.bool_]
@@ -95,15 +95,15 @@ class FixedClasses(LabelSkew):
             )
         if class_sizes[scarce] < holders[scarce]:
             raise FltrainError(
-                f"partition: class {scarce} has {class_sizes[scarce]} training images for the "
+                f"partition: class {scarce} has {count(class_sizes[scarce], 'training image')} for the "
                 f"{holders[scarce]} clients that should hold it; lower clients or classes_per_client, or "
                 "choose another scheme"
             )
         smallest = int((held @ (class_sizes // holders)).min())
         if smallest < self.min_size:
             raise FltrainError(
-                f"partition.min_size: equal shares of its classes give the smallest client {smallest} images "
-                f"at most, min_size is {self.min_size}; lower min_size or clients"
+                f"partition.min_size: equal shares of its classes give the smallest client "
+                f"{count(smallest, 'image')} at most, min_size is {self.min_size}; lower min_size or clients"
             )
         return self.shared_out(class_sizes, held, random)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, count
 from fltrain.data.partition.base import Indices, Scheme, TrainingLabels, grouped, shuffled_by_class
 
 
@@ -40,8 +40,9 @@ class Shards(Scheme):
         super().check(images, classes)
         if self.clients * self.shards_per_client > images:
             raise FltrainError(
-                f"partition.shards_per_client: {self.clients} clients with {self.shards_per_client} shards "
-                f"each need {self.clients * self.shards_per_client} images, the training split has {images}; "
+                f"partition.shards_per_client: {self.clients} clients with "
+                f"{count(self.shards_per_client, 'shard')} each need "
+                f"{self.clients * self.shards_per_client} images, the training split has {images}; "
                 f"use at most {images // self.clients}"
             )
 
@@ -73,8 +74,8 @@ class ByWriter(Scheme):
         ids, authors = np.unique(data.writers, return_inverse=True)
         if self.clients > len(ids):
             raise FltrainError(
-                f"partition.clients: {self.clients} clients, but the dataset has {len(ids)} writers; "
-                f"use at most {len(ids)}"
+                f"partition.clients: {self.clients} clients, but the dataset has "
+                f"{count(len(ids), 'writer')}; use at most {len(ids)}"
             )
         chosen = np.arange(self.clients)
         if self.choice == "random":

@@ -69,7 +69,7 @@ def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
     assert sheet.figure is not None
     records = {cell.run: record for cell, record in finished(sheet, results.record)}
     if not records and not isinstance(sheet.figure, Bubbles):
-        raise FltrainError(f"{sheet.id}: none of its {len(sheet.cells)} runs has a record; train them first")
+        raise FltrainError(f"{sheet.id}: none of its runs has a record; train them first")
     rows, numbers = _drawn(sheet, sheet.figure, results)
     notes = _notes(sheet, sheet.figure, results, records, numbers)
     return style.footnote(style.figure(rows), notes), numbers

@@ -1,0 +1,24 @@
+"""Commands in messages, so that a shell runs them as printed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def command(text: str, results: str | Path = "results", config: str | Path = "config") -> str:
+    """Return a command with options for folders that are not the default ones.
+
+    Unless the shell finds the program of this environment, its folder comes first, such as ``.venv/bin/``.
+    """
+    program, bin_folder = text.partition(" ")[0], Path(sys.executable).parent
+    found = shutil.which(program)
+    if (bin_folder / program).exists() and not (found and os.path.samefile(found, bin_folder / program)):
+        text = f"{min(os.path.relpath(bin_folder), str(bin_folder), key=len)}/{text}"
+    folders = {"results": results, "config": config}
+    for name, folder in folders.items():
+        text += f" --{name} {shlex.quote(str(folder))}" * (Path(folder) != Path(name))
+    return text
