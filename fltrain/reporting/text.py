@@ -36,11 +36,11 @@ def number_text(
 def shared_decimals(value: float, interval: Interval | None) -> int:
     """Return the decimals that a number shares with its interval: two digits of the half-width.
 
-    Without a half-width they are three digits of the number. Up to two more decimals show the side of zero on
-    which an end lies.
+    Without a half-width they are three digits of the number, or two below 1. Up to two more decimals show the
+    side of zero on which an end lies.
     """
     half = (interval[1] - interval[0]) / 2 if interval else 0.0
-    size, digits = (half, 2) if half else (abs(value), 3)
+    size, digits = (half, 2) if half else (abs(value), 2 if 0 < abs(value) < 1 else 3)
     if not math.isfinite(size):
         return 0
     exponent = int(f"{size:.{digits - 1}e}".partition("e")[2])

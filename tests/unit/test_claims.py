@@ -719,7 +719,7 @@ TIMES: Yaml = {"measure": "final_accuracy", "relative_to": {"method": "a", "plug
     [
         ({**SIDES, **ECGR_GAIN, **AT_A}, "ECGR loses 2.00 points"),
         ({**SIDES, **ECGR_GAIN, **AT_B}, "ECGR gains 5.00 points more at b than at a"),
-        ({**ECGR_GAIN, **AT_A}, "ECGR lowers drift by 0.500"),
+        ({**ECGR_GAIN, **AT_A}, "ECGR lowers drift by 0.50"),
         ({**ECGR_GAIN, "at": {"method": "b"}}, "ECGR raises drift by 1.00"),
         (
             {**ECGR_GAIN, **AT_A, **LATER},
@@ -750,7 +750,7 @@ def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, verb:
     runs.add({"method": "a", "plugin": "base"}, 50)
     runs.add({"method": "a", "plugin": "+ ECGR"}, 50 + gain)
     found = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
-    assert found.startswith(f"ECGR {verb}00 times the final accuracy of a, base")
+    assert found.startswith(f"ECGR {verb}0 times the final accuracy of a, base")
 
 
 @pytest.mark.parametrize(

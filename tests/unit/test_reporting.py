@@ -582,14 +582,14 @@ def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
     [
         *[(-0.02, (-0.04426, 0.0009561), 3), (2.63, (0.33, 4.93), 1), (-583, (-696.6, -469.3), 0)],
         *[(0.1, (0.0004, 0.0996), 4), (0.1, (0.0, 0.2), 2), (-3.9, (-7.83, -0.03), 2), (0, (-1e-9, 1), 2)],
-        *[(2.345, None, 2), (0.008329, (0.008329, 0.008329), 5), (1105.2, None, 0), (0.0, None, 2)],
-        *[(math.inf, None, 0), (0.0, (-math.inf, math.inf), 0)],
+        *[(2.345, None, 2), (0.008329, (0.008329, 0.008329), 4), (1105.2, None, 0), (0.0, None, 2)],
+        *[(0.836, None, 2), (math.inf, None, 0), (0.0, (-math.inf, math.inf), 0)],
     ],
 )
 def test_a_number_and_its_interval_share_decimals(
     value: float, interval: tuple[float, float] | None, decimals: int
 ) -> None:
-    """Two digits of the half-width; more only if an end would look like zero; three digits without it."""
+    """Two digits of the half-width; more only if an end would look like zero; three or two without it."""
     assert shared_decimals(value, interval) == decimals
 
 
