@@ -93,14 +93,16 @@ def paper_summary(
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
     rows: list[Any] = judged[columns].to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
+    decided = (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed)
+    picture = next(decided, "")
+    # Small runs decide nothing: there, the claim that the figure shows comes first.
+    ordered = sorted(rows, key=lambda row: paper["reduced"] and picture not in row["item"].split(", "))
     return {
         **paper,
         "findings": [finding for part in parts.values() for finding in part["findings"]]
-        or missed_values(every if paper["kind"] == "paper" else (), titles) + findings(rows, claims)
+        or missed_values(every if paper["kind"] == "paper" else (), titles) + findings(ordered, claims)
         or cell_findings(paper["kind"], quotable, quoted),
-        "picture": next(
-            (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed), ""
-        ),
+        "picture": picture,
         "forest": forest(every, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], every, rows),
         "claims": rows,

@@ -940,6 +940,21 @@ def test_a_card_shows_the_figure_of_a_decided_claim(runs: Runs, verdict: str, pi
     assert paper_summary(heading, [sheet], judged, {})["picture"] == picture
 
 
+@pytest.mark.parametrize("reduced", [True, False])
+def test_at_a_reduced_scale_a_card_shows_the_claim_of_its_figure(runs: Runs, reduced: bool) -> None:
+    runs.pairs({"a": CLEAR})
+    panels = [{"curve": "test.accuracy", "label": "a"}]
+    curves = Curves.parse({"kind": "curves", "series": "method", "panels": panels}, "figure")
+    sheet = runs.sheet().model_copy(update={"id": "toy/curves", "table": None, "figure": curves})
+    verdict = "reduced scale" if reduced else "supported"
+    judged = pd.DataFrame(2 * runs.judge(POSITIVE)).assign(verdict=verdict, exploratory=False)
+    judged = judged.assign(claim=["1", "2"], item=["b", "a, curves"])
+    heading = {"paper": "toy", "title": "A toy", "kind": "paper", "scale": "demo", "reduced": reduced}
+    summary = paper_summary(heading, [sheet], judged, {})
+    assert summary["findings"][0][1] == ("2 (sec. 1)" if reduced else "1 (sec. 1)")
+    assert [one["claim"] for one in summary["claims"]] == ["1", "2"]
+
+
 @pytest.mark.parametrize("test", [POSITIVE, FAILS, {"kind": "all", "tests": [POSITIVE, POSITIVE]}])
 def test_a_reduced_scale_decides_nothing(runs: Runs, test: Yaml) -> None:
     """Numbers and intervals are shown, without the words supported or contradicted."""

@@ -502,7 +502,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     text = text_of(front(toy))
     shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): On average over 2 cases"
     assert shown in text and "Case: a setting or method that a claim names." in text
-    assert "Each card shows the paper's first claim. Links" in text and "counts the verdicts" not in text
+    assert "Each card shows one of the paper's claims. Links" in text and "counts the verdicts" not in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
