@@ -56,21 +56,18 @@ def cited(text: str) -> Markup:
     return Markup(re.sub(r"\b(arXiv|doi) ([\w./-]*\w)", link, str(escape(text))))
 
 
-def size_of(picture: Path) -> Markup:
-    """Return attributes with the size of a figure, so that pages keep its place; photographs have none.
+def size_and_caption(picture: Path) -> tuple[Markup, Markup]:
+    """Return attributes with the size of an SVG, so that pages keep its place, and its caption, both or none.
 
-    It is enlarged because its labels are smaller than the text of pages.
+    It is enlarged a little because its labels are smaller than the text of pages. On phones, it shrinks to
+    ``--least`` at most.
     """
-    if picture.suffix != ".svg":
-        return Markup()
-    head = picture.read_text("utf-8")[:1000]
-    sizes = [re.search(rf'<svg[^>]* {name}="([\d.]+)"', head) for name in ("width", "height")]
-    width, height = (round(1.4 * float(found[1])) if found else 0 for found in sizes)
-    return (
-        Markup(f' width="{width}" height="{height}" style="--least:{width // 2}px"')
-        if width and height
-        else Markup()
-    )
+    head = r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"[^>]*>(?:<desc>([^<]*)</desc>)?'
+    if picture.suffix != ".svg" or not (found := re.match(head, picture.read_text("utf-8"))):
+        return Markup(), Markup()
+    width, height = map(float, found.groups()[:2])
+    size = f' width="{1.1 * width:.0f}" height="{1.1 * height:.0f}" style="--least:{0.7 * width:.0f}px"'
+    return Markup(size), Markup(found[3] or "")
 
 
 TEMPLATES = Environment(
@@ -86,7 +83,7 @@ TEMPLATES.filters |= {
     "cited": cited,
     "in_lines": in_lines,
     "duration": duration,
-    "size_of": size_of,
+    "size_and_caption": size_and_caption,
     "serious": serious,
     "latex": latex,
 }

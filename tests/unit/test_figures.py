@@ -1,4 +1,4 @@
-"""Appearance and footnotes of figures; their curves, points, histograms and areas by hand."""
+"""Appearance and captions of figures; their curves, points, histograms and areas by hand."""
 
 import base64
 import io
@@ -21,6 +21,7 @@ from fltrain.experiments.layout import Curves, ItemJob
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.figures import style
 from fltrain.reporting.figures.style import Spec
+from fltrain.reporting.pages import size_and_caption
 
 from . import helpers
 from .helpers import DIVERGED, MISSING, Cells, Row, accuracies, drifts, tiny
@@ -58,7 +59,7 @@ def data(panel: Spec) -> pd.DataFrame:
 
 
 def note(spec: Spec) -> str:
-    return " ".join(spec["title"]["text"])
+    return spec["description"]
 
 
 def lab(colour: str) -> np.ndarray:
@@ -391,6 +392,21 @@ def test_figures_can_be_read_in_print(runs: Runs, tmp_path: Path, kind: str) -> 
     svg = path.read_text()
     assert float(re.search(r'width="([\d.]+)"', svg)[1]) <= 720
     assert min(map(float, re.findall(r'font-size="([\d.]+)px"', svg))) >= 10
+
+
+def test_captions_are_drawn_in_print_and_are_text_on_pages(runs: Runs, tmp_path: Path) -> None:
+    """An SVG has its caption, here with the reduced scale, in its description only."""
+    runs.add({"method": "A"}, rows=accuracies(0.1, 0.2))
+    spec, numbers = figures.draw(runs.curves(scale="A & <B>"), runs.results)
+    svg, png = tmp_path / "figure.svg", tmp_path / "figure.png"
+    figures.save(spec, numbers, [svg, png])
+    _, caption = size_and_caption(svg)
+    assert caption.unescape() == note(spec) == "Reduced scale: A & <B>."
+    assert "Reduced scale" not in svg.read_text().replace(f"<desc>{caption}</desc>", "")
+    assert "Reduced scale" in " ".join(style.footnote(spec)["title"]["text"])
+    with Image.open(png) as drawn:
+        assert drawn.height > 2 * float(re.search(r' height="([\d.]+)"', svg.read_text())[1]) + 20
+    assert size_and_caption(png) == ("", "")
 
 
 # ---------------------------------------------------------------- curves

@@ -456,15 +456,18 @@ def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
     assert [one for one in page.loaded if not one.startswith("data:,")] == ["paper/figure1.png"]
     assert len(page.text) < 40_000 and not any("report" in link for link in page.links)
     assert "lazy" not in page.text, "a picture that loads late would move the cards"
-    picture = '<svg class="a" width="100" height="50.4" viewBox="0 0 9 9"/>'
+    picture = '<svg class="a" width="100" height="50.4" viewBox="0 0 9 9"><desc>A &amp; B</desc></svg>'
     (toy.folder / "paper" / "figure1.svg").write_text(picture)
     try:
         page = front(toy)
         assert "paper/figure1.svg" in page.loaded, "sharp at any size"
-        assert 'width="140" height="71"' in page.text, "larger than drawn, and in place before it is loaded"
+        assert 'width="110" height="55"' in page.text, "larger than drawn, and in place before it is loaded"
+        assert page.of("figcaption") == ["A & B"] and 'alt="Main figure of A paper on &lt;' in page.text
+        toy.write_pages()
+        assert read(toy, "paper/index.html").of("figcaption") == ["A & B"]
     finally:
         (toy.folder / "paper" / "figure1.svg").unlink()
-        front(toy)
+        toy.write_pages()
 
 
 def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:

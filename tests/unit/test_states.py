@@ -257,6 +257,5 @@ def test_tables_and_figures_show_missing_and_damaged_runs(tmp_path: Path) -> Non
         assert ("Damaged and left out: " in text) == (form != "csv")
     assert f"Damaged and left out: {summary}" in texts["md"]
     spec, _ = figures.draw(cells.sheet(figure=POINTS), cells.results)
-    notes = " ".join(spec["title"]["text"])
-    assert "Damaged: edited (seed 0), emptied (seed 0), half (seed 1)." in notes
-    assert "Not run: missing (seed 0), missing (seed 1), lost (seed 1)." in notes
+    assert "Damaged: edited (seed 0), emptied (seed 0), half (seed 1)." in spec["description"]
+    assert "Not run: missing (seed 0), missing (seed 1), lost (seed 1)." in spec["description"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from markupsafe import escape
 from scipy.stats import skew
 
 from fltrain.core.errors import FltrainError, listed
@@ -71,8 +72,7 @@ def draw(sheet: ItemJob, results: Results) -> tuple[Spec, pd.DataFrame]:
     if not records and not isinstance(sheet.figure, Bubbles):
         raise FltrainError(f"{sheet.id}: none of its runs has a record; train them first")
     rows, numbers = _drawn(sheet, sheet.figure, results)
-    notes = _notes(sheet, sheet.figure, results, records, numbers)
-    return style.footnote(style.figure(rows), notes), numbers
+    return style.figure(rows, _notes(sheet, sheet.figure, results, records, numbers)), numbers
 
 
 def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> Drawn:
@@ -96,15 +96,18 @@ def _drawn(sheet: ItemJob, figure: Figure, results: Results) -> Drawn:
 
 
 def save(spec: Spec, numbers: pd.DataFrame, outputs: Iterable[Path]) -> None:
-    """Write a figure in the forms that the file names end in (pdf, png, svg); csv has its numbers."""
+    """Write a figure in the forms that the file names end in (pdf, png, svg); csv has its numbers.
+
+    Pages show the SVG, with its caption as their own text. The other forms have it drawn in.
+    """
     import vl_convert
 
-    svg = to_svg(spec)
+    captioned = to_svg(style.footnote(spec))
     forms = {
         ".csv": lambda: numbers.to_csv(index=False).encode(),
-        ".svg": lambda: f"{svg}\n".encode(),
-        ".png": lambda: vl_convert.svg_to_png(svg, scale=2),
-        ".pdf": lambda: vl_convert.svg_to_pdf(svg),
+        ".svg": lambda: f"{to_svg(spec)}\n".encode(),
+        ".png": lambda: vl_convert.svg_to_png(captioned, scale=2),
+        ".pdf": lambda: vl_convert.svg_to_pdf(captioned),
     }
     for path in outputs:
         with replacing(path) as temporary:
@@ -112,13 +115,14 @@ def save(spec: Spec, numbers: pd.DataFrame, outputs: Iterable[Path]) -> None:
 
 
 def to_svg(spec: Spec) -> str:
-    """Return a chart as an SVG element."""
+    """Return a chart as an SVG element, whose description has the caption."""
     import matplotlib
     import vl_convert
 
     # Matplotlib's fonts, so that texts have the same width, and figures the same bytes, on every machine.
     vl_convert.register_font_directory(f"{matplotlib.get_data_path()}/fonts/ttf")
     svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+    svg = svg.replace(">", f"><desc>{escape(spec['description'])}</desc>", 1)
     # Vega counts clipped areas over all figures of a process.
     order = {name: f"clip{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"clip\d+", svg)))}
     return re.sub(r"clip\d+", lambda found: order[found[0]], svg)

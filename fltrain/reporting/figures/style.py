@@ -158,20 +158,21 @@ NOTHING: Drawn = [[panel([], 1, pd.DataFrame())]], pd.DataFrame()
 """A figure of runs that diverged before they had any of its numbers."""
 
 
-def figure(rows: Sequence[Sequence[Spec]]) -> Spec:
+def figure(rows: Sequence[Sequence[Spec]], caption: str) -> Spec:
     """Return the specification of a figure from rows of panels."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "description": caption,
         "config": CONFIG,
         "background": "white",
         "vconcat": [{"hconcat": list(row)} for row in rows],
     }
 
 
-def footnote(spec: Spec, text: str) -> Spec:
-    """Return the figure with a note below all panels."""
+def footnote(spec: Spec) -> Spec:
+    """Return the figure with its caption below all panels."""
     width = max(sum(one["width"] + AXIS for one in row["hconcat"]) for row in spec["vconcat"])
-    lines = _wrapped(text, width // 7)
+    lines = _wrapped(spec["description"], width // 7)
     note = {"text": lines, "orient": "bottom", "fontSize": 12, "color": BLACK, "offset": 12}
     return {**spec, "title": note}
 
