@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,13 +160,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Listed:
-    """A claim on the page of results: a line of a table, and its folded tests or the reason that it has none.
+    """A claim on the page of results: a line of a table with folded evidence, or why it has none.
 
     Attributes:
         cells: the line; empty without a verdict.
         claim: its text and place in the paper.
         detail: why it has no verdict.
-        tests: numbers of cases, test and p value of each of its parts.
+        evidence: further numbers and the test.
         table: title of the tables behind it.
         runs: number of their runs and seeds, and the labels to which they are restricted.
     """
@@ -175,7 +174,7 @@ class Listed:
     cells: list[str]
     claim: str
     detail: str = ""
-    tests: Sequence[Sequence[str]] = ()
+    evidence: str = ""
     table: str = ""
     runs: str = ""
 
@@ -395,16 +394,13 @@ class Evidence:
         one = self._merged(group, claims)
         lines = {name: self._line(claims[claim]) for name, claim in group.claims.items()}
         first, *others = lines.values()
-        tests = [
-            [f"{name}: {note}".rstrip(": "), *test]
-            for name, line in lines.items()
-            for note, *test in line.tests
-        ]
+        equal = all(line.evidence == first.evidence for line in others)
+        each = "<br>".join(f"{name}: {line.evidence}" for name, line in lines.items())
         return replace(
             first,
             cells=[one.claim, one.verdict, "<br>".join(sentences(one.numbers))],
             claim=one.claim,
-            tests=tests if any(line.tests != first.tests for line in others) else first.tests,
+            evidence=first.evidence if equal else each,
         )
 
     def _line(self, row: Row) -> Listed:
@@ -414,16 +410,14 @@ class Evidence:
         if row.verdict == "not judged":
             return Listed([], row.claim, f"we do not judge it. {row.evidence.rstrip('.')}.")
         if row.verdict == "tested":
-            return Listed(
-                [row.claim, row.verdict, ""], row.claim, tests=[[f"{capital(row.evidence)}.", "", ""]]
-            )
+            return Listed([row.claim, row.verdict, ""], row.claim, evidence=f"{capital(row.evidence)}.")
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         return Listed(
             [row.claim, row.verdict, "<br>".join(sentences(row.numbers))],
             row.claim,
-            tests=tests_of(row, seeds),
+            evidence=row.evidence,
             table="; ".join(item.item.title for item in items),
             runs=", ".join(
                 [
@@ -445,51 +439,6 @@ class Evidence:
         hours, size, gpu = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
         mark = "" if not gpu else " (GPU)" if gpu == len(runs) else f" ({gpu} runs: GPU)"
         return [str(len(runs)), f"{hours:.1f}{mark}", f"{size / 1e6:.1f}"]
-
-
-PART = re.compile(r"(?:^| )\(\d\) (?=(?:supported|contradicted|undecided|not judged|not run): )")
-"""Begin of a part in the evidence on a claim."""
-LEAD = re.compile(r"^(?P<number>.*?), over (?P<seeds>\d+) seeds?\. ")
-"""First sentence of the evidence on a claim or a part of it: its number, as in the row."""
-BESIDE_SUBJECT = re.compile(
-    r"on average over [^,]*, | (?:is|are|needs?|gains|loses|adds|saves|raises|lowers) .*", re.IGNORECASE
-)
-"""Parts of such a sentence that do not tell tests apart."""
-TEST = re.compile(r"(?P<notes>.*?)Test: (?P<test>.*?), (?:largest )?one-sided p (?P<p>.*)")
-
-
-def tests_of(row: Row, seeds: int) -> list[list[str]]:
-    """Return numbers of cases, test and p value of each part of a claim.
-
-    Numbers, seeds and reasons that the row has are left out. Tests on the same number share a line.
-    """
-    evidence = row.evidence.partition(" Undecided, because")[0].rstrip(".") + "."
-    parts = list(filter(None, PART.split(evidence)))
-    several = len(parts) > 1
-    lines: dict[tuple[str, str], list[list[str]]] = {}
-    for part in parts:
-        verdict, _, text = part.partition(": ") if several else ("", "", part)
-        about, notes = "", []
-        if lead := LEAD.match(text):
-            text, about = text[lead.end() :], capital(BESIDE_SUBJECT.sub("", lead["number"]))
-            known = int(lead["seeds"]) == seeds
-            repeated = known and lead["number"].lower() in row.numbers.lower()
-            notes += [] if repeated else [lead["number"] if known else lead[0].rstrip(". ")]
-        found = TEST.match(text)
-        rest, test, p = found.groups() if found else (text, "", "")
-        notes += [note for text in rest.strip().split(". ") if (note := text.rstrip("."))]
-        shown = [f"{capital(note)}." for note in notes if note.lower() not in row.numbers.lower()]
-        if several and not found:
-            about, shown = "", [capital(f"{verdict}: {' '.join(shown)}")]
-        lines.setdefault((about, "<br>".join(shown)), []).append([test, p.rstrip(".")])
-    apart = len({about for about, _ in lines if about}) > 1
-    return [
-        [
-            ":<br>".join(filter(None, [about * apart, notes])),
-            *("<br>".join(filter(None, texts)) for texts in zip(*tests, strict=True)),
-        ]
-        for (about, notes), tests in lines.items()
-    ]
 
 
 def was_judged(verdict: str) -> bool:

@@ -598,11 +598,11 @@ def details(rows: Sequence[Listed]) -> str:
     lines: list[list[str]] = []
     for (title, runs), group in groups.items():
         if len(group) > 1:
-            lines.append([f"**{title}** ({runs})", "", "", ""])
+            lines.append([f"**{title}** ({runs})", ""])
         for row in group:
             claim = f"· {row.claim}" if len(group) > 1 else f"{row.claim}{f' ({row.runs})' * bool(row.runs)}"
-            lines += [["" if place else claim, *test] for place, test in enumerate(row.tests)]
-    return table(["claim", "notes", "tested: the value is", "p value"], lines)
+            lines.append([claim, row.evidence])
+    return table(["claim", "evidence"], lines)
 
 
 SYMBOLS = {

@@ -52,6 +52,7 @@ from fltrain.reporting.text import (
     markdown_table,
     number_text,
     p_text,
+    sentences,
     shared_decimals,
     without_tags,
 )
@@ -77,8 +78,9 @@ class Finding:
 
     Attributes:
         verdict: supported, contradicted, undecided ...
-        numbers: estimate, interval and lost runs, in sentences.
+        numbers: seeds, further numbers and lost runs, in sentences.
         decision: the test that decided, in sentences.
+        lead: estimate and interval in a sentence; at all places if ``number`` has the one that decides.
         estimate: our mean with its 90 % ``interval``; at a place if this place alone decides.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
@@ -95,6 +97,7 @@ class Finding:
     verdict: ClaimVerdict
     numbers: str
     decision: str = ""
+    lead: str = ""
     estimate: float | None = None
     interval: Interval | None = None
     p: float | None = None
@@ -104,10 +107,10 @@ class Finding:
     deciding: str = ""
     reason: str = ""
 
-    @property
-    def evidence(self) -> str:
-        """All numbers and the decision."""
-        return " ".join(f"{text.rstrip('.')}." for text in (self.numbers, self.decision) if text)
+    def evidence(self, number: str) -> str:
+        """Return the numbers that ``number`` lacks, and the decision, in sentences."""
+        texts = ("" if self.lead in number else capital(self.lead), self.numbers, self.decision)
+        return " ".join(f"{text.rstrip('.')}." for text in texts if text)
 
 
 COLUMNS = (
@@ -162,10 +165,11 @@ class Judge:
             seen = min(days, default=datetime.date.max)
             late = seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
             low, high = found.interval or (None, None)
+            number = _numbers([found])
             rows.append(
                 {
-                    **{**vars(found), "low": low, "high": high, "evidence": found.evidence},
-                    "number": _numbers([found]),
+                    **{**vars(found), "low": low, "high": high},
+                    **{"number": number, "evidence": found.evidence(number)},
                     **{"where": claim.where, "claim": claim.claim, "stated": statement.text},
                     **{"item": ", ".join(names), "test": claim.test.kind, "reduced": self.reduced},
                     "exploratory": (claim.exploratory or late) and found.verdict in JUDGED,
@@ -232,8 +236,7 @@ class Judge:
             return found
         why = f"the runs are restricted to {missed}" if missed else ""
         why = why or f"there is no number at {', '.join(empty)}"
-        decision, reason = f"{found.decision}. Undecided, because {why}", f"undecided, because {why}"
-        found = replace(found, decision=decision, deciding="", reason=reason)
+        found = replace(found, deciding="", reason=f"undecided, because {why}")
         return replace(found, verdict="undecided", p_contradicted=None)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
@@ -249,7 +252,9 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts; parts with the same text share it."""
     verdicts, number = {part.verdict for part in parts}, _numbers(parts)
     judged = not reduced and not verdicts <= {"not run", "not judged"}
-    texts = dict.fromkeys(f"{part.verdict}: {part.evidence}" if judged else part.evidence for part in parts)
+    shared = number if len({part.number for part in parts if part.number}) == 1 else ""
+    evidence = [(part.verdict, part.evidence(shared)) for part in parts]
+    texts = dict.fromkeys(f"{verdict}: {text}" if judged else text for verdict, text in evidence)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
     if not judged:
@@ -695,7 +700,7 @@ def _shown(
         sides = replace(sides, first=sides.first or f"the sum of {those}")
     sides = replace(sides, first=sides.first or "our number" * bool(scopes))
     number = ", ".join([*scopes, _sentence(sheet, test, mean, interval, sides)])
-    sentences = [f"{capital(number)}, over {count(len(ours.values), 'seed')}"]
+    lead, sentences = number, [count(len(ours.values), "seed")]
     if found and found.tries > 1:
         chosen = f"the {test.judge} of {found.tries} cases"
         sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
@@ -704,7 +709,6 @@ def _shown(
         theirs = f"{_amount(sheet, test, abs(stated))} {side}" if sides.second or side in MORE else ""
         theirs = f"the paper states {theirs or _amount(sheet, test, stated)}"
         number += f"; {theirs}"
-        sentences.append(capital(theirs))
     if averaged:
         scale, decimals = _scale(test), shared_decimals(*_scaled(test, mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
@@ -715,7 +719,7 @@ def _shown(
         side = f"The {sides.noun} {side}"
         sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
-    return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
+    return Finding("undecided", ". ".join(sentences), "", lead, mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -738,9 +742,9 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
     interval = (stated + ends[0], stated + ends[1]) if ends else None
     number = _number(sheet, test, cell.gain or 0.0, interval)
-    words = f"{number} over {count(len(cell.gains), 'seed')}. The paper states {stated:.4g}"
-    number += f"; the paper states {_amount(sheet, test, stated)}"
-    shown = Finding("undecided", words, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
+    seeds = count(len(cell.gains), "seed")
+    shown = Finding("undecided", seeds, UNTESTABLE.capitalize(), number, cell.gain, interval, number=number)
+    shown = replace(shown, number=f"{number}; the paper states {_amount(sheet, test, stated)}")
     if p is None or not ends:
         return replace(shown, reason=UNTESTABLE)
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
@@ -781,14 +785,14 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
         verdict = "contradicted"
     number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
     majority = f"most runs failed in {most} of {count(len(shares), 'case')}"
-    parts = [number, f"{int(diverged.sum())} diverged", majority]
+    parts = [number, f"{count(int(diverged.sum()), 'run')} diverged", majority]
     parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
     parts += [f"{count(empty, 'case')} without any run"] if empty else []
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
     unit = f" {measure(test.measure).unit}".rstrip() if test.measure else ""
     limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}{unit}"
     reason = ", ".join(parts[2:]) if len(shares) > 1 or lost else ""
-    return Finding(verdict, ", ".join(parts), limit, number=number, reason=reason)
+    return Finding(verdict, parts[1], limit, number, number=number, reason=reason)
 
 
 # ---------------------------------------------------------------- output
@@ -814,6 +818,10 @@ def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> 
     titles = {sheet.name: sheet.title for sheet in sheets}
     shown = ["where", "claim", "stated", "verdict", "evidence", "item"]
     lines = judged[shown].astype(str)
+    numbers = (" ".join(sentences(number)) for number in judged["number"])
+    lines["evidence"] = [
+        f"{number} {text}".strip() for number, text in zip(numbers, lines["evidence"], strict=True)
+    ]
     lines["verdict"] = [full_verdict(claim) for claim in judged.to_dict("records")]
     lines["item"] = ["; ".join(titles.get(name, name) for name in item.split(", ")) for item in lines["item"]]
     text = TEMPLATES.get_template("claims.md").render(

@@ -324,9 +324,10 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     # Per seed 0, 1, 2. Student's factor for three seeds and 90 %, from a table: 2.920.
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
+    assert found.number == "on average over 2 cases, x is 1.0 points above none [-0.7, +2.7]"
     assert found.evidence == (
-        "On average over 2 cases, x is 1.0 points above none [-0.7, +2.7], over 3 seeds. The difference is "
-        "positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). Test: above 0 on average, one-sided p 0.113."
+        "3 seeds. The difference is positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). "
+        "Test: above 0 on average, one-sided p 0.113."
     )
 
 
@@ -356,7 +357,7 @@ def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs
     runs.pairs({"a": (2.0, DIVERGED, 2.1, 2.2), "b": (2.0, 2.0, MISSING, 2.2)})
     found = runs.judged(POSITIVE)
     assert (found.verdict, found.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
-    assert "over 3 seeds" in found.evidence, "seeds of both methods"
+    assert found.evidence.startswith("3 seeds."), "seeds of both methods"
     assert "1 run diverged, 1 run missing" in found.evidence
 
 
@@ -416,9 +417,9 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).evidence.startswith("X is 23 points above none [-2, +49], over")
-    assert runs.judged(ABOVE, measures=[measured]).evidence.startswith(
-        "X is above none by 0.45 times the final accuracy of none [-"
+    assert runs.judged(ABOVE).number == "x is 23 points above none [-2, +49]"
+    assert runs.judged(ABOVE, measures=[measured]).number.startswith(
+        "x is above none by 0.45 times the final accuracy of none [-"
     )
 
 
@@ -429,9 +430,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.evidence.startswith(
-        "X is 25.00 % above none in final accuracy [+24.83, +25.17], over 3 seeds."
-    )
+    assert found.number == "x is 25.00 % above none in final accuracy [+24.83, +25.17]"
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -670,7 +669,7 @@ def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], 
     assert runs.judged(FAILS).verdict == verdict, "every place counts"
     runs.add({"method": "c", "plugin": "none"}, MISSING, MISSING)
     found = runs.judged(FAILS)
-    assert (found.verdict, "1 case without any run" in found.evidence) == ("undecided", True)
+    assert (found.verdict, "1 case without any run" in found.number) == ("undecided", True)
 
 
 @pytest.mark.parametrize("test", [POSITIVE, NEGATIVE, {**GAIN, "kind": "value"}, FAILS])
@@ -680,7 +679,7 @@ def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     assert whole.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
     assert part.verdict == "undecided"
-    assert "ndecided, because the runs are restricted to method a, 3 seeds." in part.evidence
+    assert part.number.endswith("; undecided, because the runs are restricted to method a, 3 seeds")
     assert part.estimate == whole.estimate, "the numbers are shown"
 
 
@@ -695,7 +694,7 @@ def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Y
     shown = {"to": "method a; b", "axis": "method"}
     assert runs.judged(test).verdict == "supported"
     found = runs.judged(test, restricted=[shown])
-    assert (found.verdict == "supported") == decided == ("restricted" not in found.evidence)
+    assert (found.verdict == "supported") == decided == ("restricted" not in found.number)
     assert runs.judged(test, restricted=[shown, "3 seeds"]).verdict == "undecided"
 
 
@@ -705,7 +704,7 @@ def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
     found = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
     assert found.verdict == "undecided"
-    assert "ndecided, because there is no number at b" in found.evidence
+    assert "; undecided, because there is no number at b" in found.number
 
 
 ECGR_GAIN: Yaml = {"over": {"plugin": "base"}}
@@ -790,7 +789,7 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
     found = runs.judged(alike)
     assert found.verdict == verdict
-    assert "X is 0.0 points above none [-1." in found.evidence, "as tables of accuracies"
+    assert "x is 0.0 points above none [-1." in found.number, "as tables of accuracies"
     assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
 
 
@@ -913,8 +912,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | X is 2.10 points above none [+1.93, +2.27], "
-        f"over 3 seeds. | {sheet.title} |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | X is 2.10 points above none [+1.93, +2.27]. "
+        f"3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")
@@ -962,7 +961,7 @@ def test_a_reduced_scale_decides_nothing(runs: Runs, test: Yaml) -> None:
     found = runs.judged(test, reduced=True)
     assert (found.verdict, pd.isna(found.p)) == ("reduced scale", True)
     assert not any(word in found.evidence for word in ("supported", "contradicted", "opposite", "p 0"))
-    assert "3 seeds" in found.evidence or "6 runs" in found.evidence
+    assert "3 seeds" in found.evidence or "6 runs" in found.number
 
 
 @pytest.mark.parametrize(

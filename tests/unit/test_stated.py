@@ -185,7 +185,7 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
     )
     extremes = [float(row["gain"]) for row in (rows[0], rows[-1])]
     texts = {
-        "README.md": "gain only {:.2f} to {:.2f} points with ECGR".format(*extremes),
+        "README.md": "ECGR adds only {:.2f} to {:.2f} points".format(*extremes),
         "docs/papers/ecgr.md": f"gain at rate 0.01? | only {first}) to {last}) |",
         "config/papers/ecgr/paper.yaml": "gain only {:.2f} to {:.2f} points with ECGR".format(*extremes),
     }
