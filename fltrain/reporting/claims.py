@@ -41,7 +41,7 @@ from fltrain.experiments.claims import (
     cited_paper,
     quantities,
 )
-from fltrain.experiments.layout import ItemJob, named
+from fltrain.experiments.layout import Curves, ItemJob, named
 from fltrain.experiments.published import Published, Statement
 from fltrain.reporting.frame import DAMAGED, DIVERGED, LATE, MISSING, Runs, claimed_values, places
 from fltrain.reporting.pages import TEMPLATES
@@ -58,7 +58,7 @@ from fltrain.reporting.text import (
 )
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
-from fltrain.runs.measures import measure
+from fltrain.runs.measures import CURVES, measure
 
 ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
@@ -421,19 +421,20 @@ def _unit(sheet: ItemJob, test: Quantity) -> str:
         return difference if _scale(test) > 1 else ""
     shown = sheet.table.measures if sheet.table else ()
     if over := next((one.relative_to for one in shown if one.measure == test.measure), {}):
-        return f" times the {_what(test)} of {', '.join(over.values())}"
+        return f" times the {_what(sheet, test)} of {', '.join(over.values())}"
     unit = measure(test.measure).unit
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 
 
-def _what(test: Quantity) -> str:
-    """Return the name of a measure or a curve, for example ``final accuracy`` or ``drift``."""
+def _what(sheet: ItemJob, test: Quantity) -> str:
+    """Return the name of a measure or of a curve, as in the figure: ``final accuracy``, ``local drift``."""
     if test.measure:
         return measure(test.measure).label.partition(",")[0]
-    kind, _, field = (test.curve or "").partition(".")
-    if field in ("blocks", "layers", "all"):  # the claim names its parts
-        return kind
-    return field if kind in ("evaluation", "updates") else f"{kind} ({field})"
+    panels = sheet.figure.panels if isinstance(sheet.figure, Curves) else ()
+    names = [panel.label for panel in panels if panel.curve == test.curve]
+    names += [name.replace("_", " ") for name, curve in CURVES.items() if curve == test.curve]
+    label = next(iter(names), test.curve or "")
+    return re.sub(r"^(\(\w\) )?(\w)", lambda found: found[2].lower(), label)
 
 
 def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = False) -> str:
@@ -535,7 +536,7 @@ def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval |
         amount = f"{size}{' %' * test.relative} {side} round{'s' * (size != '1' or test.relative)}"
         return f"{first} {need} {amount}{f' than {second}' * bool(second)}{after}"
     # Points are accuracies, and multiples name their measure.
-    what = "" if unit.startswith((" points", " times")) else _what(test)
+    what = "" if unit.startswith((" points", " times")) else _what(sheet, test)
     if change:
         after = f" {'more' if above else 'less'} {change[0]} than {change[1]}{after}"
     if sides.plugin and what:
@@ -544,7 +545,7 @@ def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval |
         verbs = ("loses", "gains") if unit == " points" else ("saves", "adds")
         return f"{first} {verbs[above or bool(change)]} {amount}{after}"
     if not second:
-        return f"{' of '.join(filter(None, [_what(test), first]))} is {amount}{after}"
+        return f"{' of '.join(filter(None, [_what(sheet, test), first]))} is {amount}{after}"
     within = f" in {what}" * bool(what)
     if change:
         return f"{first} exceeds {second}{within} by {amount}{after}"

@@ -725,7 +725,10 @@ TIMES: Yaml = {"measure": "final_accuracy", "relative_to": {"method": "a", "plug
             "ECGR raises drift by 1.00 less over rounds 10 to 20 % than over rounds 0",
         ),
         ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "b is 1.00 above a in drift"),
-        ({**LATER, "at": {"method": "a", "plugin": "base"}}, "drift is 2.00 more over rounds 10 to 20 %"),
+        (
+            {**LATER, "at": {"method": "a", "plugin": "base"}},
+            "drift is 2.00 more over rounds 10 to 20 %",
+        ),
         (
             {"over": {"method": "a"}, "minus": {"plugin": "base"}, "at": {"plugin": "+ ECGR"}},
             "b exceeds a in",
@@ -741,7 +744,13 @@ def test_numbers_are_sentences(runs: Runs, test: Yaml, sentence: str) -> None:
     ):
         runs.add({"method": method, "plugin": plugin}, accuracy, rows=drifts(*drift))
     measured = {"curve": "updates.drift"} if "measure" not in test else {}
-    assert runs.judged({"kind": "positive", "item": "toy", **measured, **test}).number.startswith(sentence)
+    claim = {"kind": "positive", "item": "toy", **measured, **test}
+    assert runs.judged(claim).number.startswith(sentence)
+    panels = [{"curve": "updates.drift", "label": "(b) Local drift"}]
+    figure = Curves.parse({"kind": "curves", "series": "method", "panels": panels}, "figure")
+    sheet = runs.sheet().model_copy(update={"figure": figure})
+    found = runs.judged(claim, sheet=sheet).number
+    assert found.startswith(sentence.replace("drift", "local drift"))
 
 
 @pytest.mark.parametrize(("gain", "verb"), [(5, "adds 0.1"), (-5, "saves 0.1")])
