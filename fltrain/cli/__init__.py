@@ -10,7 +10,6 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
-from typer.core import TyperArgument
 
 from fltrain.cli import (
     compare,
@@ -25,9 +24,6 @@ from fltrain.cli import (
     ui,
     verify,
 )
-
-# Help shows arguments as `FILE ...` instead of with Python's types, as in `FILE <list[str]>`.
-TyperArgument.display_type_rich = lambda self, ctx: "..." * (self.nargs != 1)  # type: ignore[method-assign]
 
 app = typer.Typer(
     help="Rerun published federated-learning experiments and compare the results with the published values.",
