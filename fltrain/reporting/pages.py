@@ -59,14 +59,13 @@ def cited(text: str) -> Markup:
 def size_and_caption(picture: Path) -> tuple[Markup, Markup]:
     """Return attributes with the size of an SVG, so that pages keep its place, and its caption, both or none.
 
-    It is enlarged a little because its labels are smaller than the text of pages. On phones, it shrinks to
-    ``--least`` at most.
+    Style sheets enlarge the ``--width``, because labels are smaller than the text of pages.
     """
     head = r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"[^>]*>(?:<desc>([^<]*)</desc>)?'
     if picture.suffix != ".svg" or not (found := re.match(head, picture.read_text("utf-8"))):
         return Markup(), Markup()
-    width, height = map(float, found.groups()[:2])
-    size = f' width="{1.1 * width:.0f}" height="{1.1 * height:.0f}" style="--least:{0.7 * width:.0f}px"'
+    width, height = (f"{float(side):.0f}" for side in found.groups()[:2])
+    size = f' width="{width}" height="{height}" style="--width:{width}px"'
     return Markup(size), Markup(found[3] or "")
 
 

@@ -461,7 +461,7 @@ def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
     try:
         page = front(toy)
         assert "paper/figure1.svg" in page.loaded, "sharp at any size"
-        assert 'width="110" height="55"' in page.text, "larger than drawn, and in place before it is loaded"
+        assert 'width="100" height="50" style="--width:100px"' in page.text, "in place before it is loaded"
         assert page.of("figcaption") == ["A & B"] and 'alt="Main figure of A paper on &lt;' in page.text
         toy.write_pages()
         assert read(toy, "paper/index.html").of("figcaption") == ["A & B"]
