@@ -94,7 +94,7 @@ def compare(
     if len(rows) <= MOST_LINES:
         if compared.heading:
             print_text(compared.heading)
-        print_table(list(rows[0]), [list(row.values()) for row in rows])
+        print_table(list(rows[0]), [list(row.values()) for row in rows], grouped=compared.grouping)
         for note in compared.notes:
             print_text(note)
     if out:

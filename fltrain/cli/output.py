@@ -47,6 +47,7 @@ def print_table(
     right: Collection[str] = (),
     optional: Sequence[str] = (),
     whole: Collection[str] = (),
+    grouped: Collection[str] = (),
 ) -> None:
     """Print a table, folded to the width of the terminal; at its full width into a file or pipe.
 
@@ -54,6 +55,7 @@ def print_table(
     the terminal is narrow, ``optional`` columns are left out, one after another, until the table fits with
     columns of at most a third of the width, except those with a heading in ``whole``, which are never folded.
     Words of other columns are folded only if the table does not fit without spaces at the lines either.
+    Before that, a number replaces the ``grouped`` columns, and a list below the table has their values.
     """
     console = _console()
     for number in range(len(optional) + 1):
@@ -66,9 +68,14 @@ def print_table(
         if sum(most) + 3 * len(most) < console.width:
             break
     fixed = [width * (texts[0] in whole) for texts, width in zip(columns, most, strict=True)]
-    words = [min(_WORD, max(map(len, " ".join(texts).split()), default=0)) for texts in columns]
-    words = list(map(max, fixed, words))
-    trials = itertools.product(((1, words), (0, words), (0, fixed)), range(console.width, 0, -1))
+    longest = [max(map(len, " ".join(texts).split()), default=0) for texts in columns]
+    unbroken = list(map(max, fixed, longest))
+    words = [max(width, min(_WORD, word)) for width, word in zip(fixed, longest, strict=True)]
+    if grouped and sum(unbroken) + len(unbroken) >= console.width:
+        _print_grouped(headings, rows, right, whole, grouped)
+        return
+    least_widths = (1, unbroken), (0, unbroken), (1, words), (0, words), (0, fixed)
+    trials = itertools.product(least_widths, range(console.width, 0, -1))
     for (padding, least), level in trials:  # the widest columns shrink first
         widths = [max(small, min(large, level)) for small, large in zip(least, most, strict=True)]
         if sum(widths) + (1 + 2 * padding) * len(widths) < console.width:
@@ -81,3 +88,20 @@ def print_table(
     for cells in rows:
         table.add_row(*(Text(cells[place]) for place in kept)) if cells else table.add_section()
     console.print(table)
+
+
+def _print_grouped(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Collection[str],
+    whole: Collection[str],
+    grouped: Collection[str],
+) -> None:
+    """Print a table with a number instead of the grouped columns, and the list of these numbers."""
+    lines = [dict(zip(headings, cells, strict=True)) for cells in rows]
+    texts = [", ".join(f"{name}={line[name]}" for name in headings if name in grouped) for line in lines]
+    numbers = {text: str(number) for number, text in enumerate(dict.fromkeys(texts), 1)}
+    kept = [name for name in headings if name not in grouped]
+    cells = [[numbers[text], *(line[name] for name in kept)] for text, line in zip(texts, lines, strict=True)]
+    print_table(["case", *kept], cells, right, whole=whole)
+    print_entries([(f"case {number}:", text, "") for text, number in numbers.items()])

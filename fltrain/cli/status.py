@@ -52,7 +52,7 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
-    For the runs with some statuses, add --where status=diverged,failed. If you name no scale and the default
+    To choose runs by their status, add --where status=diverged,failed. If you name no scale and the default
     scale has no run in the folder, the command lists all runs there.
 
     A stopped run resumes from its last checkpoint. A failed run ended with an error: see its train.log. A
@@ -104,9 +104,11 @@ def status(
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
-    if further := sum(record.run_id not in whole.runs for record in folder.records()):
+    if further := [record for record in folder.records() if record.run_id not in whole.runs]:
         shown = command("fltrain compare --out all_runs.csv", results, config)
-        print_text(f"{count(further, 'run')} that no item of {scale} declares (all settings: {shown})")
+        print_text(f"{count(len(further), 'run')} that no item of {scale} declares (all settings: {shown})")
+        if damaged := sum(bool(record.damage) for record in further):
+            print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
     default = (results, config) == (Path("results"), Path("config"))  # the folders of the workflow
     if outdated := outdated_pages(folder.root / scale):
         remedy = f"; run {command(f'snakemake --config scale={scale} train=false')}" if default else ""

@@ -64,8 +64,9 @@ def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str =
 
 
 def similar(path: Path) -> str:
-    """Return a hint at the closest name in the folder of a missing path, or an empty text."""
-    return suggest(path.name, (other.name for other in path.parent.glob("*")), VERY_CLOSE)
+    """Return a hint at the closest name in the folder of a path, or an empty text if the path exists."""
+    names = [] if path.exists() else [other.name for other in path.parent.glob("*")]
+    return suggest(path.name, names, VERY_CLOSE)
 
 
 def hint(word: str, known: Iterable[str], described: str = "known", remedy: str = "") -> str:

@@ -130,7 +130,7 @@ def read_text(text: str, where: str) -> Any:
 def _tree(path: Path | None) -> yaml.Node:
     where = "standard input" if path is None else str(path)
     if path is not None and (path.is_dir() or not path.exists()):
-        remedy = similar(path) * (not path.is_dir())
+        remedy = similar(path)
         remedy = remedy or "; name an existing YAML or JSON file (config/examples has a run)"
         raise FltrainError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}{remedy}")
     with _refusing(where):

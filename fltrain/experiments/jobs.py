@@ -85,8 +85,9 @@ class Jobs:
             modules = sorted({module for found in changed.values() for module in found})
             records = count(len(changed), "record")
             notes.append(
-                f"older than today's code ({listed(modules, 2)}): {records}, valid "
-                "unless you changed numbers without a new revision (docs/records.md#changed-code); to train "
+                f"older than today's code ({listed(modules, 2)}): {records}, still "
+                "valid if your change does not affect results; otherwise increase `revision` "
+                "(docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
                 else f"{records} from earlier versions of the code: this is expected, and their numbers are "

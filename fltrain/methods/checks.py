@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fltrain import models
-from fltrain.core.errors import FltrainError
+from fltrain.core.errors import FltrainError, own_place
 from fltrain.core.lazy import Tensor, torch
 from fltrain.methods.types import Aggregate, Local, Outputs, Server, Update
 
@@ -159,4 +159,5 @@ def watched(method: str, hook: str) -> Iterator[None]:
         raise FltrainError(
             f"{hook!r} of method {method!r}: {refusal}; hooks of a local step take and return tensors, and "
             "draw random numbers with self.random in client_init (docs/method-interface.md)"
+            f"{own_place(refusal)}"
         ) from refusal

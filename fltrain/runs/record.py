@@ -99,7 +99,8 @@ class Results:
     @property
     def missing(self) -> str:
         """Problem and the nearest name if there is no such folder, else empty."""
-        return "" if self.root.is_dir() else f"{self.root}: no such folder{similar(self.root)}"
+        problem = "not a folder" if self.root.exists() else f"no such folder{similar(self.root)}"
+        return "" if self.root.is_dir() else f"{self.root}: {problem}"
 
     def existing(self) -> Results:
         """Return this folder; refuse it if it does not exist."""

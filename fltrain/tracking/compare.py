@@ -111,6 +111,11 @@ class Comparison:
         return "gain" if measure(self.cells[0].measure).accuracy else "change"
 
     @property
+    def grouping(self) -> set[str]:
+        """Headings of the labels that several lines share: conditions, or the panels of an item."""
+        return set().union(*self.conditions.values()) or {layout_of(self.job).panels or ""}
+
+    @property
     def notes(self) -> list[str]:
         """Notes below the table; the page's notes come first."""
         marked = ["Difference: minus published, with its 90 % interval."]
@@ -496,8 +501,8 @@ def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[
     if mixed:
         names = dict.fromkeys(name for cell in mixed for run in cell.runs for name in items[run])
         yield (
-            f"{count(len(mixed), 'line')} with seeds of several items ({listed(list(names), 3)}); for one of "
-            "them: --where items=NAME"
+            f"{count(len(mixed), 'line')} {'mixes' if len(mixed) == 1 else 'mix'} seeds of several tables or "
+            f"figures ({listed(list(names), 3)}); for one of them: --where items=NAME"
         )
 
 
@@ -517,12 +522,13 @@ def _cell(labels: Labels, seed: int, runs: Sequence[RecordedRun], metric: str) -
 
 
 def _distinguishing(conditions: pd.DataFrame) -> list[str]:
-    """Return the conditions that suffice to distinguish all lines; the others depend on them."""
-    shown: list[str] = []
-    distinct = 1
-    for key in map(str, conditions):
-        if (places := len(conditions[[*shown, key]].drop_duplicates())) > distinct:
-            shown, distinct = [*shown, key], places
+    """Return the fewest conditions, in order, that distinguish all lines; the others depend on them."""
+    shown = list(map(str, conditions))
+    distinct = len(conditions.drop_duplicates())
+    for key in reversed(shown):  # the first ones are the most telling
+        fewer = [other for other in shown if other != key]
+        if len(conditions[fewer].drop_duplicates()) == distinct:
+            shown = fewer
     return shown
 
 

@@ -177,10 +177,11 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             raise untrained(folder, name, items[0].scale.scale)
     if not runs:
         none = "there are no runs, or only stale ones (`fltrain status`)"
+        wrong = f" ({Path.cwd()} may be the wrong folder)" * bool(folder.missing)
         problem = f"{folder.runs}: {'; '.join(['no usable runs', *warnings]) if warnings else none}"
         raise FltrainError(
             f"{folder.missing or problem}; {_imported(wanted['scale'] or declared, ', ')}train some, or name "
-            "another results folder"
+            f"another results folder{wrong}"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
     try:

@@ -393,6 +393,11 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
             (f"{command} --results nowhere", "nowhere: no such folder; ")
             for command in ("status", "plan", "compare", "track", "ui", "records export x.tar.gz")
         ),
+        *(
+            (f"{command} --results /dev/null", "/dev/null: not a folder; ")
+            for command in ("verify", "compare")
+        ),
+        ("compare --results nowhere", "or name another results folder (/"),
         ("verify --results ressults", "ressults: no such folder; did you mean 'results'?"),
         *(
             (
@@ -538,8 +543,12 @@ def test_plan_and_status_before_and_after_training(
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     shown = cli("status", "toy_table", "--scale", "one").stdout
     (command,) = re.findall(r"\n1 run that no item of one declares \(all settings: fltrain (.*)\)\n", shown)
+    assert "damaged" not in shown
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
     assert cli(*command.split()).stdout == "table: all_runs.csv\n"
+    other = Results(tmp_path / "results").run(RunSpec.parse({**MINUTE, "seed": 7}, "").run_id)
+    (other / "summary.json").write_text("{")
+    assert "\n1 of them damaged: see fltrain verify\n" in cli("status", "--scale", "one").stdout
 
 
 def test_plan_names_the_most_frequent_cohorts(config: Path) -> None:
@@ -589,6 +598,25 @@ def test_a_narrow_terminal_splits_no_words(
     body = [cells_of(line) for line in lines if line.startswith("│")]
     shown = [" ".join(filter(None, texts)) for texts in zip(*body, strict=True)]
     assert shown == list(row)
+
+
+def test_a_narrow_terminal_lists_grouped_columns_below_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    conditions = ("dataset.image_size", "partition.name", "partition.clients", "participation.fraction")
+    headings = (*conditions, "compared", "final accuracy, %")
+    rows = [("12", "iid", "5", "1.0", name, "95.17 ± 1.61") for name in ("fedavg", "fedprox, method.mu=0.1")]
+    rows.append(("null", "iid", "10", "0.1", "fedavg", "94.85 ± 1.14"))
+    for width, last in ((80, "case 2:  dataset.image_size=null, partition.name=iid, "), (150, "└")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_table(headings, rows, grouped=conditions)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+        assert any(line.startswith(last) for line in lines[-2:])
+        words = " ".join(lines).replace("│", " ").split()
+        assert {*" ".join(cell for row in rows for cell in row[4:]).split()} <= {*words}
+        body = [cells_of(line) for line in lines if line.startswith("│")]
+        assert [texts[0] for texts in body] == (["1", "1", "2"] if width == 80 else ["12", "12", "null"])
 
 
 def test_a_table_can_have_an_empty_column(capsys: pytest.CaptureFixture[str]) -> None:

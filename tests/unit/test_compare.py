@@ -22,7 +22,14 @@ from fltrain.reporting.tables.write import write
 from fltrain.runs.archive import import_records
 from fltrain.runs.record import Results, summarise, write_record
 from fltrain.runs.spec import RunSpec
-from fltrain.tracking.compare import Comparison, compare, compare_item, compare_runs, summarise_papers
+from fltrain.tracking.compare import (
+    Comparison,
+    _distinguishing,
+    compare,
+    compare_item,
+    compare_runs,
+    summarise_papers,
+)
 from fltrain.tracking.runs import RecordedRun, find_runs
 
 from .helpers import cli, seal, tiny, write_config
@@ -524,11 +531,18 @@ def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
         for entry in planned.entries:
             record(results, entry.spec, 0.5)
     (results.root / "one").mkdir()
-    note = "1 line with seeds of several items (toy/table, toy/pilot); for one of them: --where items=NAME"
+    note = "1 line mixes seeds of several tables or figures (toy/table, toy/pilot); for one of them: "
+    note += "--where items=NAME"
     assert note in compare_runs(find_runs(results.root, "", config)[0]).notes
     assert not any(
-        "several items" in text for text in compare_runs(find_runs(results.root, "seed=0", config)[0]).notes
+        "mixes seeds" in text for text in compare_runs(find_runs(results.root, "seed=0", config)[0]).notes
     )
+
+
+def test_the_fewest_conditions_that_distinguish_lines_are_shown() -> None:
+    lines = pd.DataFrame({"size": [1, 1, 2, 2], "clients": [5, 6, 7, 8], "name": list("abab")})
+    assert _distinguishing(lines) == ["clients"]
+    assert _distinguishing(lines.assign(clients=[5, 5, 7, 7])) == ["size", "name"]
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:

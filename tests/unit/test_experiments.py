@@ -803,6 +803,7 @@ def test_published_values_of_known_cells_are_accepted(config: Config, start: str
         (VALUES.replace("50,", "50,,,"), CLAIMS, None, ["line 2 has more cells than"]),
         (VALUES.replace("note", "nota"), CLAIMS, None, ["no column 'note'; did you mean 'nota'?"]),
         (VALUES, CLAIMS.replace("c,,", "d,,"), None, ["toy_claims.csv: has no claim 'c' where 'x'"]),
+        (VALUES, CLAIMS.replace("unit", "units"), None, ["no column 'unit'; did you mean 'units'?"]),
         (VALUES, None, None, ["toy_claims.csv: there is no such file", "where, claim, value, unit"]),
     ],
 )

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from fltrain.__main__ import main
-from fltrain.core.errors import MethodError, Stopped
+from fltrain.core.errors import FltrainError, MethodError, Stopped
 from fltrain.engine.train import Execution, train
+from fltrain.methods.checks import watched
 from fltrain.methods.scaffold import Scaffold
 from fltrain.runs.record import Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
@@ -117,6 +118,14 @@ def test_a_fault_in_an_own_file_names_its_line(invoke: Invoke, monkeypatch: pyte
     exec(compile("def fail(*_):\n    return 1 / 0", "/mine/methods/bad.py", "exec"), own)
     monkeypatch.setattr(Scaffold, "server_init", own["fail"])
     assert invoke(SPEC)[1].endswith("train.log has the traceback; see methods/bad.py:2")
+
+
+def test_a_refused_operation_in_an_own_file_names_its_line() -> None:
+    own: dict[str, Any] = {"__name__": "own.methods.bad"}
+    exec(compile("def branch(value):\n    return value > 0 and 1", "/mine/methods/bad.py", "exec"), own)
+    place = r"__bool__ is refused here: .*; see methods/bad\.py:2$"
+    with pytest.raises(FltrainError, match=place), watched("bad", "correct"):
+        own["branch"](torch.ones(1))
 
 
 def test_missing_memory_names_the_remedy(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

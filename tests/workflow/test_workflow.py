@@ -330,8 +330,9 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
     source = changed.root / "fltrain" / "methods" / "fedprox.py"
     source.write_text(f"{source.read_text()}\n_UNUSED = 1\n")
     told = (
-        "older than today's code (methods.fedprox): 1 record, valid unless you changed numbers "
-        "without a new revision (docs/records.md#changed-code); to train again: snakemake --config scale=tiny"
+        "older than today's code (methods.fedprox): 1 record, still valid if your change does not "
+        "affect results; otherwise increase `revision` (docs/records.md#changed-code); to train again: "
+        "snakemake --config scale=tiny"
     )
     code, output = changed.snakemake("--dry-run")
     assert code == 0 and told in output and "Nothing to be done" in output, output
