@@ -49,6 +49,7 @@ from fltrain.reporting.tables.render import CORRECTION, DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.text import (
     capital,
+    joined,
     markdown_table,
     number_text,
     p_text,
@@ -527,7 +528,11 @@ def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval |
         number = _number(sheet, test, value, interval)
         return f"{first} is {number}" if first else number
     value, interval = _scaled(test, value, interval)
-    decimals, unit = shared_decimals(value, interval), _unit(sheet, test)
+    unit = _unit(sheet, test)
+    if unit.startswith(" times"):  # a difference of multiples is clearer in per cent
+        value, interval = 100 * value, interval and (100 * interval[0], 100 * interval[1])
+        unit = unit.replace("times", "% of")
+    decimals = shared_decimals(value, interval)
     _, bracket, ends = number_text(value, decimals, "+", interval=interval).partition(" [")
     size, above = number_text(abs(value), decimals), round(value, decimals) >= 0
     side, amount, after = _side(test, above), size + unit, bracket + ends
@@ -536,7 +541,8 @@ def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval |
         amount = f"{size}{' %' * test.relative} {side} round{'s' * (size != '1' or test.relative)}"
         return f"{first} {need} {amount}{f' than {second}' * bool(second)}{after}"
     # Points are accuracies, and multiples name their measure.
-    what = "" if unit.startswith((" points", " times")) else _what(sheet, test)
+    multiple = unit.startswith(" % of")
+    what = "" if multiple or unit == " points" else _what(sheet, test)
     if change:
         after = f" {'more' if above else 'less'} {change[0]} than {change[1]}{after}"
     if sides.plugin and what:
@@ -549,7 +555,7 @@ def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval |
     within = f" in {what}" * bool(what)
     if change:
         return f"{first} exceeds {second}{within} by {amount}{after}"
-    if unit.startswith(" times"):
+    if multiple:
         return f"{first} {be} {side} {second} by {amount}{after}"
     return f"{first} {be} {amount} {side} {second}{within}{after}"
 
@@ -696,7 +702,7 @@ def _shown(
             here = " and ".join(filter(None, [*sides.common.split(", "), *place.split(", ")]))
             scopes[: bool(sides.common)] = [f"for {here}" + f" ({which})" * counted]
     if len(parts := test.part or ()) > 1:
-        those = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        those = joined(parts)
         scopes += [f"summed over {those}"] * bool(sides.first)
         sides = replace(sides, first=sides.first or f"the sum of {those}")
     sides = replace(sides, first=sides.first or "our number" * bool(scopes))

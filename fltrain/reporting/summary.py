@@ -15,7 +15,7 @@ from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import by_label
+from fltrain.reporting.text import by_label, joined
 from fltrain.reporting.verdict import (
     AMONG_OWN,
     EXPECTED,
@@ -203,8 +203,8 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
 def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[Finding]:
     """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
-    Claims that differ from the first in a label only, such as the method, add their numbers. Exploratory
-    verdicts appear only if there are no others. Claims without a number do not count.
+    Claims that differ from the first in a label only, such as the method, add this label and their numbers.
+    Exploratory verdicts appear only if there are no others. Claims without a number do not count.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
 
@@ -221,11 +221,10 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
         if same := [row for row in firm if row["verdict"] == verdict]:
             first = same[0]
             alike = [row for row in same if pattern(row) == pattern(first)]
-            named_by = {
-                ", ".join(labels.get((row["where"], row["claim"]), ())): row["number"] for row in alike
-            }
-            numbers = by_label(named_by) if len(named_by) > 1 else first["number"]
-            found.append((full_verdict(first), f"{first['claim']} ({first['where']})", numbers))
+            own = {", ".join(labels.get((row["where"], row["claim"]), ())): row["number"] for row in alike}
+            also = f", likewise {joined([*own][1:])}" if len(own) > 1 else ""
+            numbers = by_label(own) if also else first["number"]
+            found.append((full_verdict(first), f"{first['claim']}{also} ({first['where']})", numbers))
     return found
 
 

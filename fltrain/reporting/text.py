@@ -162,3 +162,8 @@ def by_label(numbers: Mapping[str, str]) -> str:
     if len(common) > 1:
         return "; ".join(f"{label}: {number}" for label, number in numbers.items())
     return "; ".join([*(f"{label}: {first}" for label, (first, *_) in parts.items()), *filter(None, common)])
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as a list in a sentence, for example ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -419,7 +419,7 @@ def test_multiples_name_their_cell(runs: Runs) -> None:
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).number == "x is 23 points above none [-2, +49]"
     assert runs.judged(ABOVE, measures=[measured]).number.startswith(
-        "x is above none by 0.45 times the final accuracy of none [-"
+        "x is above none by 45 % of the final accuracy of none [-"
     )
 
 
@@ -753,12 +753,12 @@ def test_numbers_are_sentences(runs: Runs, test: Yaml, sentence: str) -> None:
     assert found.startswith(sentence.replace("drift", "local drift"))
 
 
-@pytest.mark.parametrize(("gain", "verb"), [(5, "adds 0.1"), (-5, "saves 0.1")])
+@pytest.mark.parametrize(("gain", "verb"), [(5, "adds 10.0"), (-5, "saves 10.0")])
 def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, verb: str) -> None:
     runs.add({"method": "a", "plugin": "base"}, 50)
     runs.add({"method": "a", "plugin": "+ ECGR"}, 50 + gain)
     found = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
-    assert found.startswith(f"ECGR {verb}0 times the final accuracy of a, base")
+    assert found.startswith(f"ECGR {verb} % of the final accuracy of a, base")
 
 
 @pytest.mark.parametrize(

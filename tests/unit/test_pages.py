@@ -401,9 +401,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert page.of("h2") == ["Another paper", "Number of verdicts", "Runs"], (
         "the title of the other card is a link"
     )
-    first = (
-        "protocol A paper on <toys> It is <so>. supported the paper's on toy data. For each verdict, a card"
-    )
+    first = "protocol A paper on <toys> It is <so>. supported the paper's on toy data. Each card shows one"
     assert first in text
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert "4 published values under the papers' own protocol" in page.of("th")
@@ -799,7 +797,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     tested = "; the claim needs a value above 0.5"
     assert summary.findings(rows, claims) == [
         (
-            *("supported", "MOON gains (A, sec. 1)"),
+            *("supported", "MOON gains, likewise FedProx (A, sec. 1)"),
             f"MOON: x is 10 points above y; FedProx: x is 13 points above y{tested}",
         ),
         ("contradicted", "B is best (A, fig. 2)", f"x is 9 points above y{tested}"),
@@ -1074,7 +1072,7 @@ def test_pages_lead_to_the_documentation_of_their_project(
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
-    assert "on toy data. For each verdict, a card shows" in text_of(front(toy))
+    assert "on toy data. Each card shows one claim" in text_of(front(toy))
     assert "on toy data" not in text_of(front(toy, title=""))
     front(toy)
 

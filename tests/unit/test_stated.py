@@ -406,8 +406,9 @@ def test_counts_of_verdicts_are_published() -> None:
             (f"2NN: {rounds['not reproduced']} of {rounds.total()} settings need only ",),
             (f"{rounds['not reproduced']} *not reproduced* (less), {{}} *inconclusive*", open_values),
             ("(FedProx) | {} *supported*", len(bases)),
-            ("rejects all {} false values and none of the {} true ones", len(cells) - len(true), len(values)),
-            ("ones: {} are *reproduced*, {} *inconclusive*", len(confirmed), len(values) - len(confirmed)),
+            ("rejects the {} false values. Of the {} true ones,", len(cells) - len(true), len(values)),
+            ("confirms {} (from Flower)", len(confirmed)),
+            ("and rejects none; {} (MNIST) are *inconclusive*", len(values) - len(confirmed)),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
