@@ -125,7 +125,7 @@ class Comparison:
         marked += own_margins(self.cells)
         marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
         marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
-        seeds = self._page.seeds.replace("Gain: ", f"{self._gain.capitalize()}: ")
+        seeds = self._page.seeds.replace("Gains are", f"{self._gain.capitalize()}s are")
         return [seeds, *self._page.numbered, *marked, *self.remarks]
 
     @property

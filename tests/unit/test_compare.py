@@ -94,7 +94,7 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert compared.rows()[3]["training.lr"] == "0.5" and "condition" not in compared.rows()[0]
     page, lacking, note = compared.notes
     assert lacking == "A gain has no interval if fewer than three seeds have both runs."
-    gain = "Gain: minus fedavg, paired by seed, with its 90 % interval."
+    gain = "Gains are differences from fedavg, paired by seed, with 90 % intervals."
     assert page == f"Mean ± standard deviation over up to 3 seeds. {gain}"
     assert note == (
         "gains compare runs with equal training.lr; to compare values of training.lr, add "
@@ -128,7 +128,7 @@ def test_any_setting_can_be_compared(root: Path) -> None:
     only = compare_runs(chosen(root, "method=fedavg"))
     # If methods are equal, the setting that differs is compared.
     assert list(only.frame["row"]) == ["training.lr=0.1", "training.lr=0.5"]
-    assert "Gain: minus training.lr=0.1, paired by seed." in only.notes[0]
+    assert "Gains are differences from training.lr=0.1, paired by seed." in only.notes[0]
 
 
 def test_the_baseline_can_be_chosen(root: Path) -> None:
@@ -460,7 +460,9 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
     (note,) = [note for note in shown(imported, table, "final_accuracy").notes if "evaluation.until" in note]
     assert note.startswith("48 of 48 runs end at their target accuracy")
     gains = shown(imported, "fair/accuracy", "seconds")
-    assert "Change: minus FedAvg, tuned, paired by seed, with its 90 % interval." in gains.notes[0]
+    assert (
+        "Changes are differences from FedAvg, tuned, paired by seed, with 90 % intervals." in gains.notes[0]
+    )
     refusals = {
         (
             "drift",

@@ -151,7 +151,10 @@ def test_a_ranking_shows_paired_differences_with_their_intervals(runs: Runs) -> 
     half = stats.t.isf(0.05, 2) * math.sqrt(3) / math.sqrt(3)
     assert rows["B"] == pytest.approx((3, 3 - half, 3 + half)), "of the differences 2, 2 and 5"
     assert rows["C"][0] == pytest.approx((1 + 2 + 10 - 70) / 3), "digits have ten classes"
-    assert "Every method, A included: tuned settings. Differences from A, paired by seed" in note(spec)
+    assert (
+        "Every method, A included, has tuned settings. The figure shows differences from A, paired by seed"
+        in note(spec)
+    )
     assert "(3 seeds), with 90 % intervals" in note(spec) and "ordered by their mean" in note(spec)
 
 
@@ -205,7 +208,7 @@ def test_lines_are_means_of_all_seeds_and_thin_after_a_seed_has_ended(runs: Runs
     assert shown["mean"].tolist() == pytest.approx([0.3, 0.3, 0.6])
     assert shown["whole"].tolist() == pytest.approx([0.3, 0.3, math.nan], nan_ok=True)
     assert shown[["low", "high"]].to_numpy().tolist()[:2] == [[0.2, 0.4], [0.2, 0.4]]
-    assert "Diverged: seed 1." in note(spec) and "Thin lines: " in note(spec)
+    assert "Diverged: seed 1." in note(spec) and "Thin lines show " in note(spec)
 
 
 @pytest.mark.parametrize(("best", "told"), [(0.9, True), (0.8, False)])
@@ -215,7 +218,7 @@ def test_a_figure_tells_if_training_ended_at_a_target(
     monkeypatch.setattr(helpers, "tiny", lambda: tiny(evaluation={"until": 0.9}))
     runs.add({"method": "A"}, best, rows=accuracies(0.5, 0.8))
     text = note(figures.draw(runs.curves(), runs.results)[0])
-    assert ("Training, and so a curve, ends at a test accuracy of 90 %." in text) == told
+    assert ("A curve ends at a test accuracy of 90 %, because training stops there." in text) == told
 
 
 def test_titles_break_no_line_at_an_equals_sign(runs: Runs) -> None:
@@ -244,7 +247,7 @@ def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:
     shown = data(next(iter(panels(spec).values())))
     assert shown["raw"].tolist() == [0.0, 0.3, 0.0, 0.6]
     assert shown["mean"].tolist() == pytest.approx([0.15, 0.1, 0.3, 0.3])
-    assert "Centred means over 3 rounds, pale as measured." in note(spec)
+    assert "Curves show centred means over 3 rounds. Pale curves show the measured values." in note(spec)
     assert numbers.columns.tolist() == ["panel", "series", "seed", "rounds", "value", "smoothed"]
 
 
@@ -258,7 +261,7 @@ def test_points_are_means_with_the_range_over_seeds(runs: Runs) -> None:
     assert shown[["mean", "min", "max"]].to_numpy().tolist() == [
         pytest.approx(row) for row in ([60, 50, 70], [40, 40, 40], [85, 80, 90], [20, 10, 30])
     ], "a diverged run counts as chance among ten classes, as in tables"
-    assert "Diverged runs count as chance." in note(spec)
+    assert "Diverged runs count as chance accuracy." in note(spec)
     scale = panels(spec)[""]["encoding"]["color"]["scale"]
     assert scale == {"domain": ["fedgh", "fedfcd"], "range": style.COLOURS}
 

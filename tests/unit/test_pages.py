@@ -485,9 +485,9 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
     text = text_of(front(toy)).partition("It is <so>. Small <toys>.")[0]
     assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
-    words = re.findall(r"(Brackets|Case): ", text)
-    assert words == ["Brackets", "Case"]
-    assert "Claims are in our words" in text
+    words = re.findall(r"Brackets show|Case:", text)
+    assert words == ["Brackets show", "Case:"]
+    assert "We state the claims in our own words" in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
     assert "has the other sign" not in meanings, "no gain of this scale is opposite"
@@ -548,7 +548,9 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "† Significant alone, but not after the correction for the number of claims" in text
     assert "opposite is significant at 5 %" in text
     assert "has the other sign" not in text, "no gain on this page is opposite"
-    assert "Exploratory: declared as such, or decided after these runs had been seen." in text
+    assert (
+        "A result is exploratory if we declared it so, or decided on it after we had seen these runs." in text
+    )
     assert (
         "Not run: 1 of the claims, 1 of the paper's tables and figures" in text
         and "sec. 10: Toys last" in text
@@ -648,7 +650,7 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
         " ".join(Notes.of(ItemJob(**{**dict(toy.sheet), "control": control}), cells).texts)
         for control in (False, True)
     ]
-    assert ["expected if every published value were true" in text for text in texts] == [True, False]
+    assert ["expected if all published values were true" in text for text in texts] == [True, False]
     values, controls = (
         next(iter(summary.verdict_counts(kind, cells, []).items())) for kind in ("paper", "control")
     )
@@ -693,8 +695,11 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
             assert ["Intervals of equal width share a pooled spread" in text for text in found] == words
     bare = [cell.replace(measure="best_accuracy") for cell in bare]
     assert "Intervals of equal width" in Notes.of(toy.sheet, [*equal, *bare]).seeds, "of the same runs"
-    assert "Gain: minus BP, paired by seed, with its 90 % interval." in Notes.of(toy.sheet, cells).seeds
-    assert "Gain: minus BP, paired by seed." in Notes.of(toy.sheet, bare).seeds
+    assert (
+        "Gains are differences from BP, paired by seed, with 90 % intervals."
+        in Notes.of(toy.sheet, cells).seeds
+    )
+    assert "Gains are differences from BP, paired by seed." in Notes.of(toy.sheet, bare).seeds
 
 
 def replace_interval(measured: Measured) -> Measured:

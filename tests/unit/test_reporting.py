@@ -627,7 +627,9 @@ def test_gains_without_a_verdict_have_a_colour_if_their_interval_excludes_zero(r
     page = re.sub(r'class="([^"]*)"', lambda found: f'class="{" ".join(found[1].split())}"', page)
     rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
     assert 'class="gain"' in rows["near"] and 'class="gain bad"' in rows["far"]
-    assert "Red: a gain" in page and "Green: a gain" not in page, "only colours that occur are explained"
+    assert "Red marks a gain" in page and "Green marks a gain" not in page, (
+        "only colours that occur are explained"
+    )
     assert "Every cell: values per seed, runs<" in page, "without published values there is no verdict"
     judged = runs.table({**ACCURACY, "gain_over": {"method": "best"}, "gain_margin": 1.0}, reduced=False)
     page = written(runs, judged)["html"]

@@ -187,7 +187,9 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
     texts = {
         "README.md": "ECGR adds only {:.2f} to {:.2f} points".format(*extremes),
         "docs/papers/ecgr.md": f"gain at rate 0.01? | only {first}) to {last}) |",
-        "config/papers/ecgr/paper.yaml": "gain only {:.2f} to {:.2f} points with ECGR".format(*extremes),
+        "config/papers/ecgr/paper.yaml": "ECGR improves them by only {:.2f} to {:.2f} points".format(
+            *extremes
+        ),
     }
     for page, words in texts.items():
         text = " ".join(written(page).split())
@@ -350,7 +352,7 @@ def test_the_baseline_of_the_fair_table_that_tuning_did_not_help_is_stated() -> 
     numbers = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*gain)
     reason = "because the interval contains the margin of 0.5"
     assert f"{ours:.2f} %, by default {others:.2f} % ({numbers}, *inconclusive*, {reason})" in page
-    assert f"ends at {ours:.2f} % with tuned and at {others:.2f} % with default settings" in note
+    assert f"ends at {ours:.2f} % with tuned settings and at {others:.2f} % with default settings" in note
     assert "{:.2f} points [{:.2f}, {:.2f}] is inconclusive".format(*gain) in note
 
 
