@@ -69,7 +69,7 @@ JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
 """Verdicts that our runs give."""
 
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
-EXPLORATORY = "Exploratory: declared as such, or decided after these runs had been seen."
+EXPLORATORY = "A result is exploratory if we declared it so, or decided on it after we had seen these runs."
 DROPPED_CLAIMS = f"{CORRECTION} claims (false discovery rate 5 %)."
 
 
