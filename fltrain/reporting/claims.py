@@ -273,8 +273,8 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
 
 def _corrected(number: int, tests: str, author: str) -> str:
     """Return why a number of tests that contradict a claim, each alone, do not decide."""
-    verb = f"contradict{'s' * (number == 1)}"
-    return f"alone, {number} of {tests} {verb} the claim, but not after {author}'s correction"
+    verb = "is" if number == 1 else "are"
+    return f"{number} of {tests} {verb} significant against the claim, but not after {author}'s correction"
 
 
 MISSES: dict[str, str] = {"undecided": "not clearly", "contradicted": "not"}
@@ -655,7 +655,8 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         if unclear := sum(one.p_inside >= LEVEL for one in tried.values()):
             alone = _shown(sheet, test, numbers, weakest, tried[weakest], stated, counted=False)
             text = "for example, " * (unclear > 1) + re.sub("^for ", "with ", alone.number)
-            deciding = f"no clear support in {unclear} of {len(tried)} cases: {text}"
+            where = f"{unclear} of" if unclear < len(tried) else "any of"
+            deciding = f"no clear support in {where} {len(tried)} cases: {text}"
         else:
             reasons = [f"the {Sides.of(sheet, test, place).noun} is {within} in each case", *lost]
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)

@@ -158,7 +158,7 @@ class Verification:
     def _unknown(self) -> Iterator[Problem]:
         """Yield a line for each setting that the code lacks."""
         for cause, runs in self._lacking.items():
-            yield Problem(f"{count(len(runs), 'stale record')}: {cause} ({listed(runs, 1)})", harmless=True)
+            yield Problem(f"{count(len(runs), 'unknown record')}: {cause} ({listed(runs, 1)})", harmless=True)
 
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Problem]:

@@ -215,9 +215,9 @@ def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
 
 
 def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
-    refuted = "contradicts the claim, but not after"
-    parts = f"alone, 1 of 3 parts {refuted} Bonferroni's correction"
-    cases = f"alone, 1 of 4 tests (each case and their average) {refuted} Holm's correction"
+    refuted = "is significant against the claim, but not after"
+    parts = f"1 of 3 parts {refuted} Bonferroni's correction"
+    cases = f"1 of 4 tests (each case and their average) {refuted} Holm's correction"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
     assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
     for test, words in (

@@ -407,10 +407,10 @@ def test_counts_of_verdicts_are_published() -> None:
         "README.md": [
             (f"2NN: {rounds['not reproduced']} of {rounds.total()} settings need only ",),
             (f"{rounds['not reproduced']} *not reproduced* (less), {{}} *inconclusive*", open_values),
-            ("(FedProx) | {} *supported*", len(bases)),
-            ("rejects the {} false values. Of the {} true ones,", len(cells) - len(true), len(values)),
+            ("[-0.26, +0.28] | {} *supported*", len(bases)),
+            ("rejects the {} false values and none of the {} true ones", len(cells) - len(true), len(values)),
             ("confirms {} (from Flower)", len(confirmed)),
-            ("and rejects none; {} (MNIST) are *inconclusive*", len(values) - len(confirmed)),
+            ("leaves {} (MNIST) *inconclusive*", len(values) - len(confirmed)),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),

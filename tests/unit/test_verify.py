@@ -206,7 +206,7 @@ def test_records_of_an_unknown_method_have_one_line(place: Place) -> None:
         record.folder.rename(folder)
         write_json(folder / "spec.json", spec)
         seal(folder)
-    place.only("2 stale records: method: unknown method 'mine'; if it is your own, set", harmless=True)
+    place.only("2 unknown records: method: unknown method 'mine'; if it is your own, set", harmless=True)
 
 
 def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
