@@ -694,13 +694,13 @@ def _shown(
     used = {axis: {*test.at.get(axis, sheet.axes[axis])} & {*sheet.axes[axis]} for axis in test.mean_over}
     over = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
     over += [f"{len(means)} cases"] * averaged
-    scopes += [f"on average over {' and '.join(over)}"] * bool(over)
+    scopes += [f"on average over {joined(over)}"] * bool(over)
     if several and not averaged:
         which = f"{'one' if test.judge == 'every' else f'the {test.judge}'} of {len(means)} cases"
         if place in (sides.first, sides.second):
             scopes += [f"in {which}"] * counted
         else:
-            here = " and ".join(filter(None, [*sides.common.split(", "), *place.split(", ")]))
+            here = joined([*filter(None, sides.common.split(", ")), *place.split(", ")])
             scopes[: bool(sides.common)] = [f"for {here}" + f" ({which})" * counted]
     if len(parts := test.part or ()) > 1:
         those = joined(parts)
@@ -708,10 +708,10 @@ def _shown(
         sides = replace(sides, first=sides.first or f"the sum of {those}")
     sides = replace(sides, first=sides.first or "our number" * bool(scopes))
     number = ", ".join([*scopes, _sentence(sheet, test, mean, interval, sides)])
-    lead, sentences = number, [count(len(ours.values), "seed")]
+    lead, further = number, [count(len(ours.values), "seed")]
     if found and found.tries > 1:
         chosen = f"the {test.judge} of {found.tries} cases"
-        sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
+        further.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if stated is not None:
         side = _side(test, stated >= 0)
         theirs = f"{_amount(sheet, test, abs(stated))} {side}" if sides.second or side in MORE else ""
@@ -725,9 +725,9 @@ def _shown(
         agreeing = sum(sign * mean > 0 for mean in means.values())
         side = f"is {test.kind} in {agreeing} of {len(means)} cases" if sign else "ranges"
         side = f"The {sides.noun} {side}"
-        sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
-    sentences += filter(None, [", ".join(numbers.lost), numbers.late])
-    return Finding("undecided", ". ".join(sentences), "", lead, mean, interval, number=number)
+        further.append(f"{side}{',' * bool(sign)} from {low} to {high}")
+    further += filter(None, [", ".join(numbers.lost), numbers.late])
+    return Finding("undecided", ". ".join(further), "", lead, mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
