@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -23,6 +25,7 @@ from safetensors.numpy import save_file
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import sha256
 
+LOG = logging.getLogger("fltrain")
 _METADATA = "fltrain"
 
 
@@ -72,6 +75,25 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if temporary:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, work: str, timeout: float = -1) -> Iterator[None]:
+    """Hold a lock; after a second, warn (shown without logging, too) that another process does this ``work``.
+
+    Raises:
+        Timeout: if the other process still holds it after ``timeout`` further seconds (default: wait on).
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        LOG.warning("waiting: another process is %s (lock: %s)", work, path)
+        lock.acquire(timeout=timeout)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def flush(path: Path) -> None:

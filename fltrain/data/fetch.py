@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
-from filelock import FileLock
 from rich.filesize import decimal
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import replacing
+from fltrain.core.files import locked, replacing
 from fltrain.data.datasets import DatasetEntry, RemoteFile
 from fltrain.data.readers.base import ARCHIVES, readable, unpack
 
@@ -88,7 +87,7 @@ def fetch(file: RemoteFile, folder: Path, files: Sequence[RemoteFile] = ()) -> N
     if not path.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / f".{file.name}.lock"):
+            with locked(folder / f".{file.name}.lock", f"fetching {file.name}"):
                 if path.exists():
                     LOG.info("%s: another process has fetched it", file.name)
                 elif brought := _offline(folder.name, file):

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from fltrain.core.errors import FltrainError
-from fltrain.core.files import replacing
+from fltrain.core.files import locked, replacing
 from fltrain.core.hashing import sha256, short_hash
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def writing(uri: str, folder: Path) -> Iterator[Store]:
     lock = Path(f"{path}.lock") if path else folder / f"mlflow-{short_hash(uri)}.lock"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock, timeout=LOCK_SECONDS):
+        with locked(lock, f"exporting to {uri}", LOCK_SECONDS):
             if path and not path.exists():
                 # Creating the tables takes seconds; MLflow cannot use an incomplete database.
                 with replacing(path) as temporary:

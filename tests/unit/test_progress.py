@@ -44,6 +44,14 @@ def test_banner_unknown_targets_and_advice_to_skip_changed_jobs_are_left_out() -
         assert [bool(handler.filter(record)) for record in records] == [False, verbose, verbose, True]
 
 
+def test_a_locked_folder_has_one_remedy() -> None:
+    """Snakemake's message names an argument without its command."""
+    text = "LockException:\nError: Directory cannot be locked. It can be removed with the --unlock argument."
+    line = LogHandler(OutputSettings(), None).line(logging.makeLogRecord({"msg": text}))
+    assert line.startswith("error: another snakemake works in this folder; wait")
+    assert line.endswith("snakemake --unlock")
+
+
 @pytest.mark.parametrize("text", ["Cannot restore summary.json: no backup found.", "other"])
 def test_nothing_follows_the_message_of_a_failed_job(text: str) -> None:
     handler = LogHandler(OutputSettings(), None)

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
+from filelock import FileLock
 from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
@@ -1051,6 +1052,14 @@ def test_a_database_locked_by_another_program_is_reported(store: Exports) -> Non
             store.export()
     assert store.export() == {"unchanged": 3}
     assert store.search() == expected
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_wait_for_another_export_is_announced(store: Exports, caplog: pytest.LogCaptureFixture) -> None:
+    with FileLock(f"{store.path}.lock"), pytest.raises(FltrainError, match="another process is exporting"):
+        store.export()
+    lock = f"(lock: {store.path}.lock)"
+    assert caplog.messages == [f"waiting: another process is exporting to {store.uri} {lock}"]
 
 
 # MLflow's own server behind a proxy that requires a token.

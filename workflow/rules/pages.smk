@@ -63,4 +63,6 @@ rule track:
     message:
         "exporting runs to MLflow"
     shell:
-        "python -m fltrain track {params.options:q} > {output} 2> {log}"
+        # The terminal shows if it waits for another export.
+        "python -m fltrain track {params.options:q} 2>&1 > {output} | tee {log} | "
+        "{{ grep --line-buffered ^waiting >&2 || true; }}"

@@ -17,6 +17,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from fltrain.core.errors import FltrainError, count, duration
+from fltrain.core.shell import command
 
 try:
     from fltrain.runs.record import Results
@@ -32,6 +33,10 @@ SHOWN = ("Nothing to be done", "Complete log", "Shutting down", "Unlocked", "Con
 
 REPEATED = ("CalledProcessError", "At least one job did not complete", "no backup found")
 """Parts of messages that follow an earlier one: a job failed, or the user stopped the workflow."""
+
+LOCKED = f"""error: another snakemake works in this folder; wait for it to end
+If none is running (it was killed), unlock the folder: {command("snakemake --unlock")}"""
+"""In place of Snakemake's message, which names an argument without its command."""
 
 
 class LogHandler(LogHandlerBase):
@@ -89,6 +94,8 @@ class LogHandler(LogHandlerBase):
                 return f"{number} {self.jobs[record.job_id]}" * another_tenth
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
                 return failure(self.jobs.get(record.jobid) or f"rule {record.rule_name}", record.log)
+            case _ if record.getMessage().startswith("LockException"):
+                return LOCKED
             case _ if any(part in record.getMessage() for part in REPEATED):
                 return ""
             case event:
