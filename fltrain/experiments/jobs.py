@@ -90,8 +90,9 @@ class Jobs:
                 "(docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
-                else f"{records} from earlier versions of the code: this is expected, and their numbers are "
-                "valid, because no revision has changed (docs/records.md#changed-code)"
+                else f"from earlier code with the same revisions: {len(changed):,} of "
+                f"{count(len(complete), 'record')}; their numbers are valid, no action needed "
+                "(docs/records.md#changed-code)"
             )
         return notes
 

@@ -164,8 +164,8 @@ def test_trained_runs_are_counted_before_the_workflow_starts(
     monkeypatch.setattr("fltrain.experiments.jobs.changed_runs", lambda *_: {first.run_id: ["methods.mine"]})
     (warning,) = jobs(folder).notes()
     assert warning.startswith("older than today's code (methods.mine): 1 record, still valid if")
-    unchanged = "and their numbers are valid, because no revision has changed (docs/records.md#changed-code)"
-    calm = f"1 record from earlier versions of the code: this is expected, {unchanged}"
+    valid = "their numbers are valid, no action needed (docs/records.md#changed-code)"
+    calm = f"from earlier code with the same revisions: 1 of 2 records; {valid}"
     assert jobs(folder, train="false").notes() == [calm], "such as our records"
 
 
