@@ -50,7 +50,7 @@ def explain(
         entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
         if not entries:
             near = suggest(word, labels, VERY_CLOSE)
-            near = near or hint(word, labels, "there are") + _elsewhere(config, planned, word, labels)
+            near = near or hint(word, labels, "labels") + _elsewhere(config, planned, word, labels)
             raise FltrainError(f"no cell of {planned.id} is left with --cell {word!r}{near}")
     if len(entries) > 1:
         _show_common(planned, entries, config, every)
@@ -67,7 +67,7 @@ def _elsewhere(config: Path, planned: PlannedItem, word: str, labels: Collection
         if suggest(word, hidden):
             axes = options.one_item(plan(config, scale), planned.id).axes
             there = [label for label in hidden if any(label in axis for axis in axes.values())]
-            if near := suggest(word, there, text=f"scale {scale} has {{!r}}: add --scale {scale}"):
+            if near := suggest(word, there, text=f"scale {scale} has {{}}: add --scale {scale}"):
                 return near
     return ""
 

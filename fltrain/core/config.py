@@ -51,16 +51,18 @@ MOST_KNOWN = 60
 """Longest list of known words."""
 
 
-def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {!r}?") -> str:
+def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {}?") -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text.
 
     Case does not count. The only known word that begins or ends with ``word``, up to ``_``, is close, too.
+    Below ``VERY_CLOSE``, the hint names all such words, and only without one a less similar word.
     """
     lower, given = {name.lower(): name for name in known}, str(word).lower()
-    close = difflib.get_close_matches(given, lower, n=1, cutoff=closeness)
+    close = difflib.get_close_matches(given, lower, n=1, cutoff=max(closeness, VERY_CLOSE))
     longer = [name for name in lower if name.startswith(f"{given}_") or name.endswith(f"_{given}")]
-    close = close or longer * (len(longer) == 1)
-    return f"; {text.format(lower[close[0]])}" if close else ""
+    close = close or longer * (len(longer) == 1 or closeness < VERY_CLOSE)
+    close = close or difflib.get_close_matches(given, lower, n=1, cutoff=closeness)
+    return f"; {text.format(', '.join(repr(lower[name]) for name in close))}" if close else ""
 
 
 def similar(path: Path) -> str:

@@ -169,7 +169,7 @@ def choose(
 def _nothing_left(condition: Condition, values: Iterable[str], place: str) -> FltrainError:
     names = sorted({name for value in values for name in value.split() or [""]}, key=sortable)
     problem, word = f"{place and f'{place}: '}no run is left with {condition}", condition.values[0]
-    there = f" (there are: {listed(names, 8)})"
+    there = f" (values of {condition.key}: {listed(map(repr, names), 8)})"
     field = RunSpec.model_fields.get(condition.key)
     known = [name for one in (field.metadata if field else ()) if isinstance(one, KnownNames) for name in one]
     if condition.excluded or word in known or math.isfinite(sortable(word)[0]):  # no misspelt name

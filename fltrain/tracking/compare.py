@@ -445,7 +445,7 @@ def compare_runs(
     if base not in names and len(having) == 1:  # a value alone is enough
         base = having[0]
     if base not in names:
-        near = suggest(base, names, VERY_CLOSE) or f" (there are: {'; '.join(names)})"
+        near = suggest(base, names, VERY_CLOSE) or f" (variants: {', '.join(map(repr, names))})"
         raise FltrainError(f"baseline: unknown variant {base!r}{near}")
     others = [key for key in differing if not begins(key, wanted)]
     shown = _distinguishing(settings[others])
@@ -488,7 +488,7 @@ def compare_runs(
     elif shown:
         remarks.append(
             f"gains compare runs with equal {', '.join(shown)}; to compare values of {shown[-1]}, "
-            f"add --over {','.join(dict.fromkeys([*wanted, shown[-1]]))}"
+            f"use --over {shown[-1]}"
         )
     remarks += _mixed(runs, made)
     return Comparison(job, made, remarks, conditions={condition[run]: conditions[run] for run in condition})

@@ -679,7 +679,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             [" (known: toy); if it is your own, set FLTRAIN_PATH to your folder\n"],
         ),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),
-        ("plan --scale one --where seed=77", ["no run is left with seed=77 (there are: 0)\n"]),
+        ("plan --scale one --where seed=77", ["no run is left with seed=77 (values of seed: '0')\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
         (
             "plan --scale one --where status=failed",

@@ -96,10 +96,10 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     assert lacking == "A gain has no interval if fewer than three seeds have both runs."
     gain = "Gains are differences from fedavg, paired by seed, with 90 % intervals."
     assert page == f"Mean ± standard deviation over up to 3 seeds. {gain}"
-    assert note == (
-        "gains compare runs with equal training.lr; to compare values of training.lr, add "
-        "--over method,plugins,training.lr"
-    )
+    equal = "gains compare runs with equal"
+    assert note == f"{equal} training.lr; to compare values of training.lr, use --over training.lr"
+    *_, note = compare_runs(chosen(root, "method=fedavg,fedprox"), over=["training.lr"]).notes
+    assert note == f"{equal} method; to compare values of method, use --over method"
     same_rate = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,fedprox"))
     assert same_rate.notes == [page.replace("up to ", "")]
 
@@ -139,7 +139,7 @@ def test_the_baseline_can_be_chosen(root: Path) -> None:
     rates = chosen(root, "method=fedavg")
     assert compare_runs(rates, baseline="0.5").frame["row"].tolist() == ["training.lr=0.5", "training.lr=0.1"]
     with pytest.raises(
-        FltrainError, match=r"unknown variant '0\.7' \(there are: training\.lr=0\.1; training"
+        FltrainError, match=r"unknown variant '0\.7' \(variants: 'training\.lr=0\.1', 'training"
     ):
         compare_runs(rates, baseline="0.7")
     with pytest.raises(FltrainError, match=r"unknown variant '0\.5'"):
@@ -387,7 +387,7 @@ def test_a_condition_shows_cells_of_the_page_unchanged(imported: Path) -> None:
     with pytest.raises(FltrainError, match="no run is left with method=fedacgg; did you mean 'fedacg'"):
         compare(*asked, "method=fedacgg")
     with pytest.raises(
-        FltrainError, match=r"^fair/accuracy at scale published: no run .*\(there are: lenet5"
+        FltrainError, match=r"^fair/accuracy at scale published: no run .*\(values of model: 'lenet5'"
     ):
         compare(*asked, "model=vgg9")
 
@@ -476,7 +476,7 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
         (
             "accuracy",
             "fair/accuracy",
-        ): r"unknown metric 'accuracy'; did you mean 'test_accuracy'\? \(known: final_accuracy",
+        ): r"unknown metric 'accuracy'; did you mean 'final_accuracy', 'best_.* \(known: final_accuracy",
     }
     for (metric, name), reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
@@ -578,7 +578,7 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
                 seal(path.parent)
     with pytest.raises(FltrainError, match="unknown metric 'nix'"):
         compare(tmp_path, CONFIG, metric="nix")
-    with pytest.raises(FltrainError, match=r"no run is left with method=ditto \(there are: fedavg\)$"):
+    with pytest.raises(FltrainError, match=r"no run .* method=ditto \(values of method: 'fedavg'\)$"):
         compare(tmp_path, CONFIG, where="method=ditto")
     cause = "no run is left with method=mine.*; left out: 3 records, method: unknown method 'mine'"
     with pytest.raises(FltrainError, match=cause):
@@ -648,9 +648,16 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
     ("where", "message"),
     [
         ("method=fedprx", r"no run is left with method=fedprx; did you mean 'fedprox'\?$"),
-        ("method=scaffold", r"no run is left with method=scaffold \(there are: fedavg"),
-        ("method=scafold", "no run is left with method=scafold; did you mean 'scaffold'.*there are: fedavg"),
-        ("training.lr=0.5 method=moon", r"no run is left with method=moon \(there are: fedavg, fedprox\)$"),
+        ("method=scaffold", r"no run is left with method=scaffold \(values of method: 'fedavg'"),
+        ("plugins=flfa", r"no run is left with plugins=flfa \(values of plugins: 'none'\)$"),
+        (
+            "method=scafold",
+            "with method=scafold; did you mean 'scaffold'.*values of method: 'fedavg'",
+        ),
+        (
+            "training.lr=0.5 method=moon",
+            r"left with method=moon \(values of method: 'fedavg', 'fedprox'\)$",
+        ),
         ("metod=x", "unknown key 'metod'; did you mean 'method'"),
         ("xyz=x", r"unknown key 'xyz' \(known: .*dataset.*, and settings below them such as training.lr\)$"),
         ("lr=0.1", "unknown key 'lr'; did you mean 'training.lr'?"),
@@ -709,7 +716,7 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     with pytest.raises(FltrainError, match=r"has no item 'fair/accuracy'; scales .* add --scale published"):
         chosen(tmp_path, "items=fair/accuracy")
-    with pytest.raises(FltrainError, match=r"no run is left with scale=published \(there are: demo, none\)"):
+    with pytest.raises(FltrainError, match=r"no run .* scale=published \(values of scale: 'demo', 'none'\)"):
         chosen(tmp_path, "scale=published")
 
 

@@ -383,13 +383,13 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
     assert [line.split() for line in short if "│" in line] == rows
     for words, problem in {
         ("Fedpro",): "no cell of toy/table2 is left with --cell 'Fedpro'; did you mean 'FedProx'\\?$",
-        ("fedprox", "nix"): "is left with --cell 'nix' \\(there are: FedProx, BP, FLFA\\)$",
+        ("fedprox", "nix"): "is left with --cell 'nix' \\(labels: FedProx, BP, FLFA\\)$",
     }.items():
         with pytest.raises(FltrainError, match=problem):
             explained(folder, "tiny", "toy/table2", *words)
     scale = {**SCALE, "items": ["toy/table2"], "axes": {"method": ["fedavg"]}}
     (folder / "scales" / "tiny.yaml").write_text(yaml.safe_dump(scale))
-    with pytest.raises(FltrainError, match=r"\(there are: fedavg, BP, FLFA\)$"):
+    with pytest.raises(FltrainError, match=r"\(labels: fedavg, BP, FLFA\)$"):
         explained(folder, "tiny", "toy/table2", "FedPrx")
     (folder / "scales" / "other.yaml").write_text(
         yaml.safe_dump({**SCALE, "scale": "other", "items": ["toy/table2"]})
@@ -649,11 +649,14 @@ def test_items_of_the_scale_alone_are_suggested() -> None:
             "has no item 'toy/claims'; claims are in results/tiny/toy: index.html, claims.csv",
         ),
         ({"where": "training.lr=0,05"}, "'0,05': numbers have a decimal point"),
-        ({"where": "dataset=mnist"}, "scale 'tiny': no run is left with dataset=mnist (there are: digits)"),
+        (
+            {"where": "dataset=mnist"},
+            "'tiny': no run is left with dataset=mnist (values of dataset: 'digits')",
+        ),
         ({"where": "method=fedavg,fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'?"),
         (
             {"items": "toy/figure", "where": "method=scaffold"},
-            "scale 'tiny', item toy/figure: no run is left with method=scaffold (there are: fedavg)",
+            "scale 'tiny', item toy/figure: no run is left with method=scaffold (values of method: 'fedavg')",
         ),
     ],
     ids=str,
