@@ -28,11 +28,11 @@ from fltrain.experiments.claims import (
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
-from fltrain.reporting.claims import JUDGED, full_verdict
+from fltrain.reporting.claims import JUDGED, full_verdict, result_lines
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.text import by_label, capital, sentences
+from fltrain.reporting.text import capital
 from fltrain.reporting.verdict import without_interval
 
 
@@ -141,7 +141,8 @@ class Row:
         verdict: our verdict; empty if nothing was run.
         evidence: numbers behind the verdict.
         margin: tolerance of the test.
-        numbers: the main number with its interval.
+        numbers: lines of our numbers with their intervals.
+        needed: where the claim needs them.
         place: its place in the paper.
     """
 
@@ -150,8 +151,18 @@ class Row:
     verdict: str
     evidence: str
     margin: str
-    numbers: str = ""
+    numbers: tuple[str, ...] = ()
+    needed: str = ""
     place: str = ""
+
+    @property
+    def cells(self) -> list[str]:
+        """Line of a table: claim, verdict, our numbers, and where the claim needs them."""
+        return [
+            self.claim,
+            self.verdict,
+            *("<br>".join(part) for part in (self.numbers, self.needed.split("; "))),
+        ]
 
     def cites(self, paper: str) -> bool:
         """Return if the claim of a replication is one of this paper."""
@@ -324,20 +335,21 @@ class Evidence:
         rows = {}
         for claim in self._declared(paper).claims:
             items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
-            verdict = evidence = numbers = ""
+            verdict, evidence, one = "", "", {}
             if isinstance(claim.test, Tested):
                 verdict, evidence = "tested", f"tested by `{claim.test.by}`"
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
-            elif one := judged.get((claim.where, claim.claim)):
-                verdict, evidence, numbers = full_verdict(one), one["evidence"], one["number"]
+            elif one := judged.get((claim.where, claim.claim), {}):
+                verdict, evidence = full_verdict(one), one["evidence"]
             rows[claim.claim] = Row(
                 f"{claim.claim} ({claim.where})",
                 items,
                 verdict,
                 evidence,
                 tolerance(claim.test),
-                numbers,
+                tuple(result_lines({**one, "needed": ""})) if one else (),
+                one.get("needed", ""),
                 claim.where,
             )
         return rows
@@ -368,7 +380,7 @@ class Evidence:
                 "; ".join(f"{count} {verdict}" for verdict, count in verdicts.items()),
                 f"all values are in the [table](../published/{paper}/{path.name})",
                 f"± {margin:.0%} of the value",
-                f"our values are {ratios.min():.2f} to {ratios.max():.2f} times the published ones",
+                (f"ours / published: {ratios.min():.2f} to {ratios.max():.2f}",),
             )
 
     def _merged(self, group: Group, claims: Mapping[str, Row]) -> Row:
@@ -386,7 +398,8 @@ class Evidence:
             first,
             claim=f"{group.claim.format(group.several)} ({first.place})",
             verdict="; ".join(named),
-            numbers=by_label({name: row.numbers for name, row in rows.items()}),
+            numbers=tuple(dict.fromkeys(line for row in rows.values() for line in row.numbers)),
+            needed="; ".join(dict.fromkeys(row.needed for row in rows.values())),
         )
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
@@ -398,7 +411,7 @@ class Evidence:
         each = "<br>".join(f"{name}: {line.evidence}" for name, line in lines.items())
         return replace(
             first,
-            cells=[one.claim, one.verdict, "<br>".join(sentences(one.numbers))],
+            cells=one.cells,
             claim=one.claim,
             evidence=first.evidence if equal else each,
         )
@@ -410,12 +423,12 @@ class Evidence:
         if row.verdict == "not judged":
             return Listed([], row.claim, f"we do not judge it. {row.evidence.rstrip('.')}.")
         if row.verdict == "tested":
-            return Listed([row.claim, row.verdict, ""], row.claim, evidence=f"{capital(row.evidence)}.")
+            return Listed(row.cells, row.claim, evidence=f"{capital(row.evidence)}.")
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         return Listed(
-            [row.claim, row.verdict, "<br>".join(sentences(row.numbers))],
+            row.cells,
             row.claim,
             evidence=row.evidence,
             table="; ".join(item.item.title for item in items),

@@ -330,10 +330,10 @@ def verdicts_on(name: str) -> str:
     ]
     rows: list[list[str]] = []
     for protocol, found in sources:
-        for claim, verdict, numbers in (row.cells for row in found if any(row.cells[2:])):
+        for claim, verdict, *numbers in (row.cells for row in found if any(row.cells[2:])):
             linked = verdict.replace(DROPPED, f"[{DROPPED}](../protocol.md#7-many-cells)")
-            rows.append([protocol, claim, linked, numbers])
-    return table(["protocol", "claim", "[verdict](../results.md)", "numbers"], rows)
+            rows.append([protocol, claim, linked, *numbers])
+    return table(["protocol", "claim", "[verdict](../results.md)", "our runs", "claim needs"], rows)
 
 
 def paper_page(name: str) -> str:
@@ -581,7 +581,7 @@ def paper_results(paper: str) -> str:
 
 def listed(rows: Sequence[Listed]) -> list[str]:
     """A table with a line for each claim that was run or tested, and its folded details."""
-    heads = ["claim", "verdict", "numbers"]
+    heads = ["claim", "verdict", "our runs", "claim needs"]
     return [table(heads, [row.cells for row in rows]), folded("Details", details(rows))] if rows else []
 
 

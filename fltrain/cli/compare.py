@@ -103,12 +103,13 @@ def compare(
 
 
 def _print_summary(summary: PaperSummary, scale: str, example: str) -> None:
-    from fltrain.reporting.claims import DROPPED_CLAIMS, EXPLORATORY, LEGEND, full_verdict
+    from fltrain.reporting.claims import DROPPED_CLAIMS, EXPLORATORY, LEGEND, full_verdict, result_lines
 
     if summary.claims:
         print_text(f"Claims of {summary.paper} at scale {scale}:")
         claims = [
-            (full_verdict(one), f"{one['where']}: {one['claim']}", one["number"]) for one in summary.claims
+            (full_verdict(one), f"{one['where']}: {one['claim']}", "; ".join(result_lines(one)))
+            for one in summary.claims
         ]
         print_entries(claims, label_width=14)
         notes = {"dropped": DROPPED_CLAIMS, "exploratory": EXPLORATORY}

@@ -48,12 +48,10 @@ from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import CORRECTION, DROPPED
 from fltrain.reporting.tables.table_cell import AVERAGE, TableCell
 from fltrain.reporting.text import (
-    capital,
     joined,
     markdown_table,
     number_text,
     p_text,
-    sentences,
     shared_decimals,
     without_tags,
 )
@@ -81,42 +79,38 @@ class Finding:
         verdict: supported, contradicted, undecided ...
         numbers: seeds, further numbers and lost runs, in sentences.
         decision: the test that decided, in sentences.
-        lead: estimate and interval in a sentence; at all places if ``number`` has the one that decides.
         estimate: our mean with its 90 % ``interval``; at a place if this place alone decides.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
-        number: main number (of each part) with its unit, its interval, and the difference behind it, then the
-            stated number.
-        region: where the test looks for the number, for example ``above 0.5``.
-        deciding: the place with the weakest evidence and its number, if all places have to support the claim
-            and this one does not.
+        number: name, value and interval of the number (of each part) that the test is about.
+        deciding: the same for the place with the least support, if all places have to support the claim.
+        needed: where the claim needs the number, for example ``above 0.5 points``.
         reason: the number of diverged runs, and the reason for *undecided*, if the interval does not show it.
 
-    Semicolons separate the lines of numbers and reasons.
+    Semicolons separate the lines of numbers, needs and reasons.
     """
 
     verdict: ClaimVerdict
     numbers: str
     decision: str = ""
-    lead: str = ""
     estimate: float | None = None
     interval: Interval | None = None
     p: float | None = None
     p_contradicted: float | None = None
     number: str = ""
-    region: str = ""
     deciding: str = ""
+    needed: str = ""
     reason: str = ""
 
-    def evidence(self, number: str) -> str:
-        """Return the numbers that ``number`` lacks, and the decision, in sentences."""
-        texts = ("" if self.lead in number else capital(self.lead), self.numbers, self.decision)
-        return " ".join(f"{text.rstrip('.')}." for text in texts if text)
+    @property
+    def evidence(self) -> str:
+        """Further numbers and the decision, in sentences."""
+        return " ".join(f"{text.rstrip('.')}." for text in (self.numbers, self.decision) if text)
 
 
 COLUMNS = (
     *("where", "claim", "verdict", "dropped", "exploratory", "reduced", "item", "test", "stated"),
-    *("estimate", "low", "high", "p", "number", "evidence"),
+    *("estimate", "low", "high", "p", "number", "needed", "reason", "evidence"),
 )
 """Columns of judged claims, also in the CSV file; see ``Finding``.
 
@@ -166,11 +160,10 @@ class Judge:
             seen = min(days, default=datetime.date.max)
             late = seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
             low, high = found.interval or (None, None)
-            number = _numbers([found])
             rows.append(
                 {
                     **{**vars(found), "low": low, "high": high},
-                    **{"number": number, "evidence": found.evidence(number)},
+                    **{"number": _lines([found]), "evidence": found.evidence},
                     **{"where": claim.where, "claim": claim.claim, "stated": statement.text},
                     **{"item": ", ".join(names), "test": claim.test.kind, "reduced": self.reduced},
                     "exploratory": (claim.exploratory or late) and found.verdict in JUDGED,
@@ -198,7 +191,7 @@ class Judge:
         found = self._of_item(sheet, test, statement)
         if not self.reduced or found.verdict == "not run":
             return found
-        found = replace(found, decision="", region="", deciding="", reason="")
+        found = replace(found, decision="", deciding="", needed="", reason="")
         return replace(found, verdict="reduced scale", p=None, p_contradicted=None)
 
     def _of_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
@@ -235,10 +228,8 @@ class Judge:
         empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
         if not (missed or empty):
             return found
-        why = f"the runs are restricted to {missed}" if missed else ""
-        why = why or f"there is no number at {', '.join(empty)}"
-        found = replace(found, deciding="", reason=f"undecided, because {why}")
-        return replace(found, verdict="undecided", p_contradicted=None)
+        why = f"runs are restricted to {missed}" if missed else f"no number at {', '.join(empty)}"
+        return replace(found, verdict="undecided", p_contradicted=None, reason=why)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
@@ -251,65 +242,54 @@ class Judge:
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     """Return the finding on a whole claim from those on its parts; parts with the same text share it."""
-    verdicts, number = {part.verdict for part in parts}, _numbers(parts)
+    verdicts, needed = {part.verdict for part in parts}, _needed(parts)
     judged = not reduced and not verdicts <= {"not run", "not judged"}
-    shared = number if len({part.number for part in parts if part.number}) == 1 else ""
-    evidence = [(part.verdict, part.evidence(shared)) for part in parts]
+    evidence = [(part.verdict, part.evidence) for part in parts]
     texts = dict.fromkeys(f"{verdict}: {text}" if judged else text for verdict, text in evidence)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
+    whole = Finding("not run", numbers, number=_lines(parts), needed=needed)
     if not judged:
-        return Finding("reduced scale" if "reduced scale" in verdicts else "not run", numbers, number=number)
+        return replace(whole, verdict="reduced scale") if "reduced scale" in verdicts else whole
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
     verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
-    reason = _corrected(len(contrary), f"{len(parts)} parts", "Bonferroni")
-    reason *= bool(contrary) and verdict == "undecided"
-    p = None if None in contrary else min(ps, default=None)
-    return Finding(verdict, numbers, p_contradicted=p, number=number, reason=reason)
-
-
-def _corrected(number: int, tests: str, author: str) -> str:
-    """Return why a number of tests that contradict a claim, each alone, do not decide."""
-    verb = "is" if number == 1 else "are"
-    return f"{number} of {tests} {verb} significant against the claim, but not after {author}'s correction"
-
-
-MISSES: dict[str, str] = {"undecided": "not clearly", "contradicted": "not"}
-"""Words for a region in which a test does not find a number, by verdict."""
-
-
-def _numbers(parts: Sequence[Finding]) -> str:
-    """Return lines of the main numbers, each with the regions in which tests look for it, and with reasons.
-
-    Cases that leave the claim undecided come first. If the verdicts of the parts differ, the number names the
-    regions that it misses. A side of zero alone has the verdict instead.
-    """
-    differ = len({part.verdict for part in parts} - {"reduced scale"}) > 1
-    texts: list[str] = []
-    for number in dict.fromkeys(part.number for part in parts if part.number):
-        same = [part for part in parts if part.number == number]
-        own, _, stated = number.partition("; ")
-        needed = ""
-        if {part.region for part in same} <= {"", "above 0", "below 0"}:
-            own += "".join(dict.fromkeys(f" ({part.verdict})" * differ for part in same))
-        else:
-            missed = [part for part in same if part.verdict in MISSES and differ]
-            own += "".join(f", {MISSES[part.verdict]} {part.region}" for part in missed)
-            regions = " and ".join(part.region for part in same if part.region)
-            regions = re.sub(r"^above (\S+).* and below ", r"from \1 to ", regions)
-            needed = f"the claim needs a value {regions}"
-        deciding, reasons = (
-            dict.fromkeys(getattr(part, key) for part in same) for key in ("deciding", "reason")
-        )
-        texts += filter(None, [*deciding, own, stated, needed, *reasons])
-    for verdict in ("not judged", "not run"):
-        open_parts = sum(part.verdict == verdict and not part.number for part in parts)
+    reasons = [part.reason for part in parts]
+    for left in ("not judged", "not run"):
+        open_parts = sum(part.verdict == left and not part.number for part in parts)
         verb = "is" if open_parts == 1 else "are"
-        texts += [f"{count(open_parts, 'part')} {verb} {verdict}"] * bool(open_parts and texts)
+        reasons += [f"{count(open_parts, 'part')} {verb} {left}"] * bool(open_parts)
+    reasons += [_corrected("Bonferroni", len(parts), "parts")] * (bool(contrary) and verdict == "undecided")
+    p = None if None in contrary else min(ps, default=None)
+    reason = "; ".join(filter(None, dict.fromkeys(reasons)))
+    return replace(whole, verdict=verdict, p_contradicted=p, reason=reason)
+
+
+def _corrected(author: str, number: int, tests: str) -> str:
+    """Return why tests that contradict a claim, each alone, do not decide."""
+    return f"not significant against the claim after {author}'s correction for {number} {tests}"
+
+
+def _lines(parts: Sequence[Finding]) -> str:
+    """Return the lines of numbers, each once; with a verdict if those of the numbers differ."""
+    numbers = dict.fromkeys(part.number for part in parts if part.number)
+    differ = len(numbers) > 1 and len({part.verdict for part in parts} - {"reduced scale"}) > 1
+    texts: list[str] = []
+    for number in numbers:
+        same = [part for part in parts if part.number == number]
+        verdicts = dict.fromkeys(part.verdict for part in same)
+        texts.append(number + f" ({', '.join(verdicts)})" * differ)
+        texts += dict.fromkeys(part.deciding for part in same if part.deciding)
     return "; ".join(texts)
+
+
+def _needed(parts: Sequence[Finding]) -> str:
+    """Return where the claim needs each number; the two ends of a range stand together."""
+    numbers = dict.fromkeys(part.number for part in parts if part.number)
+    regions = (" and ".join(part.needed for part in parts if part.number == number) for number in numbers)
+    return "; ".join(dict.fromkeys(re.sub(r"^above (\S+).* and below ", r"\1 to ", one) for one in regions))
 
 
 # ---------------------------------------------------------------- numbers
@@ -447,7 +427,7 @@ def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = Fals
     unit = _unit(sheet, test).partition(" times ")[0] if value else ""
     unit = " points" if margin and unit == " %" else unit
     unit = unit.removesuffix("s") if abs(value) == 1 else unit
-    return f"{value:{'z.3g' if margin else 'zg'}}{unit}"
+    return f"{value:{'z.3g' if margin else f'{_sign(test)}zg'}}{unit}"
 
 
 @dataclass(frozen=True)
@@ -476,7 +456,10 @@ class Sides:
     def of(cls, sheet: ItemJob, test: Quantity, place: str) -> Sides:
         """Name the sides of the number at a place."""
         last = test.over or test.minus
-        common: list[str] = []
+        fixed = {axis: names for axis, names in test.at.items() if axis not in {**test.over, **test.minus}}
+        common = [
+            named(axis, *names) for axis, names in fixed.items() if len(names) == 1 < len(sheet.axes[axis])
+        ]
         first, second, change = labels_text(_rest(sheet, test, last)), "", None
         if last:
             rivals = [named(axis, label) for axis in last for label in sheet.axes[axis]]
@@ -487,21 +470,22 @@ class Sides:
             )
             if test.reverse:
                 first, second = second, first
-            common, first, second = _apart(first, second)
+            shared, first, second = _apart(first, second)
+            common += shared
         if test.over and test.minus:
             more, *places = _apart(labels_text(_rest(sheet, test, test.minus)), labels_text(test.minus))
             common, change = [*common, *more], [f"at {place}" for place in places]
         if test.minus_rounds:
             change = change or ["", ""]
             for index, share in enumerate((test.rounds, test.minus_rounds)):
-                ends = "over rounds {:.0f} to {:.0f} %".format(*(100 * end for end in share))
+                ends = "in rounds {:.0f} to {:.0f} %".format(*(100 * end for end in share))
                 change[index] = f"{change[index]} {ends}".strip()
         plugin, removed = _added(first), _added(second)
         if plugin:
             first, second = plugin, ""
         elif removed:
             first, second = f"training without {removed}", "training with it"
-        return cls(", ".join(common), first, second, bool(plugin), change)
+        return cls(", ".join(dict.fromkeys(common)), first, second, bool(plugin), change)
 
     @property
     def noun(self) -> str:
@@ -517,59 +501,41 @@ def _apart(first: str, second: str) -> tuple[list[str], str, str]:
     return common, first, second
 
 
-def _sentence(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, sides: Sides) -> str:
-    """Return a number in a sentence, for example ``A is 1.5 points below B [-2.2, -0.7]``.
-
-    The interval is that of the first side minus the second one.
-    """
-    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second))
-    change = sides.change
-    if not (second or sides.plugin or change):
-        number = _number(sheet, test, value, interval)
-        return f"{first} is {number}" if first else number
+def _line(
+    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, sides: Sides, scope: str
+) -> str:
+    """Return a number with its name, for example ``Fed2 minus FedAvg: +4.07 points [+3.42, +4.71]``."""
     value, interval = _scaled(test, value, interval)
-    unit = _unit(sheet, test)
-    if unit.startswith(" times"):  # a difference of multiples is clearer in per cent
+    unit, first, second = _unit(sheet, test), sides.first, sides.second
+    if unit.startswith(" times") and _sign(test):  # a difference of multiples is clearer in per cent
         value, interval = 100 * value, interval and (100 * interval[0], 100 * interval[1])
         unit = unit.replace("times", "% of")
-    decimals = shared_decimals(value, interval)
-    _, bracket, ends = number_text(value, decimals, "+", interval=interval).partition(" [")
-    size, above = number_text(abs(value), decimals), round(value, decimals) >= 0
-    side, amount, after = _side(test, above), size + unit, bracket + ends
-    be, need = ("are", "need") if first == OTHERS else ("is", "needs")
-    if side in MORE:
-        amount = f"{size}{' %' * test.relative} {side} round{'s' * (size != '1' or test.relative)}"
-        return f"{first} {need} {amount}{f' than {second}' * bool(second)}{after}"
-    # Points are accuracies, and multiples name their measure.
-    multiple = unit.startswith(" % of")
-    what = "" if multiple or unit == " points" else _what(sheet, test)
-    if change:
-        after = f" {'more' if above else 'less'} {change[0]} than {change[1]}{after}"
-    if sides.plugin and what:
-        return f"{first} {'raises' if above or change else 'lowers'} {what} by {amount}{after}"
+    # Points are accuracies, rounds and multiples name their measure.
+    what = "" if unit == " points" or " rounds" in unit or " of " in unit else _what(sheet, test)
+    if parts := (test.part or ())[1:] and test.part:
+        what += f" summed over {joined(parts)}"
+    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (first, second))
+    name = first
     if sides.plugin:
-        verbs = ("loses", "gains") if unit == " points" else ("saves", "adds")
-        return f"{first} {verbs[above or bool(change)]} {amount}{after}"
-    if not second:
-        return f"{' of '.join(filter(None, [_what(sheet, test), first]))} is {amount}{after}"
-    within = f" in {what}" * bool(what)
-    if change:
-        return f"{first} exceeds {second}{within} by {amount}{after}"
-    if multiple:
-        return f"{first} {be} {side} {second} by {amount}{after}"
-    return f"{first} {be} {amount} {side} {second}{within}{after}"
+        name = f"{'gain' if unit == ' points' else 'change'} with {first}"
+    elif second:
+        name = f"{first} {'relative to' if test.relative else 'minus'} {_bracketed(second)}"
+    if sides.change:
+        before, after = sides.change
+        name, what = (f"({name})" if second else name, what) if name else (what, "")
+        name = f"{name} {before} minus {after}"
+    name = ", ".join(filter(None, (what, name, sides.common, scope))).replace(",  (", " (")
+    number = number_text(value, shared_decimals(value, interval), _sign(test), interval=interval, unit=unit)
+    return f"{name}: {number}" if name else number
+
+
+def _bracketed(side: str) -> str:
+    """Return a side to subtract, in parentheses if it is a sum."""
+    return f"({side})" if " + " in side else side
 
 
 OTHERS = "the others"
 """Name of a side of several labels."""
-MORE = "fewer", "more"
-"""Words for numbers of rounds below and above others."""
-
-
-def _side(test: Quantity, above: bool) -> str:
-    """Return a word for the sign of a difference of two sides."""
-    rounds = test.measure and measure(test.measure).unit == "rounds" and not (test.over and test.minus)
-    return (MORE if rounds else ("below", "above"))[above]
 
 
 def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
@@ -619,13 +585,15 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
     scale = _scale(test)
     word, end = SIDES.get(test.kind, "within"), -margin if test.kind == "negative" else margin
-    claimed, within = f"{word} {scale * end:z.3g}", f"{word} {_amount(sheet, test, end, margin=True)}"
+    claimed, needed = f"{word} {scale * end:z.3g}", f"{word} {_amount(sheet, test, end, margin=True)}"
     if stated is not None:
-        claimed, within = f"{claimed} of {scale * stated:g}", f"{within} of it"
+        claimed += f" of {scale * stated:g}"
+        needed += f" of the paper's {_amount(sheet, test, stated)}"
     claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
-    shown = _shown(sheet, test, numbers, place, contrasts.get(place), stated)
+    needed += f" in each of {len(means)} cases" * (test.judge == "every" and len(means) > 1)
+    shown = _shown(sheet, test, numbers, place, contrasts.get(place), zero)
     lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
-    shown = replace(shown, region=within, reason="".join(lost))
+    shown = replace(shown, needed=needed, reason="".join(lost))
     if incomplete:
         return replace(shown, decision=INCOMPLETE.capitalize(), reason=INCOMPLETE)
     judged = [*numbers.at] if test.judge == "every" else [place]
@@ -641,32 +609,24 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         decisive = min(outside, key=outside.__getitem__)
         at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" for {decisive}"
         if at and decisive != THE_AVERAGE:
-            alone = _shown(sheet, test, numbers, decisive, contrasts[decisive], stated)
-            shown = replace(shown, estimate=alone.estimate, interval=alone.interval, number=alone.number)
+            alone = _shown(sheet, test, numbers, decisive, contrasts[decisive], zero)
+            shown = replace(shown, estimate=alone.estimate, interval=alone.interval, deciding=alone.number)
         note = f" (with Holm's correction for {len(outside)} tests)" if len(outside) > 1 else note
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
-    p, reasons, largest, deciding = tried[weakest].p_inside, lost, "", ""
+    p, reasons, largest = tried[weakest].p_inside, lost, ""
     if len(tried) > 1:
-        number = _number(sheet, test, means[weakest], tried[weakest].interval)
         claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
-        note = f" ({weakest}: {number})"
-        if unclear := sum(one.p_inside >= LEVEL for one in tried.values()):
-            alone = _shown(sheet, test, numbers, weakest, tried[weakest], stated, counted=False)
-            text = "for example, " * (unclear > 1) + re.sub("^for ", "with ", alone.number)
-            where = f"{unclear} of" if unclear < len(tried) else "any of"
-            deciding = f"no clear support in {where} {len(tried)} cases: {text}"
-        else:
-            reasons = [f"the {Sides.of(sheet, test, place).noun} is {within} in each case", *lost]
+        alone = _shown(sheet, test, numbers, weakest, tried[weakest], zero)
+        shown = replace(shown, deciding=alone.number)
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
-    contrary = sum(p < LEVEL for p in outside.values())
-    tests = f"{len(outside)} tests" + " (each case and their average)" * (THE_AVERAGE in outside)
-    reasons += [_corrected(contrary, tests, "Holm")] * bool(contrary)
+    contrary = any(p < LEVEL for p in outside.values())
+    reasons += [_corrected("Holm", len(outside), "tests")] * contrary
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
     decision, reason = f"Test: {claimed}, {largest}one-sided {p_text(p)}{note}", "; ".join(reasons)
-    shown = replace(shown, deciding=deciding, reason=reason, p=p, p_contradicted=least)
-    return replace(shown, verdict=verdict, decision=decision)
+    shown = replace(shown, verdict=verdict, decision=decision, reason=reason)
+    return replace(shown, p=p, p_contradicted=least)
 
 
 def _shown(
@@ -675,48 +635,30 @@ def _shown(
     numbers: ClaimNumbers,
     place: str,
     found: Contrast | None,
-    stated: float | None,
-    counted: bool = True,
+    zero: float,
 ) -> Finding:
-    """Return the finding before any test: the number of a place, beside a stated one, and lost runs.
-
-    Texts state that the place is one of several if it is ``counted``.
-    """
+    """Return the finding before any test: the number of a place, which is compared with ``zero``."""
     means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
         return Finding("undecided", ", ".join(["No seed has a number in all cases", *numbers.lost]))
-    mean, zero = average(ours.values), stated or 0.0
+    mean = average(ours.values)
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
     averaged = several and place == THE_AVERAGE
     sides = Sides.of(sheet, test, place)
-    scopes = [f"for {sides.common}"] * bool(sides.common)
     used = {axis: {*test.at.get(axis, sheet.axes[axis])} & {*sheet.axes[axis]} for axis in test.mean_over}
     over = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
     over += [f"{len(means)} cases"] * averaged
-    scopes += [f"on average over {joined(over)}"] * bool(over)
+    scope = f"average of {joined(over)}" if over else ""
     if several and not averaged:
-        which = f"{'one' if test.judge == 'every' else f'the {test.judge}'} of {len(means)} cases"
-        if place in (sides.first, sides.second):
-            scopes += [f"in {which}"] * counted
-        else:
-            here = joined([*filter(None, sides.common.split(", ")), *place.split(", ")])
-            scopes[: bool(sides.common)] = [f"for {here}" + f" ({which})" * counted]
-    if len(parts := test.part or ()) > 1:
-        those = joined(parts)
-        scopes += [f"summed over {those}"] * bool(sides.first)
-        sides = replace(sides, first=sides.first or f"the sum of {those}")
-    sides = replace(sides, first=sides.first or "our number" * bool(scopes))
-    number = ", ".join([*scopes, _sentence(sheet, test, mean, interval, sides)])
-    lead, further = number, [count(len(ours.values), "seed")]
+        which = f" ({'weakest' if test.judge == 'every' else test.judge} of {len(means)} cases)"
+        alone = place in (sides.first, sides.second)
+        scope = ", ".join(filter(None, ["" if alone else place, scope])) + which
+    number = _line(sheet, test, mean, interval, sides, scope)
+    further = [count(len(ours.values), "seed")]
     if found and found.tries > 1:
         chosen = f"the {test.judge} of {found.tries} cases"
         further.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
-    if stated is not None:
-        side = _side(test, stated >= 0)
-        theirs = f"{_amount(sheet, test, abs(stated))} {side}" if sides.second or side in MORE else ""
-        theirs = f"the paper states {theirs or _amount(sheet, test, stated)}"
-        number += f"; {theirs}"
     if averaged:
         scale, decimals = _scale(test), shared_decimals(*_scaled(test, mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
@@ -727,7 +669,7 @@ def _shown(
         side = f"The {sides.noun} {side}"
         further.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     further += filter(None, [", ".join(numbers.lost), numbers.late])
-    return Finding("undecided", ". ".join(further), "", lead, mean, interval, number=number)
+    return Finding("undecided", ". ".join(further), "", mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -749,18 +691,18 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
         return Finding("undecided", f"{cell.lost_gain} in all seeds", "No test, because there is no gain")
     stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
     interval = (stated + ends[0], stated + ends[1]) if ends else None
-    number = _number(sheet, test, cell.gain or 0.0, interval)
+    number = _line(sheet, test, cell.gain or 0.0, interval, Sides.of(sheet, test, ""), "")
     seeds = count(len(cell.gains), "seed")
-    shown = Finding("undecided", seeds, UNTESTABLE.capitalize(), number, cell.gain, interval, number=number)
-    shown = replace(shown, number=f"{number}; the paper states {_amount(sheet, test, stated)}")
+    shown = Finding("undecided", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:
         return replace(shown, reason=UNTESTABLE)
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
     margin = _amount(sheet, test, cell.gain_margin or 0.0, margin=True)
-    decided, region = p if verdict == "contradicted" else None, f"within {margin} of it"
-    return replace(shown, verdict=verdict, decision=words, region=region, p=decided, p_contradicted=p)
+    decided = p if verdict == "contradicted" else None
+    needed = f"within {margin} of the paper's {_amount(sheet, test, stated)}"
+    return replace(shown, verdict=verdict, decision=words, needed=needed, p=decided, p_contradicted=p)
 
 
 def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> TableCell:
@@ -791,16 +733,17 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
-    number = f"{int(failed.sum())} of {count(int(there.sum()), 'run')} failed"
-    majority = f"most runs failed in {most} of {count(len(shares), 'case')}"
-    parts = [number, f"{count(int(diverged.sum()), 'run')} diverged", majority]
-    parts += [f"{count(lost, 'run')} not there or without a number"] if lost else []
-    parts += [f"{count(empty, 'case')} without any run"] if empty else []
+    number = f"failed runs: {int(failed.sum())} of {int(there.sum())}"
+    if len(shares) > 1:
+        number += f"; cases in which most runs failed: {most} of {len(shares)}"
+    reasons = [f"{count(lost, 'run')} not there or without a number"] * bool(lost)
+    reasons += [f"{count(empty, 'case')} without any run"] * bool(empty)
     what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
     unit = f" {measure(test.measure).unit}".rstrip() if test.measure else ""
     limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}{unit}"
-    reason = ", ".join(parts[2:]) if len(shares) > 1 or lost else ""
-    return Finding(verdict, parts[1], limit, number, number=number, reason=reason)
+    numbers = f"{count(int(diverged.sum()), 'run')} diverged"
+    needed = "most runs fail" + f" in each of {len(shares)} cases" * (len(shares) > 1)
+    return Finding(verdict, numbers, limit, number=number, needed=needed, reason="; ".join(reasons))
 
 
 # ---------------------------------------------------------------- output
@@ -821,14 +764,19 @@ def full_verdict(claim: Mapping[Any, Any]) -> str:
     return f"{claim['verdict']}{dropped}{late}"
 
 
+def result_lines(claim: Mapping[Any, Any]) -> list[str]:
+    """Return our numbers for a row of judged claims, where the claim needs them, and why it is undecided."""
+    needed = [f"needed: {claim['needed'].replace('; ', ' and ')}"] if claim["needed"] else []
+    return list(filter(None, [*claim["number"].split("; "), *needed, *claim["reason"].split("; ")]))
+
+
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:
     """Return the claims of a paper as a Markdown table, with the scales of its items."""
     titles = {sheet.name: sheet.title for sheet in sheets}
-    shown = ["where", "claim", "stated", "verdict", "evidence", "item"]
+    shown = ["where", "claim", "stated", "verdict", "number", "needed", "evidence", "item"]
     lines = judged[shown].astype(str)
-    numbers = (" ".join(sentences(number)) for number in judged["number"])
-    lines["evidence"] = [
-        f"{number} {text}".strip() for number, text in zip(numbers, lines["evidence"], strict=True)
+    lines["number"] = [
+        "; ".join(result_lines({**claim, "needed": ""})) for claim in judged.to_dict("records")
     ]
     lines["verdict"] = [full_verdict(claim) for claim in judged.to_dict("records")]
     lines["item"] = ["; ".join(titles.get(name, name) for name in item.split(", ")) for item in lines["item"]]

@@ -105,7 +105,7 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     shown = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if shown else ():
         for verdict, claim, result in section["findings"][:1]:
-            text = section["conclusion"] or (f"Paper's claim: {claim}." if claim else result)
+            text = section["conclusion"] or (f"Paper's claim: {claim}." if claim else " ".join(result))
             lines.append(f"{section['short']}: {text}" + f" Main verdict: {verdict}." * bool(verdict))
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from fltrain.core.errors import duration
-from fltrain.reporting.text import latex, sentences, unbroken
+from fltrain.reporting.text import latex, unbroken
 from fltrain.reporting.version import reporting_version
 from fltrain.runs.today import serious
 
@@ -34,14 +35,13 @@ CASE = "Case: a setting or method that a claim names."
 """Meaning of a word in numbers of claims."""
 
 
-def in_lines(numbers: str) -> Markup:
-    """Return numbers of a claim with a sentence on each line; none breaks in a number or an interval.
+def in_lines(numbers: Sequence[str]) -> Markup:
+    """Return lines of numbers, which do not break in a number or an interval.
 
     The pointer shows the meaning of a case.
     """
-    units = "(?:% )?(?:(?:more|fewer) )?rounds?|%|points?"
-    whole = rf"\[[^]]*\]|(?<=\d) (?:{units})(?!\w)(?: (?=\[))?|(?<=\d) (?=\[)"
-    kept = re.sub(whole, lambda found: found[0].replace(" ", "\u00a0"), "\n".join(sentences(numbers)))
+    whole = r"\[[^]]*\]|(?<=\d) (?:%|points?|rounds?)(?!\w)(?: (?=\[))?|(?<=\d) (?=\[)"
+    kept = re.sub(whole, lambda found: found[0].replace(" ", "\u00a0"), "\n".join(numbers))
     lines = str(Markup("<br>").join(map(escape, unbroken(kept).splitlines())))
     return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', lines))
 

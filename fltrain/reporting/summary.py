@@ -11,11 +11,11 @@ import pandas as pd
 from fltrain.core.errors import count
 from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import Bubbles, ItemJob, named
-from fltrain.reporting.claims import JUDGED, full_verdict, labels_text
+from fltrain.reporting.claims import JUDGED, full_verdict, labels_text, result_lines
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import by_label, joined
+from fltrain.reporting.text import joined
 from fltrain.reporting.verdict import (
     AMONG_OWN,
     EXPECTED,
@@ -28,8 +28,11 @@ from fltrain.reporting.verdict import (
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
 
-Finding = tuple[str, str, str]
-"""A verdict with its marks, the claim that has it with its place in the paper, and our result.
+RESULT = ("number", "needed", "reason")
+"""Columns of judged claims that have lines."""
+
+Finding = tuple[str, str, list[str]]
+"""A verdict with its marks, the claim that has it with its place in the paper, and lines of our result.
 
 A difference among our own runs has no claim.
 """
@@ -90,7 +93,7 @@ def paper_summary(
             quoted[name] += f"; difference from {bases[0]}"
             headings[name] += f"\n{bases[0]} minus each" if turned else f"\neach minus {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "number", "evidence", "item"]
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", *RESULT, "evidence", "item"]
     rows: list[Any] = judged[columns].to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     decided = (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed)
@@ -179,7 +182,7 @@ def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list
         ends = " to ".join(dict.fromkeys(f"{share:.0f}" for share in shares[:1] + shares[-1:]))
         text = f"{titles[item]}: {len(missed)} of {count(len(values), 'published value')}"
         text += f"; ours are {ends} % of these." if ends else "."
-        found.append(("not reproduced", "", text))
+        found.append(("not reproduced", "", [text]))
     return found
 
 
@@ -191,10 +194,10 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
         false, true = (f"{sum(side)} of {count(len(side), 'cell')}" for side in rejected.values())
         rejections = f"The rule rightly rejects {false} with a false value. It wrongly rejects {true}"
-        return [("", "", f"{rejections} with a true value ({_different(cells)}).")]
+        return [("", "", [f"{rejections} with a true value ({_different(cells)})."])]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
-        (verdict, "", f"{found.place} ({titles[found.item]}): {gain_text(found)} points.")
+        (verdict, "", [f"{found.place} ({titles[found.item]}): {gain_text(found)} points."])
         for verdict in AMONG_OWN
         if (found := first.get(verdict))
     ]
@@ -221,10 +224,11 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
         if same := [row for row in firm if row["verdict"] == verdict]:
             first = same[0]
             alike = [row for row in same if pattern(row) == pattern(first)]
-            own = {", ".join(labels.get((row["where"], row["claim"]), ())): row["number"] for row in alike}
-            also = f", likewise {joined([*own][1:])}" if len(own) > 1 else ""
-            numbers = by_label(own) if also else first["number"]
-            found.append((full_verdict(first), f"{first['claim']}{also} ({first['where']})", numbers))
+            names = [", ".join(labels.get((row["where"], row["claim"]), ())) for row in alike]
+            also = f", likewise {joined(names[1:])}" if names[1:] else ""
+            numbers = {key: "; ".join(dict.fromkeys(row[key] for row in alike)) for key in RESULT}
+            text = f"{first['claim']}{also} ({first['where']})"
+            found.append((full_verdict(first), text, result_lines(numbers)))
     return found
 
 

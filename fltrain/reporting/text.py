@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fltrain.core.statistics import LEVEL, Interval
@@ -148,20 +148,6 @@ def _in_latex(character: str) -> str:
 def capital(text: str) -> str:
     """Return a text with a capital letter, unless its first word has one, such as ``FedAvg``."""
     return text if re.match(r"\S*[A-Z]", text) else text[:1].upper() + text[1:]
-
-
-def sentences(numbers: str) -> list[str]:
-    """Return the numbers of a claim, which semicolons separate, as sentences."""
-    return [f"{capital(part)}." for part in numbers.split("; ") if part]
-
-
-def by_label(numbers: Mapping[str, str]) -> str:
-    """Join numbers of claims that differ in a label; what follows all of them stands once, at the end."""
-    parts = {label: number.partition("; ") for label, number in numbers.items()}
-    common = {rest for *_, rest in parts.values()}
-    if len(common) > 1:
-        return "; ".join(f"{label}: {number}" for label, number in numbers.items())
-    return "; ".join([*(f"{label}: {first}" for label, (first, *_) in parts.items()), *filter(None, common)])
 
 
 def joined(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
-from fltrain.reporting.claims import ClaimVerdict, full_verdict
+from fltrain.reporting.claims import ClaimVerdict, full_verdict, result_lines
 from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
 from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
@@ -533,8 +533,8 @@ def in_short(claims: Claims) -> str:
 
 def in_full(claims: Claims) -> str:
     """Return claims with verdicts and numbers as a Markdown table."""
-    rows = [(one["claim"], full_verdict(one), one["number"]) for one in claims]
-    return markdown_table([("claim", "verdict", "number"), *rows], numbers=False) if rows else ""
+    rows = [(one["claim"], full_verdict(one), "; ".join(result_lines(one))) for one in claims]
+    return markdown_table([("claim", "verdict", "our runs"), *rows], numbers=False) if rows else ""
 
 
 def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, str]:
