@@ -223,12 +223,16 @@ class Judge:
                 if each := ", ".join(self._by_part(sheet, test, statement)):
                     found = replace(found, numbers=f"{found.numbers}. By part: {each}")
         complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
-        missed = ", ".join(str(one) for one in sheet.restricted if one.axis not in complete)
+        missed = " and ".join(str(one) for one in sheet.restricted if one.axis not in complete)
         named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
         empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
         if not (missed or empty):
             return found
-        why = f"runs are restricted to {missed}" if missed else f"no number at {', '.join(empty)}"
+        why = (
+            f"runs are restricted to {missed.replace('; ', ' or ')}"
+            if missed
+            else f"no number at {', '.join(empty)}"
+        )
         return replace(found, verdict="undecided", p_contradicted=None, reason=why)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
@@ -373,9 +377,12 @@ def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
 
 def _number(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None) -> str:
     """Return a number with its unit and interval."""
-    value, interval = _scaled(test, value, interval)
+    (value, interval), unit = _scaled(test, value, interval), _unit(sheet, test)
+    if unit.startswith(" times") and _sign(test):  # a difference of multiples is clearer in per cent
+        value, interval = 100 * value, interval and (100 * interval[0], 100 * interval[1])
+        unit = unit.replace("times", "% of")
     decimals = shared_decimals(value, interval)
-    return number_text(value, decimals, _sign(test), interval=interval, unit=_unit(sheet, test))
+    return number_text(value, decimals, _sign(test), interval=interval, unit=unit)
 
 
 def _sign(test: Quantity) -> str:
@@ -501,20 +508,14 @@ def _apart(first: str, second: str) -> tuple[list[str], str, str]:
     return common, first, second
 
 
-def _line(
-    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None, sides: Sides, scope: str
-) -> str:
-    """Return a number with its name, for example ``Fed2 minus FedAvg: +4.07 points [+3.42, +4.71]``."""
-    value, interval = _scaled(test, value, interval)
-    unit, first, second = _unit(sheet, test), sides.first, sides.second
-    if unit.startswith(" times") and _sign(test):  # a difference of multiples is clearer in per cent
-        value, interval = 100 * value, interval and (100 * interval[0], 100 * interval[1])
-        unit = unit.replace("times", "% of")
+def _name(sheet: ItemJob, test: Quantity, sides: Sides, scope: str) -> str:
+    """Return the name of a number, for example ``Fed2 minus FedAvg, average of 3 cases``."""
+    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second))
+    unit = _unit(sheet, test)
     # Points are accuracies, rounds and multiples name their measure.
     what = "" if unit == " points" or " rounds" in unit or " of " in unit else _what(sheet, test)
     if parts := (test.part or ())[1:] and test.part:
         what += f" summed over {joined(parts)}"
-    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (first, second))
     name = first
     if sides.plugin:
         name = f"{'gain' if unit == ' points' else 'change'} with {first}"
@@ -524,9 +525,7 @@ def _line(
         before, after = sides.change
         name, what = (f"({name})" if second else name, what) if name else (what, "")
         name = f"{name} {before} minus {after}"
-    name = ", ".join(filter(None, (what, name, sides.common, scope))).replace(",  (", " (")
-    number = number_text(value, shared_decimals(value, interval), _sign(test), interval=interval, unit=unit)
-    return f"{name}: {number}" if name else number
+    return ", ".join(filter(None, (what, name, sides.common, scope)))
 
 
 def _bracketed(side: str) -> str:
@@ -651,10 +650,10 @@ def _shown(
     over += [f"{len(means)} cases"] * averaged
     scope = f"average of {joined(over)}" if over else ""
     if several and not averaged:
-        which = f" ({'weakest' if test.judge == 'every' else test.judge} of {len(means)} cases)"
-        alone = place in (sides.first, sides.second)
-        scope = ", ".join(filter(None, ["" if alone else place, scope])) + which
-    number = _line(sheet, test, mean, interval, sides, scope)
+        scope = f"{'weakest' if test.judge == 'every' else test.judge} of {len(means)} cases, {place}"
+    # The weakest case stands next to the average.
+    name = scope if scope.startswith("weakest") else _name(sheet, test, sides, scope)
+    number = ": ".join(filter(None, (name, _number(sheet, test, mean, interval))))
     further = [count(len(ours.values), "seed")]
     if found and found.tries > 1:
         chosen = f"the {test.judge} of {found.tries} cases"
@@ -691,7 +690,8 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
         return Finding("undecided", f"{cell.lost_gain} in all seeds", "No test, because there is no gain")
     stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
     interval = (stated + ends[0], stated + ends[1]) if ends else None
-    number = _line(sheet, test, cell.gain or 0.0, interval, Sides.of(sheet, test, ""), "")
+    name = _name(sheet, test, Sides.of(sheet, test, ""), "")
+    number = f"{name}: {_number(sheet, test, cell.gain or 0.0, interval)}"
     seeds = count(len(cell.gains), "seed")
     shown = Finding("undecided", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fltrain.core.files import read_json, write_text
-from fltrain.reporting.claims import DROPPED_CLAIMS
+from fltrain.reporting.claims import DROPPED_CLAIMS, JUDGED
 from fltrain.reporting.pages import TONES, render
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
@@ -104,10 +104,20 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     cards = _cards(papers, _summaries(papers, folder), folder)
     shown = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if shown else ():
-        for verdict, claim, result in section["findings"][:1]:
-            text = section["conclusion"] or (f"Paper's claim: {claim}." if claim else " ".join(result))
-            lines.append(f"{section['short']}: {text}" + f" Main verdict: {verdict}." * bool(verdict))
+        for verdict, *_ in section["findings"][:1]:
+            lines.append(
+                f"{section['short']}: {section['headline']}" + f" Main verdict: {verdict}." * bool(verdict)
+            )
     return lines
+
+
+def _headline(conclusion: str, findings: Sequence[Sequence[Any]]) -> str:
+    """Return the conclusion on a paper, else its first claim or result."""
+    if conclusion or not findings:
+        return conclusion
+    verdict, about, lines = findings[0]
+    claimed = verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
+    return f"Paper's claim: {about}." if claimed else "; ".join(filter(None, [about, *lines]))
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
@@ -172,7 +182,8 @@ def _sections(
                 **part,
                 "dropped": DROPPED_CLAIMS if dropped else "",
                 "cited": cited,
-                "conclusion": summary["conclusions"].get(cited, ""),
+                "conclusion": (conclusion := summary["conclusions"].get(cited, "")),
+                "headline": _headline(conclusion, part["findings"]),
                 # The method's name, with which titles of papers end.
                 "short": cited or re.sub(r".*\((.+)\)$", r"\1", paper["title"]),
                 "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),

@@ -31,19 +31,22 @@ def tone(verdict: str) -> str:
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
-CASE = "Case: a setting or method that a claim names."
+CASE = "Case: a setting or method that a claim names. The weakest one supports the claim least."
 """Meaning of a word in numbers of claims."""
 
 
 def in_lines(numbers: Sequence[str]) -> Markup:
-    """Return lines of numbers, which do not break in a number or an interval.
+    """Return lines ``name: value`` as terms and values of a list, and other lines as terms.
 
     The pointer shows the meaning of a case.
     """
-    whole = r"\[[^]]*\]|(?<=\d) (?:%|points?|rounds?)(?!\w)(?: (?=\[))?|(?<=\d) (?=\[)"
-    kept = re.sub(whole, lambda found: found[0].replace(" ", "\u00a0"), "\n".join(numbers))
-    lines = str(Markup("<br>").join(map(escape, unbroken(kept).splitlines())))
-    return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', lines))
+    terms = []
+    for line in filter(None, numbers):
+        name, colon, value = unbroken(line).rpartition(": ")
+        measured = colon and name != "needed"
+        terms.append(f"<dt>{escape(name if measured else unbroken(line))}</dt>")
+        terms += [f"<dd>{escape(value)}</dd>"] * bool(measured)
+    return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', "".join(terms)))
 
 
 def cited(text: str) -> Markup:

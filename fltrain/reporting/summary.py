@@ -32,10 +32,7 @@ RESULT = ("number", "needed", "reason")
 """Columns of judged claims that have lines."""
 
 Finding = tuple[str, str, list[str]]
-"""A verdict with its marks, the claim that has it with its place in the paper, and lines of our result.
-
-A difference among our own runs has no claim.
-"""
+"""A verdict with its marks, the claim (with its place in the paper) or cell that has it, and our numbers."""
 
 
 def paper_summary(
@@ -72,7 +69,8 @@ def paper_summary(
             parts[cited] = paper_summary(paper, chosen, own, cells, claims)
     numbers = [number for claim in claims for number in quantities(claim.test)]
     reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
-    headings, quoted, every, gains, quotable = dict(titles), dict(titles), [], [], []
+    headings, every, gains, quotable = dict(titles), [], [], []
+    differences = dict.fromkeys(titles, "difference from its base")
     for sheet in sheets:
         if (table := sheet.table) is None:
             continue
@@ -90,7 +88,7 @@ def paper_summary(
         # As in its claims: the paper's method minus its rivals, not theirs minus the method.
         turned = {(name, base) for base in bases} <= reverse
         if len(bases) == 1:
-            quoted[name] += f"; difference from {bases[0]}"
+            differences[name] = f"difference from {bases[0]}"
             headings[name] += f"\n{bases[0]} minus each" if turned else f"\neach minus {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", *RESULT, "evidence", "item"]
@@ -104,7 +102,7 @@ def paper_summary(
         **paper,
         "findings": [finding for part in parts.values() for finding in part["findings"]]
         or missed_values(every if paper["kind"] == "paper" else (), titles) + findings(ordered, claims)
-        or cell_findings(paper["kind"], quotable, quoted),
+        or cell_findings(paper["kind"], quotable, titles, differences),
         "picture": picture,
         "forest": forest(every, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], every, rows),
@@ -180,24 +178,30 @@ def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list
         missed = [cell for cell in values if cell.verdict == "not reproduced"]
         shares = sorted(100 * cell.mean / cell.published for cell in missed if cell.mean and cell.published)
         ends = " to ".join(dict.fromkeys(f"{share:.0f}" for share in shares[:1] + shares[-1:]))
-        text = f"{titles[item]}: {len(missed)} of {count(len(values), 'published value')}"
-        text += f"; ours are {ends} % of these." if ends else "."
-        found.append(("not reproduced", "", [text]))
+        lines = [f"published values that are not reproduced: {len(missed)} of {len(values)}"]
+        lines += [f"our values, in per cent of these: {ends} %"] * bool(ends)
+        found.append(("not reproduced", titles[item], lines))
     return found
 
 
-def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, str]) -> list[Finding]:
+def cell_findings(
+    kind: str, cells: Sequence[TableCell], titles: Mapping[str, str], differences: Mapping[str, str]
+) -> list[Finding]:
     """Return results of tables without claims: false values that a rule rejects, or the first difference."""
     if kind == "control":
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
         false, true = (f"{sum(side)} of {count(len(side), 'cell')}" for side in rejected.values())
-        rejections = f"The rule rightly rejects {false} with a false value. It wrongly rejects {true}"
-        return [("", "", [f"{rejections} with a true value ({_different(cells)})."])]
+        text = f"{false} with a false value and {true} with a true value ({_different(cells)})"
+        return [("", "", [f"The rule rejects {text}."])]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
-        (verdict, "", [f"{found.place} ({titles[found.item]}): {gain_text(found)} points."])
+        (
+            verdict,
+            f"{found.place} ({titles[found.item]})",
+            [f"{differences[found.item]}: {gain_text(found)} points"],
+        )
         for verdict in AMONG_OWN
         if (found := first.get(verdict))
     ]
@@ -206,16 +210,16 @@ def cell_findings(kind: str, cells: Sequence[TableCell], titles: Mapping[str, st
 def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[Finding]:
     """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
-    Claims that differ from the first in a label only, such as the method, add this label and their numbers.
-    Exploratory verdicts appear only if there are no others. Claims without a number do not count.
+    Claims that differ from the first in a label only, such as the method, add this label and their numbers if
+    they need the same. Exploratory verdicts appear only if there are no others. Claims without a number do not count.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
 
-    def pattern(row: Mapping[str, Any]) -> tuple[str, str]:
+    def pattern(row: Mapping[str, Any]) -> tuple[str, str, str]:
         text = row["claim"]
         for label in labels.get((row["where"], text), ()):
             text = text.replace(label, "...")
-        return row["where"], text
+        return row["where"], text, row["needed"]
 
     measured = [row for row in rows if row["number"]]
     firm = [row for row in measured if not row["exploratory"]] or measured
