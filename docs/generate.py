@@ -419,13 +419,12 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
 * **Contradicted†**: the test alone is significant, but not after the
   [correction for the number of claims](protocol.md#7-many-cells).
 * **Not reproduced (less)**: our value is smaller than the paper's.
-* A **case** is a setting or method. Most claims must hold in every case.
+* A **case** is a setting or method. Most claims must hold in every case. The **weakest** case supports the
+  claim least.
 
-Numbers are means over seeds, with 90 % intervals in brackets. “A is 2 points below B [-3, -1]” has the
-interval of A minus B; “ECGR loses 2 points [-3, -1]”, of the gain. If a claim states a number, we test a
-range around it. Otherwise, we compare with zero.
-
-*Details* show runs and one-sided tests. Of several cases, they show the one that supports the claim least.
+*Our runs* are means over seeds, with 90 % intervals in brackets. A claim is supported if one-sided tests at
+5 % show that the number lies where the *claim needs* it: around the number that the paper states, or on one
+side of zero. *Details* show runs and p values.
 
 {papers}
 

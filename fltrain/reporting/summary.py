@@ -200,7 +200,7 @@ def cell_findings(
         (
             verdict,
             f"{found.place} ({titles[found.item]})",
-            [f"{differences[found.item]}: {gain_text(found)} points"],
+            [f"{differences[found.item]}, in points: {gain_text(found)}"],
         )
         for verdict in AMONG_OWN
         if (found := first.get(verdict))
@@ -211,7 +211,8 @@ def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) ->
     """Return the first claim of each verdict, with its number: no page hides failures behind a success.
 
     Claims that differ from the first in a label only, such as the method, add this label and their numbers if
-    they need the same. Exploratory verdicts appear only if there are no others. Claims without a number do not count.
+    they need the same. Exploratory verdicts appear only if there are no others. Claims without a number do
+    not count.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
 
