@@ -407,7 +407,7 @@ def test_counts_of_verdicts_are_published() -> None:
         "README.md": [
             (f"2NN: {rounds['not reproduced']} of {rounds.total()} settings need only ",),
             (f"{rounds['not reproduced']} *not reproduced* (less), {{}} *inconclusive*", open_values),
-            ("[-0.26, +0.28] | {} *supported*", len(bases)),
+            ("+3.58] (FedProx) | {} *supported*", len(bases)),
             ("rejects the {} false values and none of the {} true ones", len(cells) - len(true), len(values)),
             ("confirms {} (from Flower)", len(confirmed)),
             ("leaves {} (MNIST) *inconclusive*", len(values) - len(confirmed)),
