@@ -377,11 +377,10 @@ def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
 
 def _number(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None) -> str:
     """Return a number with its unit and interval."""
-    (value, interval), unit = _scaled(test, value, interval), _unit(sheet, test)
-    if unit.startswith(" times") and _sign(test):  # a difference of multiples is clearer in per cent
-        value, interval = 100 * value, interval and (100 * interval[0], 100 * interval[1])
-        unit = unit.replace("times", "% of")
+    (value, interval), unit = _scaled(sheet, test, value, interval), _unit(sheet, test)
     decimals = shared_decimals(value, interval)
+    if unit == " points" and not interval:
+        decimals = min(decimals, 2)
     return number_text(value, decimals, _sign(test), interval=interval, unit=unit)
 
 
@@ -390,26 +389,35 @@ def _sign(test: Quantity) -> str:
     return "+" if test.over or test.minus or test.minus_rounds else ""
 
 
-def _scale(test: Quantity) -> float:
-    """Return the factor of texts: curves of accuracies are fractions, and texts have points as tables do."""
-    return 100.0 if test.curve in ("evaluation.accuracy", "evaluation.macro") and not test.relative else 1.0
+def _scale(sheet: ItemJob, test: Quantity) -> float:
+    """Return the factor of texts, which show fractions in points, and differences of multiples in per cent."""
+    fraction = test.curve in ("evaluation.accuracy", "evaluation.macro")
+    return 100.0 if not test.relative and (fraction or (_base(sheet, test) and _sign(test))) else 1.0
 
 
-def _scaled(test: Quantity, value: float, interval: Interval | None) -> tuple[float, Interval | None]:
-    scale = _scale(test)
+def _base(sheet: ItemJob, test: Quantity) -> str:
+    """Return the cell in whose multiples the table has the measure, or an empty text."""
+    shown = sheet.table.measures if sheet.table else ()
+    over = next((one.relative_to for one in shown if one.measure == test.measure), {})
+    return ", ".join(over.values())
+
+
+def _scaled(
+    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None
+) -> tuple[float, Interval | None]:
+    scale = _scale(sheet, test)
     return scale * value, (scale * interval[0], scale * interval[1]) if interval else None
 
 
 def _unit(sheet: ItemJob, test: Quantity) -> str:
-    """Return the unit after a space. Curves of distances have none; multiples name their cell."""
+    """Return the unit after a space. Curves of distances have none."""
     if test.relative:
         return " %"
     if test.measure is None:
         difference = " points" if _sign(test) else " %"
-        return difference if _scale(test) > 1 else ""
-    shown = sheet.table.measures if sheet.table else ()
-    if over := next((one.relative_to for one in shown if one.measure == test.measure), {}):
-        return f" times the {_what(sheet, test)} of {', '.join(over.values())}"
+        return difference if _scale(sheet, test) > 1 else ""
+    if _base(sheet, test):
+        return " %" if _sign(test) else " times"
     unit = measure(test.measure).unit
     return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
 
@@ -430,8 +438,8 @@ def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = Fals
 
     The margin of a percentage is in points.
     """
-    value *= _scale(test)
-    unit = _unit(sheet, test).partition(" times ")[0] if value else ""
+    value *= _scale(sheet, test)
+    unit = _unit(sheet, test) if value else ""
     unit = " points" if margin and unit == " %" else unit
     unit = unit.removesuffix("s") if abs(value) == 1 else unit
     return f"{value:{'z.3g' if margin else f'{_sign(test)}zg'}}{unit}"
@@ -512,8 +520,9 @@ def _name(sheet: ItemJob, test: Quantity, sides: Sides, scope: str) -> str:
     """Return the name of a number, for example ``Fed2 minus FedAvg, average of 3 cases``."""
     first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second))
     unit = _unit(sheet, test)
-    # Points are accuracies, rounds and multiples name their measure.
-    what = "" if unit == " points" or " rounds" in unit or " of " in unit else _what(sheet, test)
+    what = "" if unit in (" points", " rounds") else _what(sheet, test)
+    if base := _base(sheet, test):
+        what += f" relative to {base}"
     if parts := (test.part or ())[1:] and test.part:
         what += f" summed over {joined(parts)}"
     name = first
@@ -582,7 +591,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     }
     incomplete = numbers.empty and test.judge != "every"
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
-    scale = _scale(test)
+    scale = _scale(sheet, test)
     word, end = SIDES.get(test.kind, "within"), -margin if test.kind == "negative" else margin
     claimed, needed = f"{word} {scale * end:z.3g}", f"{word} {_amount(sheet, test, end, margin=True)}"
     if stated is not None:
@@ -659,7 +668,7 @@ def _shown(
         chosen = f"the {test.judge} of {found.tries} cases"
         further.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if averaged:
-        scale, decimals = _scale(test), shared_decimals(*_scaled(test, mean, interval))
+        scale, decimals = _scale(sheet, test), shared_decimals(*_scaled(sheet, test, mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
         low, high = (f"{number_text(scale * means[end], decimals, _sign(test))} ({end})" for end in ends)
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
