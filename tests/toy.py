@@ -171,7 +171,9 @@ def claim(
 ) -> dict[str, Any]:
     """A judged claim; claims of a figure are exploratory and drop out of the list."""
     fields = {"where": where, "claim": text, "verdict": verdict, "evidence": evidence}
-    fields["number"] = "+1.2 points" if verdict == "supported" else ""
+    judged = verdict in ("supported", "contradicted")
+    fields |= {"number": "x minus y: +1.2 points" * judged, "needed": "above 0" * judged}
+    fields["reason"] = "1 run diverged" * (verdict == "supported")
     return {**fields, "item": item, "dropped": not table, "exploratory": not table}
 
 
@@ -191,7 +193,11 @@ SUMMARY: dict[str, Any] = {
         (
             "supported",
             "Accuracy changes (sec. 5)",
-            "+1.25 points [+0.50, +2.00] at <each> case; “a” does not support the claim: +1",
+            [
+                "x minus y, <each> case: +1.25 points [+0.50, +2.00]",
+                "weakest of 2 cases, “a”: +1",
+                "needed: above 0",
+            ],
         )
     ],
     "picture": "figure1",

@@ -1,6 +1,5 @@
 """Claims judged on hand-made runs: supported if true, contradicted if false, else left open."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,107 +116,135 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert below.number.startswith("on average over 2 cases, none is 1.35 points below x [-1.")
-    assert above.number.startswith("on average over 2 cases, x is 1.35 points above none [+1.")
-    assert below.number.endswith("]; the difference is below 0 in each case")
-    assert "(b: +0.60 points [" in above.evidence
+    assert below.number.startswith("none minus x, average of 2 cases: -1.35 points [-1.")
+    assert above.number.startswith("x minus none, average of 2 cases: +1.35 points [+1.")
+    assert (below.needed, above.needed) == ("below 0 in each of 2 cases", "above 0 in each of 2 cases")
+    assert "; weakest of 2 cases, b: +0.60 points [+" in above.number
     assert "The difference is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
-def test_a_number_names_the_region_that_is_tested(runs: Runs) -> None:
-    """Both ends of a range are with one number; a side of zero needs no words."""
+def test_the_region_that_is_tested_stands_beside_the_number(runs: Runs) -> None:
+    """Both ends of a range are with one number."""
     runs.pairs({"a": CLEAR})
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
-    plain = runs.judged(POSITIVE).number
-    assert "tested" not in plain
-    assert runs.judged(between).number == f"{plain}; the claim needs a value from 1 to 2.5 points"
-    assert runs.judged({**SIMILAR, "by": 3.0}).number.endswith("; the claim needs a value within 3 points")
-    assert runs.judged({**GAIN, "kind": "value"}, 2.0).number.endswith(
-        "; the paper states 2 points above; the claim needs a value within 1 point of it"
+    plain = runs.judged(POSITIVE)
+    assert (plain.number, plain.needed) == ("x minus none: +2.10 points [+1.93, +2.27]", "above 0")
+    whole = runs.judged(between)
+    assert (whole.number, whole.needed) == (plain.number, "1 to 2.5 points")
+    assert runs.judged({**SIMILAR, "by": 3.0}).needed == "within 3 points"
+    assert runs.judged({**POSITIVE, "by": 1.0}).needed == "above 1 point"
+    assert runs.judged({**NEGATIVE, "by": 0.5}).needed == "below -0.5 points"
+    value = runs.judged({**GAIN, "kind": "value"}, 2.0)
+    assert value.needed == "within 1 point of the paper's +2 points"
+    assert runs.judged({**SIDES, "kind": "value", "by": 0.1}, 53.0).needed == (
+        "within 0.1 points of the paper's 53 %"
     )
-    assert "tested" not in runs.judged({**POSITIVE, "by": 1.0}, reduced=True).number
+    for one in (POSITIVE, {**POSITIVE, "by": 1.0}, between):
+        reduced = runs.judged(one, reduced=True)
+        assert (reduced.number, reduced.needed) == (plain.number, "")
 
 
-def test_the_number_begins_with_the_case_that_leaves_a_claim_undecided(runs: Runs) -> None:
+def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
     """All of them decide, so the mean alone could seem to decide an undecided claim."""
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
     for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
         found = runs.judged({**EVERY, "at": {"method": [*places]}})
-        alone = runs.judged({**EVERY, "at": {"method": weakest}}).number
+        _, alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.split(": ")
         assert found.verdict == verdict
-        first, *_, last = found.number.split("; ")
-        average = f"on average over {len(places)} cases, x is 1."
-        if verdict == "undecided":
-            assert first == f"no clear support in 1 of 3 cases: with {weakest}, {alone}"
-            assert last.startswith(average) and " points above none [" in last
-        else:
-            assert first.startswith(average) and last == "the difference is above 0 in each case"
+        average, worst = found.number.split("; ")
+        assert average.startswith(f"x minus none, average of {len(places)} cases: +1.")
+        assert worst == f"weakest of {len(places)} cases, {weakest}: {alone}"
+        assert (found.needed, found.reason) == (f"above 0 in each of {len(places)} cases", "")
         assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
-        assert re.search(rf" \({weakest}: [+][\d.]+ points \[[^]]*\]\)[.]$", found.evidence)
-    reduced = runs.judged(EVERY, reduced=True).number
-    assert "undecided" not in reduced + runs.judged(POSITIVE).number and "support" not in reduced
-    first, average, needed = runs.judged({**EVERY, "by": 1.0}).number.split("; ")
-    assert first.startswith("no clear support in 2 of 3 cases: for example, with b, x is 0.2 points above")
-    assert average.startswith("on average over 3 cases, x is 1.1") and needed.endswith(
-        "needs a value above 1 point"
-    )
+    reduced = runs.judged(EVERY, reduced=True)
+    assert reduced.number == runs.judged(POSITIVE).number == runs.judged(EVERY).number.split("; ")[0]
+    assert (reduced.needed, reduced.reason) == ("", "")
+    one = runs.judged({**EVERY, "by": 1.0})
+    average, worst = one.number.split("; ")
+    assert average.startswith("x minus none, average of 3 cases: +1.1")
+    assert worst.startswith("weakest of 3 cases, b: +0.2 points [-")
+    assert one.needed == "above 1 point in each of 3 cases"
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
-    restricted = runs.judged(EVERY, restricted=["3 seeds"]).number
-    assert restricted.startswith("on average") and "restricted to 3 seeds" in restricted
+    assert runs.judged(POSITIVE).needed == "above 0"
+    restricted = runs.judged(EVERY, restricted=["3 seeds"])
+    assert restricted.number == runs.judged(EVERY).number
+    assert (restricted.needed, restricted.reason) == (
+        "above 0 in each of 3 cases",
+        "runs are restricted to 3 seeds",
+    )
 
 
 def test_a_label_that_lacks_a_part_is_a_variant(runs: Runs) -> None:
     for name, value in (("whole", 52), ("without memory", 50)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "without memory"}}).number
-    assert number.startswith("whole is 2.000 points above the variant without memory [")
+    assert number.startswith("whole minus the variant without memory: +2.000 points [+")
 
 
-def test_a_deciding_case_among_several_others_is_a_side_of_the_difference(runs: Runs) -> None:
+def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     """The paper's method x is better than y, but not clearly better than z."""
     for plugin, gains in {"x": (2.0, 2.1, 2.2), "y": (0.0, 0.1, 0.3), "z": (3.0, 0.5, 2.8)}.items():
         runs.add({"method": "a", "plugin": plugin}, *[50 + seed + gain for seed, gain in enumerate(gains)])
     test = {"kind": "positive", **SIDES, "over": {"plugin": "x"}, "reverse": True, "judge": "every"}
     one = runs.judged(test)
-    first, average = one.number.split("; ")
-    assert first.startswith("no clear support in 1 of 2 cases: x is 0.0 points above z [-")
-    assert average.startswith("on average over 2 cases, x is 1.0 points above the others [")
+    average, worst = one.number.split("; ")
+    assert (one.verdict, one.needed) == ("undecided", "above 0 in each of 2 cases")
+    assert average.startswith("x minus the others, average of 2 cases: +1.0 points [")
+    assert worst.startswith("weakest of 2 cases, z: +0.0 points [-")
     against = runs.judged({**test, "kind": "negative"})
-    assert against.verdict == "contradicted"
-    assert against.number.startswith("in one of 2 cases, x is 1.967 points above y [+")
+    assert (against.verdict, against.needed) == ("contradicted", "below 0 in each of 2 cases")
+    assert against.number.split("; ")[1].startswith("weakest of 2 cases, y: +1.967 points [+")
 
 
-def test_the_number_has_the_reason_of_an_undecided_claim(runs: Runs) -> None:
+def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
     """If its interval does not show it."""
     runs.pairs({"a": CLEAR})
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
-    assert (
-        mixed.number == f"{plain}, not clearly below 2.1 points; the claim needs a value from 1 to 2.1 points"
-    )
+    assert (mixed.verdict, mixed.needed, mixed.reason) == ("undecided", "1 to 2.1 points", "")
+    assert mixed.number == plain, "the interval lies across an end of the range"
     part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
-    assert (part.verdict, part.number) == ("undecided", f"{plain} (supported); 1 part is not judged")
-    signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]}).number
-    assert (
-        signs
-        == f"{plain}, not clearly within 2.1 points; the claim needs a value above 0 and within 2.1 points"
-    )
-    restricted = runs.judged(POSITIVE, restricted=["method a"]).number
-    assert restricted == f"{plain}; undecided, because the runs are restricted to method a"
+    assert (part.verdict, part.number) == ("undecided", plain)
+    assert (part.needed, part.reason) == ("above 0", "1 part is not judged")
+    absent = {"kind": "all", "tests": [POSITIVE, *[{**POSITIVE, "item": "table9"}] * 2]}
+    assert runs.judged(absent).reason == "2 parts are not run"
+    signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]})
+    assert (signs.number, signs.needed) == (plain, "above 0 and within 2.1 points")
+    restricted = runs.judged(POSITIVE, restricted=["method a"])
+    assert (restricted.number, restricted.reason) == (plain, "runs are restricted to method a")
     runs.pairs({"c": (MISSING,) * 3})
-    assert runs.judged(EVERY).number == f"{plain}; 1 case without a number"
-    averaged = runs.judged(POSITIVE).number
-    assert averaged.endswith("; no test, because an average needs a number in every case")
+    lacking = runs.judged(EVERY)
+    assert (lacking.number, lacking.reason) == (plain, "1 case without a number")
+    assert runs.judged(POSITIVE).reason == "no test, because an average needs a number in every case"
     runs.pairs({"b": (1.0,)})
-    untestable = runs.judged({**POSITIVE, "at": {"method": "b"}}).number
-    assert untestable == "x is 1.00 points above none; no test, because it needs three seeds that differ"
+    untestable = runs.judged({**POSITIVE, "at": {"method": "b"}})
+    assert untestable.number == "x minus none, b: +1.00 points"
+    assert untestable.reason == "no test, because it needs three seeds that differ"
+    lost = {"d": (2.0, 2.1, 2.2, DIVERGED)}
+    runs.pairs(lost)
+    assert runs.judged({**POSITIVE, "at": {"method": "d"}}).reason == "1 run diverged"
 
 
-def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs) -> None:
-    refuted = "is significant against the claim, but not after"
-    parts = f"1 of 3 parts {refuted} Bonferroni's correction"
-    cases = f"1 of 4 tests (each case and their average) {refuted} Holm's correction"
+def test_numbers_of_parts_with_several_verdicts_have_them(runs: Runs) -> None:
+    """Numbers that share a text, or a verdict, stand once or alone."""
+    runs.pairs({"a": CLEAR, "b": NOISE})
+    at_a, at_b = ({**POSITIVE, "at": {"method": method}} for method in "ab")
+    first, second = (runs.judged(one).number for one in (at_a, at_b))
+    both = runs.judged({"kind": "all", "tests": [at_a, at_b]})
+    assert both.number == f"{first} (supported); {second} (undecided)"
+    assert both.needed == "above 0"
+    reduced = runs.judged({"kind": "all", "tests": [at_a, at_b]}, reduced=True)
+    assert (reduced.number, reduced.needed, reduced.reason) == (f"{first}; {second}", "", "")
+    again = runs.judged({"kind": "all", "tests": [at_a, at_b, {**SIMILAR, **AT_B_X, "by": 9.0}]})
+    assert again.number == f"{first} (supported); {second} (undecided, supported)"
+    assert again.needed == "above 0; above 0 and within 9 points"
+
+
+def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) -> None:
+    refuted = "not significant against the claim after"
+    parts = f"{refuted} Bonferroni's correction for 3 parts"
+    cases = f"{refuted} Holm's correction for 4 tests"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
     assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
     for test, words in (
@@ -225,36 +252,39 @@ def test_the_number_names_a_correction_that_leaves_a_claim_undecided(runs: Runs)
         ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": one}} for one in "abc"]}, parts),
     ):
         found = runs.judged(test)
-        assert found.verdict == "undecided"
-        assert f"; {words}" in found.number
+        assert (found.verdict, found.reason) == ("undecided", words)
 
 
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
     found = runs.judged(EVERY)
-    assert ": with method 5, x is 0.2 " in found.number and "to +2.1 (method 3)." in found.evidence
+    assert "; weakest of 2 cases, method 5: +0.2 " in found.number
+    assert "to +2.1 (method 3)." in found.evidence
+    assert runs.judged({**POSITIVE, "at": {"method": "3"}}).number.startswith("x minus none, method 3: +2.1")
 
 
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
     for method, ends in (("a", (9.0, 9.0, 60.0)), ("b", (9.0, 60.0, 60.0))):
         runs.add({"method": method, "plugin": "none"}, *ends)
-    assert runs.judged(FAILS).number == "3 of 6 runs failed; most runs failed in 1 of 2 cases"
-    assert runs.judged({**FAILS, **AT_A}).number == "2 of 3 runs failed"
+    both, one = runs.judged(FAILS), runs.judged({**FAILS, **AT_A})
+    assert both.number == "failed runs: 3 of 6; cases in which most runs failed: 1 of 2"
+    assert one.number == "failed runs: 2 of 3"
+    assert (both.needed, one.needed) == ("most runs fail in each of 2 cases", "most runs fail")
 
 
 def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
     for name, value in (("BP", 50), ("+ FLFA", 52)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
-    assert number.startswith("FLFA gains 2.000 points [+")
+    assert number.startswith("gain with FLFA: +2.000 points [+")
     found = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}})
-    assert found.number.startswith("training without FLFA is 2.000 points below training with it [-")
+    assert found.number.startswith("training without FLFA minus training with it: -2.000 points [-")
     for name, value in (("BP", 50), ("+ FLFA", 51)):
         runs.add({"method": "b", "plugin": name}, *[value + seed for seed in range(3)])
     gain = {**POSITIVE, "over": {"plugin": "BP"}}
     change = {**gain, "at": {"method": "b"}, "minus": {"method": "a"}}
     number = runs.judged(change).number
-    assert number.startswith("FLFA gains 1.000 points less at b than at a [-")
+    assert number.startswith("gain with FLFA at b minus at a: -1.000 points [-")
     evidence = runs.judged({**gain, "judge": "every"}).evidence
     assert "The gain is positive in 2 of 2 cases, from +1" in evidence
 
@@ -262,6 +292,7 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
 EVERY: Yaml = {**POSITIVE, "judge": "every"}
 NEGATIVE: Yaml = {**POSITIVE, "kind": "negative"}
 AT_A: Yaml = {"at": {"method": "a"}}
+AT_B_X: Yaml = {"at": {"method": "b", "plugin": "x"}}
 MIXED = {"a": CLEAR, "b": NOISE}
 LACKING = {"a": CLEAR, "b": (MISSING,) * 3}
 SINGLE = {f"method {number}": (1.0 + number / 10,) for number in range(8)}
@@ -324,7 +355,7 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     # Per seed 0, 1, 2. Student's factor for three seeds and 90 %, from a table: 2.920.
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
-    assert found.number == "on average over 2 cases, x is 1.0 points above none [-0.7, +2.7]"
+    assert found.number == "x minus none, average of 2 cases: +1.0 points [-0.7, +2.7]"
     assert found.evidence == (
         "3 seeds. The difference is positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). "
         "Test: above 0 on average, one-sided p 0.113."
@@ -341,15 +372,18 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("test", [{}, {"kind": "similar", "by": 1.0}])
-def test_the_number_is_that_of_the_place_that_contradicts_a_claim(runs: Runs, test: Yaml) -> None:
-    """The evidence has the mean."""
+def test_the_place_that_contradicts_a_claim_stands_beside_the_average(runs: Runs, test: Yaml) -> None:
+    """Its estimate and its interval are those of the claim."""
     runs.pairs({"a": OPPOSITE, "b": NOISE, "c": (2.9, 2.1, 2.2)})
     found = runs.judged({**POSITIVE, **test, "judge": "every"})
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
     assert found.verdict == "contradicted" and "for a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
-    assert found.number.startswith(f"for a (one of 3 cases), {alone.number.partition('; ')[0]}")
-    assert found.evidence.startswith("On average over 3 cases, x is 0.16 points above none [")
+    average, weakest = found.number.split("; ")
+    assert weakest == "weakest of 3 cases, a: " + alone.number.split(": ")[1]
+    assert average.startswith("x minus none, average of 3 cases: +0.16 points [")
+    region = "within 1 point" if test else "above 0"
+    assert found.needed == f"{region} in each of 3 cases"
 
 
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
@@ -390,7 +424,7 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert found.number.startswith("on average over 2 cases, a is 8.50 points above the mean of b and c [")
+    assert found.number.startswith("a minus the mean of b and c, average of 2 cases: +8.50 points [+")
     assert "The difference is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
@@ -417,9 +451,9 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).number == "x is 23 points above none [-2, +49]"
+    assert runs.judged(ABOVE).number == "x minus none: +23 points [-2, +49]"
     assert runs.judged(ABOVE, measures=[measured]).number.startswith(
-        "x is above none by 45 % of the final accuracy of none [-"
+        "final accuracy relative to none, x minus none: +45 % [-"
     )
 
 
@@ -430,7 +464,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     gain = {**POSITIVE, "relative": True}
     found = runs.judged(gain)
     assert found.estimate == pytest.approx(25)
-    assert found.number == "x is 25.00 % above none in final accuracy [+24.83, +25.17]"
+    assert found.number == "final accuracy, x relative to none: +25.00 % [+24.83, +25.17]"
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -562,8 +596,8 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    tested = f"; the claim needs a value within {cell.gain_margin:.3g} points of it"
-    assert found.number == f"+0.600 points {interval}; the paper states {stated:.4g} points{tested}"
+    assert found.number == f"x minus none, a: +0.600 points {interval}"
+    assert found.needed == f"within {cell.gain_margin:.3g} points of the paper's {stated:+.4g} points"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
@@ -632,7 +666,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert (
-        two.number.startswith("for a (the largest of 2 cases), x is 4.5 points above none [")
+        two.number.startswith("x minus none, largest of 2 cases, a: +4.5 points [+")
         and "largest" not in alone.number
     )
     chosen = "The interval is wider, because we chose the largest of 2 cases (Bonferroni's correction)."
@@ -669,7 +703,7 @@ def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], 
     assert runs.judged(FAILS).verdict == verdict, "every place counts"
     runs.add({"method": "c", "plugin": "none"}, MISSING, MISSING)
     found = runs.judged(FAILS)
-    assert (found.verdict, "1 case without any run" in found.number) == ("undecided", True)
+    assert (found.verdict, "1 case without any run" in found.reason) == ("undecided", True)
 
 
 @pytest.mark.parametrize("test", [POSITIVE, NEGATIVE, {**GAIN, "kind": "value"}, FAILS])
@@ -679,8 +713,9 @@ def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     assert whole.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
     assert part.verdict == "undecided"
-    assert part.number.endswith("; undecided, because the runs are restricted to method a, 3 seeds")
-    assert part.estimate == whole.estimate, "the numbers are shown"
+    assert part.reason == "runs are restricted to method a and 3 seeds"
+    assert (part.estimate, part.needed) == (whole.estimate, whole.needed), "the numbers are shown"
+    assert part.number == whole.number
 
 
 A_OVER_B: Yaml = {**GAIN, "kind": "positive", "at": {"method": "a"}, "minus": {"method": "b"}}
@@ -694,8 +729,10 @@ def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Y
     shown = {"to": "method a; b", "axis": "method"}
     assert runs.judged(test).verdict == "supported"
     found = runs.judged(test, restricted=[shown])
-    assert (found.verdict == "supported") == decided == ("restricted" not in found.number)
-    assert runs.judged(test, restricted=[shown, "3 seeds"]).verdict == "undecided"
+    assert (found.verdict == "supported") == decided == ("restricted" not in found.reason)
+    both = runs.judged(test, restricted=[shown, "3 seeds"])
+    limits = "3 seeds" if decided else "method a or b and 3 seeds"
+    assert (both.verdict, both.reason) == ("undecided", f"runs are restricted to {limits}")
 
 
 def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
@@ -704,7 +741,7 @@ def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
     found = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
     assert found.verdict == "undecided"
-    assert "; undecided, because there is no number at b" in found.number
+    assert found.reason == "no number at b"
 
 
 ECGR_GAIN: Yaml = {"over": {"plugin": "base"}}
@@ -714,28 +751,28 @@ TIMES: Yaml = {"measure": "final_accuracy", "relative_to": {"method": "a", "plug
 
 
 @pytest.mark.parametrize(
-    ("test", "sentence"),
+    ("test", "number"),
     [
-        ({**SIDES, **ECGR_GAIN, **AT_A}, "ECGR loses 2.00 points"),
-        ({**SIDES, **ECGR_GAIN, **AT_B}, "ECGR gains 5.00 points more at b than at a"),
-        ({**ECGR_GAIN, **AT_A}, "ECGR lowers drift by 0.50"),
-        ({**ECGR_GAIN, "at": {"method": "b"}}, "ECGR raises drift by 1.00"),
+        ({**SIDES, **ECGR_GAIN, **AT_A}, "gain with ECGR, a: -2.00 points"),
+        ({**SIDES, **ECGR_GAIN, **AT_B}, "gain with ECGR at b minus at a: +5.00 points"),
+        ({**ECGR_GAIN, **AT_A}, "drift, change with ECGR, a: -0.50"),
+        ({**ECGR_GAIN, "at": {"method": "b"}}, "drift, change with ECGR, b: +1.00"),
         (
             {**ECGR_GAIN, **AT_A, **LATER},
-            "ECGR raises drift by 1.00 less over rounds 10 to 20 % than over rounds 0",
+            "drift, change with ECGR in rounds 10 to 20 % minus in rounds 0 to 10 %, a: -1.00",
         ),
-        ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "b is 1.00 above a in drift"),
+        ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "drift, b minus a, base: +1.00"),
         (
             {**LATER, "at": {"method": "a", "plugin": "base"}},
-            "drift is 2.00 more over rounds 10 to 20 %",
+            "drift in rounds 10 to 20 % minus in rounds 0 to 10 %, a, base: +2.00",
         ),
         (
             {"over": {"method": "a"}, "minus": {"plugin": "base"}, "at": {"plugin": "+ ECGR"}},
-            "b exceeds a in",
+            "drift, (b minus a) at + ECGR minus at base: +1.50",
         ),
     ],
 )
-def test_numbers_are_sentences(runs: Runs, test: Yaml, sentence: str) -> None:
+def test_numbers_have_the_names_of_their_sides(runs: Runs, test: Yaml, number: str) -> None:
     for method, plugin, accuracy, drift in (
         ("a", "base", 50, (1, 3)),
         ("a", "+ ECGR", 48, (1, 2)),
@@ -745,20 +782,30 @@ def test_numbers_are_sentences(runs: Runs, test: Yaml, sentence: str) -> None:
         runs.add({"method": method, "plugin": plugin}, accuracy, rows=drifts(*drift))
     measured = {"curve": "updates.drift"} if "measure" not in test else {}
     claim = {"kind": "positive", "item": "toy", **measured, **test}
-    assert runs.judged(claim).number.startswith(sentence)
+    assert runs.judged(claim).number == number
     panels = [{"curve": "updates.drift", "label": "(b) Local drift"}]
     figure = Curves.parse({"kind": "curves", "series": "method", "panels": panels}, "figure")
     sheet = runs.sheet().model_copy(update={"figure": figure})
-    found = runs.judged(claim, sheet=sheet).number
-    assert found.startswith(sentence.replace("drift", "local drift"))
+    assert runs.judged(claim, sheet=sheet).number == number.replace("drift", "local drift")
 
 
-@pytest.mark.parametrize(("gain", "verb"), [(5, "adds 10.0"), (-5, "saves 10.0")])
-def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, verb: str) -> None:
+def test_a_side_with_a_plus_is_subtracted_in_parentheses(runs: Runs) -> None:
+    for plugin, value in (("A", 50), ("A + B", 52)):
+        runs.add({"method": "a", "plugin": plugin}, *[value + seed for seed in range(3)])
+    for less, more, number in (
+        ("A", "A + B", "A + B minus A: +2.000 points [+"),
+        ("A + B", "A", "A minus (A + B): -2.000 points [-"),
+    ):
+        found = runs.judged({"kind": "positive", **SIDES, "at": {"plugin": more}, "minus": {"plugin": less}})
+        assert found.number.startswith(number)
+
+
+@pytest.mark.parametrize(("gain", "change"), [(5, "+10.0"), (-5, "-10.0")])
+def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, change: str) -> None:
     runs.add({"method": "a", "plugin": "base"}, 50)
     runs.add({"method": "a", "plugin": "+ ECGR"}, 50 + gain)
     found = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
-    assert found.startswith(f"ECGR {verb} % of the final accuracy of a, base")
+    assert found == f"final accuracy relative to a, base, change with ECGR: {change} %"
 
 
 @pytest.mark.parametrize(
@@ -777,10 +824,8 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
-    size, side = f"{abs(mean - 1.5):.2f}", "more" if mean > 1.5 else "less"
-    ends = "over rounds {:.0f} to {:.0f} %".format(*(100 * share for share in rounds))
-    assert change.number.startswith(f"drift is {size}")
-    assert f" {side} {ends} than over rounds 0 to 20 %" in change.number
+    ends = "in rounds {:.0f} to {:.0f} %".format(*(100 * share for share in rounds))
+    assert change.number == f"drift {ends} minus in rounds 0 to 20 %, a: {mean - 1.5:+.2f}"
 
 
 PARTS_OF_RUNS = {
@@ -798,7 +843,7 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
     found = runs.judged(alike)
     assert found.verdict == verdict
-    assert "x is 0.0 points above none [-1." in found.number, "as tables of accuracies"
+    assert "x minus none: +0.0 points [-1." in found.number, "as tables of accuracies"
     assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
 
 
@@ -812,10 +857,8 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
     found = runs.judged(both)
     assert (found.estimate, "1 case without a number" in found.evidence) == (6.5, True)
-    assert (
-        found.number.startswith("the sum of stem and head is 6.50; no test")
-        and "By part: stem 2.75, head 5.00." in found.evidence
-    )
+    assert found.number == "drift summed over stem and head: 6.50"
+    assert found.reason.startswith("no test") and "By part: stem 2.75, head 5.00." in found.evidence
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
     assert "updates.drift of stem, tail" in runs.judged({**both, "part": ["stem", "tail"]}).evidence
 
@@ -866,11 +909,12 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
     assert late.format("2 values") in over.evidence
     sides = {**rounds, "over": {"method": "fast"}, "at": {"method": "slow"}}
     for changes, words in (
-        ({}, "slow needs 2.00 more rounds than fast"),
-        ({"relative": True}, "slow needs 200 % more rounds than fast"),
-        ({"over": sides["at"], "at": sides["over"]}, "fast needs 2.00 fewer rounds than slow"),
+        ({}, "slow minus fast: +2.00 rounds"),
+        ({"relative": True}, "rounds to target, slow relative to fast: +200 %"),
+        ({"over": sides["at"], "at": sides["over"]}, "fast minus slow: -2.00 rounds"),
     ):
-        assert runs.judged({**sides, **changes}, sheet=sheet).number.startswith(f"{words}; no test")
+        found = runs.judged({**sides, **changes}, sheet=sheet)
+        assert found.number == words and found.reason.startswith("no test")
     with pytest.raises(FltrainError, match="no target"):
         runs.judged(rounds)
 
@@ -921,8 +965,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | X is 2.10 points above none [+1.93, +2.27]. "
-        f"3 seeds. | {sheet.title} |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | x minus none: +2.10 points [+1.93, +2.27] | "
+        f" | 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")
@@ -931,8 +975,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    number = "x is 2.10 points above none [+1.93, +2.27]"
-    assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", number)]
+    number = "x minus none: +2.10 points [+1.93, +2.27]"
+    assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", [number])]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 
@@ -970,7 +1014,8 @@ def test_a_reduced_scale_decides_nothing(runs: Runs, test: Yaml) -> None:
     found = runs.judged(test, reduced=True)
     assert (found.verdict, pd.isna(found.p)) == ("reduced scale", True)
     assert not any(word in found.evidence for word in ("supported", "contradicted", "opposite", "p 0"))
-    assert "3 seeds" in found.evidence or "6 runs" in found.number
+    assert (found.needed, found.reason) == ("", "")
+    assert "3 seeds" in found.evidence or "0 of 6" in found.number
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import fltrain
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.plan import Plan, plan
-from fltrain.reporting.claims import JUDGED, LEGEND
+from fltrain.reporting.claims import JUDGED, LEGEND, result_lines
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell, from_csv, read_csv, to_csv
 from fltrain.reporting.tables.write import write
 from fltrain.runs.archive import import_records
@@ -425,7 +425,7 @@ def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> Non
     with (CONFIG.parent / "published/fedavg/claims.csv").open() as file:
         rows = list(csv.DictReader(file))
     judged = [row for row in rows if row["verdict"] not in ("not run", "not judged")]
-    keys = ("where", "claim", "verdict", "number")
+    keys = ("where", "claim", "verdict", "number", "needed", "reason")
     assert [[one[key] for key in keys] for one in found.claims] == [
         [row[key] for key in keys] for row in judged
     ]
@@ -434,7 +434,9 @@ def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> Non
     assert lines[0] == "Claims of fedavg at scale published:"
     claims = lines[1 : lines.index("Tables and figures of fedavg at scale published:")]
     assert max(map(len, claims)) <= 100
-    words = [f"{row['verdict']} {row['where']}: {row['claim']} {row['number']}" for row in judged]
+    words = [
+        f"{row['verdict']} {row['where']}: {row['claim']} {'; '.join(result_lines(row))}" for row in judged
+    ]
     words += [LEGEND, f"{len(rows) - len(judged)} further claims: not run, or not judged"]
     assert " ".join(claims).split() == " ".join(words).split()
     example = f"fltrain compare fedavg/table1_2nn --scale published --results {imported} --config {CONFIG}"

@@ -407,8 +407,9 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert "4 published values under the papers' own protocol" in page.of("th")
     assert "judged confirmatory exploratory 4 published values" in text
     assert (
-        "claims 1 supported 1 contradicted Paper's claim supported Accuracy changes (sec. 5) "
-        "Our runs: +1.25 points [+0.50, +2.00] at <each> case . “a” does not support the claim: +1" in text
+        "claims 1 supported 1 contradicted supported Accuracy changes (sec. 5) "
+        "x minus y, <each> case +1.25 points [+0.50, +2.00] "
+        "weakest of 2 cases , “a” +1 needed: above 0 " in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
     assert "A paper on <toys> It is <so>. Small <toys>. published values" in text
@@ -429,17 +430,21 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
     papers = [{**own, "title": title}, other]
     try:
         for finding, line in (
-            (("supported", "A grows", "+1"), "Paper's claim: A grows. Main verdict: supported."),
-            (("", "", "All are right."), "All are right."),
+            (("supported", "A grows", ["x: +1"]), "Paper's claim: A grows. Main verdict: supported."),
+            (("undecided†, exploratory", "A", ["x: +1"]), "Paper's claim: A."),
+            (("better", "A (B)", ["x: +1", "y: 2"]), "A (B); x: +1; y: 2"),
+            (("", "", ["All are right."]), "All are right."),
         ):
             path.write_text(
                 json.dumps({**SUMMARY, "conclusions": {}, "findings": [finding]}), encoding="utf-8"
             )
             page = front(toy, papers=papers)
-            shown = line.replace(". Main verdict: supported.", " supported")
+            verdict = finding[0]
+            shown = " ".join(filter(None, [line.replace(f" Main verdict: {verdict}.", ""), verdict]))
             assert f"protocol {short} {shown} the paper's on toy data." in text_of(page)
             listing = {**toy.listing, "papers": papers}
-            assert overview.main_results(listing, toy.folder)[0] == f"{short}: {line}"
+            words = line if "Main verdict" in line or not verdict else f"{line} Main verdict: {verdict}."
+            assert overview.main_results(listing, toy.folder)[0] == f"{short}: {words}"
             assert page.links[0] == "#paper"
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
             assert "main verdict" not in text_of(front(toy, **changes))
@@ -487,7 +492,7 @@ def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> No
     assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
     words = re.findall(r"Brackets show|Case:", text)
     assert words == ["Brackets show", "Case:"]
-    assert "We state the claims in our own words" in text
+    assert "Claims are in italics, in our own words; our numbers stand below." in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
     assert "has the other sign" not in meanings, "no gain of this scale is opposite"
@@ -498,25 +503,41 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     toy = Toy(tmp_path, reduced=True).write()
     path = toy.folder / "paper" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
-    finding = ("reduced scale", "A grows (sec. 2)", "on average over 2 cases, x minus y is -1 points")
+    finding = ("reduced scale", "A grows (sec. 2)", ["x minus y, average of 2 cases: -1 points", "x: 2 %"])
     path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
-    shown = "Paper's claim: A grows (sec. 2) Our runs (reduced scale, no verdict): On average over 2 cases"
-    assert shown in text and "Case: a setting or method that a claim names." in text
+    shown = "A grows (sec. 2) x minus y, average of 2 cases -1 points x 2 %"
+    assert (
+        shown in text
+        and "Case: a setting or method that a claim names. The weakest one supports the claim least." in text
+    )
     assert "Each card shows one of the paper's claims. Links" in text and "counts the verdicts" not in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     shown = in_lines(
-        "on average over 2 cases, <b> needs 5 % fewer rounds than C = 0 [-6, -4]; A is 9 % above B [+6, +11]"
+        [
+            "<b> minus C = 0, average of 2 cases: -5 rounds [-6, -4]",
+            "A relative to B: +9 % [+6, +11]",
+            "change with E: +9.0 % of the drift of B [+6.0, +11.0]",
+            "needed: above 0.5 points with B = 10",
+            "no number at b",
+            "",
+        ]
     )
-    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
+    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.] [\w ]+[.]\">([\w ]+)</abbr>", shown)
     assert words == [("Case", "cases")]
-    first, second = re.sub("</?abbr.*?>", "", shown).split("<br>")
-    needs = "&lt;b&gt; needs 5\u00a0%\u00a0fewer\u00a0rounds than C\u00a0=\u00a00\u00a0[-6,\u00a0-4]."
-    assert first == f"On average over 2 cases, {needs}"
-    assert second == "A is 9\u00a0% above B [+6,\u00a0+11]."
-    assert in_lines("it adds 9 % [+6, +11]") == "It adds 9\u00a0%\u00a0[+6,\u00a0+11]."
+    found = re.findall(r"<dt>(.*?)</dt>(?:<dd>(.*?)</dd>)?", re.sub("</?abbr.*?>", "", shown))
+    assert found == [
+        ("&lt;b&gt; minus C\u00a0=\u00a00, average of 2 cases", "-5 rounds [-6, -4]"),
+        ("A relative to B", "+9\u00a0% [+6, +11]"),
+        ("change with E", "+9.0\u00a0% of the drift of B [+6.0, +11.0]"),
+        ("needed: above 0.5 points with B\u00a0=\u00a010", ""),
+        ("no number at b", ""),
+    ]
+    css = (ROOT / "fltrain/reporting/templates/style.css").read_text(encoding="utf-8")
+    assert re.search(r"\.numbers dd {[^}]*white-space: nowrap", css), "no line breaks in a number"
+    assert in_lines([]) == in_lines([""]) == ""
 
 
 def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
@@ -525,8 +546,8 @@ def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
         changed = {**SUMMARY, "reduced": False, "claims": claims, "findings": []}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
-    meaning = "Case: a setting or method that a claim names."
-    assert meaning in text("on average over 2 cases, x is +2 points") and meaning not in text("+2 points")
+    meaning = "Case: a setting or method that a claim names. The weakest one supports the claim least."
+    assert meaning in text("x, average of 2 cases: +2 points") and meaning not in text("x: +2 points")
 
 
 def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None:
@@ -542,8 +563,12 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "(1.5)" in page.of("small")
+    heads = ("our runs", "claim needs")
+    assert [head for head in page.of("th") if head in heads] == [*heads]
+    shown = "x minus y +1.2 points 1 run diverged evidence +1.2 points on average (p = 0.01)"
+    assert f"{shown} Runs: Accuracy & gain . above 0 " in text
     assert "FLFA <always> helps" in page.of("i") and "contradicted†" in page.of("span")
-    assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a></td>", page.text), "a claim about both"
+    assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a>.</details>", page.text), "about both"
     assert "figure1" not in text and "table1" not in text, "people read titles"
     assert "† Significant alone, but not after the correction for the number of claims" in text
     assert "opposite is significant at 5 %" in text
@@ -773,22 +798,27 @@ def test_findings_are_the_first_claim_of_each_verdict(
             "dropped": False,
             "exploratory": late,
             "where": "sec. 2",
-            "number": number,
+            "number": f"{number}; {number[::-1]}",
+            "needed": "above 0; within 1 point",
+            "reason": "1 run diverged; no number at b" if verdict == "undecided" else "",
         }
         for text, verdict, late in claims
     ]
     without = {**measured[0], "number": ""} if measured else {"number": ""}
+    lines = [number, number[::-1], "needed: above 0 and within 1 point"]
+    why = ["1 run diverged", "no number at b"]
     assert summary.findings([without, *measured]) == [
-        (verdict, f"{text} (sec. 2)", number) for verdict, text in expected
+        (verdict, f"{text} (sec. 2)", lines + why * (verdict == "undecided")) for verdict, text in expected
     ]
 
 
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
-        number = f"x is {len(text)} points above y; the claim needs a value above 0.5"
+        number = f"x minus y, {text.partition(' ')[0]}: +{len(text)} points"
+        reason = "no number at b" if verdict == "undecided" else ""
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
-            **{"dropped": False, "exploratory": False},
+            **{"dropped": False, "exploratory": False, "needed": "above 0.5", "reason": reason},
         }
 
     test = {"kind": "positive", "item": "a", "measure": "last_accuracy", "over": {"plugin": "base"}}
@@ -799,15 +829,21 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
-    tested = "; the claim needs a value above 0.5"
+    tested = "needed: above 0.5"
     assert summary.findings(rows, claims) == [
         (
             *("supported", "MOON gains, likewise FedProx (A, sec. 1)"),
-            f"MOON: x is 10 points above y; FedProx: x is 13 points above y{tested}",
+            ["x minus y, MOON: +10 points", "x minus y, FedProx: +13 points", tested],
         ),
-        ("contradicted", "B is best (A, fig. 2)", f"x is 9 points above y{tested}"),
-        ("undecided", "FedDyn gains (A, sec. 1)", f"x is 12 points above y{tested}"),
+        ("contradicted", "B is best (A, fig. 2)", ["x minus y, B: +9 points", tested]),
+        (
+            *("undecided", "FedDyn gains (A, sec. 1)"),
+            ["x minus y, FedDyn: +12 points", tested, "no number at b"],
+        ),
     ]
+    rows[2]["needed"] = "above 0.6"
+    first, *_ = summary.findings(rows, claims)
+    assert first[1:] == ("MOON gains (A, sec. 1)", ["x minus y, MOON: +10 points", tested]), "needs less"
 
 
 def test_values_that_are_not_reproduced_are_summed_up_for_each_table() -> None:
@@ -818,10 +854,11 @@ def test_values_that_are_not_reproduced_are_summed_up_for_each_table() -> None:
     cells = [cell("a", 100, 24, missed), cell("a", 10, 4.8, missed), cell("a", 10, 10, "reproduced")]
     cells += [cell("b", 10, 20, missed), cell("c", 10, 12, "inconclusive"), cell("d", 10, None, missed)]
     titles = {"a": "Rounds", "b": "One", "c": "Open", "d": "Lost"}
+    values, ours = "published values that are not reproduced", "our values, in per cent of these"
     assert summary.missed_values(cells, titles) == [
-        (missed, "", "Rounds: 2 of 3 published values; ours are 24 to 48 % of these."),
-        (missed, "", "One: 1 of 1 published value; ours are 200 % of these."),
-        (missed, "", "Lost: 1 of 1 published value."),
+        (missed, "Rounds", [f"{values}: 2 of 3", f"{ours}: 24 to 48 %"]),
+        (missed, "One", [f"{values}: 1 of 1", f"{ours}: 200 %"]),
+        (missed, "Lost", [f"{values}: 1 of 1"]),
     ]
 
 
@@ -844,11 +881,14 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     sheets = [toy.sheet.model_copy(update={"id": f"both/{name}"}) for name in ("a", "b", "pilot")]
     cells = {one.id: [TableCell(item=one.name, row=one.name, **numbers)] for one in sheets}
     fields = {"verdict": "supported", "dropped": False, "exploratory": False, "evidence": "", "number": "1"}
+    fields |= {"needed": "above 0", "reason": ""}
     places = {"B, fig. 2": "b", "Paper, sec. 1, table 1": "a", "C, sec. 3": "missing"}
     judged = pd.DataFrame([{**fields, "where": one, "claim": "x", "item": places[one]} for one in places])
     heading = {"paper": "both", "title": "Both", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary({**heading, "note": "Small."}, sheets, judged, cells)
-    assert found["findings"] == [("supported", f"x ({one})", "1") for one in list(places)[:2]]
+    assert found["findings"] == [
+        ("supported", f"x ({one})", ["1", "needed: above 0"]) for one in list(places)[:2]
+    ]
     for one, item in (("B", "b"), ("Paper", "a")):
         part = found["parts"][one]
         assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
@@ -874,8 +914,8 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     assert page.links.count("both/index.html#b") == 2, "in the table and on the card"
     assert page.links.count("both/index.html#a") == 1
     folded, shown = (
-        "So it is. Claims and intervals Small. claims 1 supp",
-        "Both Small. claims 1 supported Paper's",
+        "So it is. Claims and intervals claims 1 supp",
+        "Both claims 1 supported supported x (B, fig. 2) 1 needed: above 0",
     )
     assert (text_of(page).count(folded), text_of(page).count(shown)) == (1, 1), (
         "further results stand in a line"
@@ -892,8 +932,8 @@ def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> 
     ]
     numbers: dict[str, Any] = {"label": "accuracy, %", "gain": 1.0, "gain_low": 0.5, "gain_high": 1.5}
     cells = {sheet.id: [TableCell(item=sheet.id[-1], row="3", **numbers)] for sheet in sheets}
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
-    judged = pd.DataFrame([["", "", "supported", False, False, "", "a, b", ""]], columns=columns)
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", *summary.RESULT]
+    judged = pd.DataFrame([["", "", "supported", False, False, "", "a, b", "", "", ""]], columns=columns)
     heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
     rows = summary.paper_summary(heading, sheets, judged, cells)["forest"]["rows"]
     assert [(name, row["place"]) for name, part in rows.items() for row in part] == [
@@ -911,8 +951,8 @@ def test_a_forest_plot_has_the_direction_of_the_claims(
     test = {"kind": "positive", "item": "table1", "measure": "final_accuracy", "over": {"plugin": "BP"}}
     claim = Claim.parse({"where": "", "claim": "", "test": {**test, "reverse": reverse}}, "claim")
     cell = TableCell(item="table1", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=2.5)
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
-    judged = pd.DataFrame([["", "", "supported", False, False, "", "table1", ""]], columns=columns)
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", *summary.RESULT]
+    judged = pd.DataFrame([["", "", "supported", False, False, "", "table1", "", "", ""]], columns=columns)
     heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
     sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "id": "paper/b"})]
     cells = {toy.sheet.id: [cell], "paper/b": [cell.replace(item="b")]}
@@ -931,17 +971,17 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     """A control counts the values that the rule rejects; else there is a cell of each verdict."""
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
-    (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"})
-    assert found[-1] == (
-        "The rule rightly rejects 1 of 2 cells with a false value. "
-        "It wrongly rejects 0 of 2 cells with a true value (1 different value)."
-    )
+    (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"}, {})
+    assert found[-1] == [
+        "The rule rejects 1 of 2 cells with a false value "
+        "and 0 of 2 cells with a true value (1 different value)."
+    ]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
     assert summary.cell_findings(
-        "comparison", [late, better, better.replace(row="two"), cell], {"a": "A"}
-    ) == [("better", "", "one (A): +1.00 [+0.50, +1.50] points.")]
+        "comparison", [late, better, better.replace(row="two"), cell], {"a": "A"}, {"a": "A minus B"}
+    ) == [("better", "one (A)", ["A minus B, in points: +1.00 [+0.50, +1.50]"])]
 
 
 def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
@@ -951,13 +991,12 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     sheet = toy.sheet.model_copy(update={"table": table})
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "gain_verdict": "better"}
     cells = [TableCell(item="table1", row="one", column=name, **gain) for name in ("default", "tuned")]
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", "number"]
+    columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", *summary.RESULT]
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
     (finding,) = found["findings"]
-    assert finding[0] == "better" and finding[2].startswith(
-        "one / tuned (Accuracy & gain; difference from tuned): "
-    )
+    words = ["difference from tuned, in points: +1.00 [+0.50, +1.50]"]
+    assert finding == ("better", "one / tuned (Accuracy & gain)", words)
 
 
 def test_cells_without_an_interval_are_counted_apart() -> None:

@@ -27,10 +27,8 @@ NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
 INTERVAL = rf"{NUMBER}(?: points)?\s\[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]"
 ENDS = r"\[([+-][\d.]+), ([+-][\d.]+)\]"
-CLAIMED = rf"([+-][\d.]+)[^\[\d]*{ENDS}"
+CLAIMED = rf"([+-][\d.]+)(?: [^\[;:]*)? {ENDS}"
 """A number of a claim with its interval; the evidence adds the numbers of parts, without a verdict."""
-COMPARED = rf"([\d.]+)(?: points| %)? (above|more|below|fewer) [^\[;]*{ENDS}"
-"""Such a number in a sentence, which has its sign as a word."""
 
 FORMS = (
     ("mean", "std"),
@@ -95,9 +93,7 @@ def published() -> list[tuple[Numbers, str]]:
 
 def claimed(text: str) -> list[tuple[str, ...]]:
     """Numbers of a claim with their intervals."""
-    signs = {"above": "+", "more": "+", "below": "-", "fewer": "-"}
-    compared = [(signs[side] + size, *ends) for size, side, *ends in re.findall(COMPARED, text)]
-    return [*re.findall(CLAIMED, text), *compared]
+    return re.findall(CLAIMED, text)
 
 
 def verdicts_on(stated: tuple[str, ...]) -> set[str]:

@@ -651,7 +651,8 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
     claims = [
         {
             **{"where": "", "claim": claim, "item": item, "verdict": verdict, "exploratory": late},
-            **{"dropped": False, "number": f"+{number} points" if number else ""},
+            **{"dropped": False, "number": f"x: +{number} points" if number else ""},
+            **{"needed": "above 0" if number else "", "reason": "1 run diverged" if number == 1 else ""},
         }
         for number, (claim, item, verdict, late) in enumerate(judged)
     ]
@@ -661,7 +662,9 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
     cells = {one["data"]["tags"]["cell"]: one["data"]["tags"] for one in store.search("tags.kind = 'cell'")}
     about = {cell: tags.get("claims") for cell, tags in cells.items()}
     assert about == {"FedAvg, accuracy, %": None, "FedProx, accuracy, %": "1 supported"}
-    assert cells["FedProx, accuracy, %"][NOTE].endswith("\n| A | supported | +1 points |")
+    assert cells["FedProx, accuracy, %"][NOTE].endswith(
+        "\n| A | supported | x: +1 points; needed: above 0; 1 run diverged |"
+    )
     (folder / "table1.csv").unlink()
     for verdicts in ("1 reproduced, 1 opposite", None):
         (run,) = store.search("tags.kind = 'item'")
@@ -669,7 +672,9 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
         assert tags["claims"] == "2 supported; 1 undecided, exploratory"
         assert (tags.get("verdicts"), "first_cell" in tags) == (verdicts, bool(verdicts))
         rows = (
-            "| A | supported | +1 points |\n| C | supported | +2 points |\n| B | undecided, exploratory |  |"
+            "| claim | verdict | our runs |\n| --- | --- | --- |\n"
+            "| A | supported | x: +1 points; needed: above 0; 1 run diverged |\n"
+            "| C | supported | x: +2 points; needed: above 0 |\n| B | undecided, exploratory |  |"
         )
         assert rows in tags[NOTE]
         store.export(items=[TABLE])
