@@ -225,7 +225,7 @@ class Judge:
         complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
         missed = " and ".join(str(one) for one in sheet.restricted if one.axis not in complete)
         named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
-        empty = [label for axis, label in named_here if label in axes[axis] - {*present[axis]}]
+        empty = [named(axis, label) for axis, label in named_here if label in axes[axis] - {*present[axis]}]
         if not (missed or empty):
             return found
         why = (
@@ -233,7 +233,8 @@ class Judge:
             if missed
             else f"no number at {', '.join(empty)}"
         )
-        return replace(found, verdict="undecided", p_contradicted=None, reason=why)
+        reason = "; ".join(filter(None, [found.reason, why]))
+        return replace(found, verdict="undecided", p_contradicted=None, reason=reason)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
@@ -291,9 +292,13 @@ def _lines(parts: Sequence[Finding]) -> str:
 
 def _needed(parts: Sequence[Finding]) -> str:
     """Return where the claim needs each number; the two ends of a range stand together."""
-    numbers = dict.fromkeys(part.number for part in parts if part.number)
-    regions = (" and ".join(part.needed for part in parts if part.number == number) for number in numbers)
-    return "; ".join(dict.fromkeys(re.sub(r"^above (\S+).* and below ", r"\1 to ", one) for one in regions))
+    needed: dict[str, set[str]] = {}
+    for part in parts:
+        if part.number and part.needed:
+            needed.setdefault(part.number, set()).add(part.needed)
+    regions = (" and ".join(sorted(ends)) for ends in needed.values())
+    texts = [re.sub(r"^above (\S+).* and below ", r"\1 to ", one) for one in regions]
+    return "; ".join(texts[:1] if len({*texts}) == 1 else texts)
 
 
 # ---------------------------------------------------------------- numbers
@@ -390,7 +395,7 @@ def _sign(test: Quantity) -> str:
 
 
 def _scale(sheet: ItemJob, test: Quantity) -> float:
-    """Return the factor of texts, which show fractions in points, and differences of multiples in per cent."""
+    """Return the factor of texts: fractions are in points, and differences of multiples in per cent."""
     fraction = test.curve in ("evaluation.accuracy", "evaluation.macro")
     return 100.0 if not test.relative and (fraction or (_base(sheet, test) and _sign(test))) else 1.0
 
@@ -433,16 +438,17 @@ def _what(sheet: ItemJob, test: Quantity) -> str:
     return re.sub(r"^(\(\w\) )?(\w)", lambda found: found[2].lower(), label)
 
 
-def _amount(sheet: ItemJob, test: Quantity, value: float, *, margin: bool = False) -> str:
-    """Return a stated number or a margin with the unit of our number; 0 needs none.
+def _amount(sheet: ItemJob, test: Quantity, value: float, kind: str = "limit") -> str:
+    """Return a stated number or a limit with the unit of our number; 0 needs none.
 
-    The margin of a percentage is in points.
+    Stated differences have a sign. The margin around a percentage is in points.
     """
     value *= _scale(sheet, test)
     unit = _unit(sheet, test) if value else ""
-    unit = " points" if margin and unit == " %" else unit
+    unit = " points" if kind == "margin" and unit == " %" else unit
     unit = unit.removesuffix("s") if abs(value) == 1 else unit
-    return f"{value:{'z.3g' if margin else f'{_sign(test)}zg'}}{unit}"
+    sign = _sign(test) if kind == "stated" and value else ""
+    return f"{value:{f'{sign}zg' if kind == 'stated' else 'z.3g'}}{unit}"
 
 
 @dataclass(frozen=True)
@@ -458,14 +464,14 @@ class Sides:
         second: second side; empty for a gain with a plug-in, and without a difference. Several sides are
             ``the others``, or the one at a place.
         plugin: the number is a gain with a plug-in.
-        change: the two places or parts of a run, if the number is a difference between them.
+        changes: pairs of places, or of parts of a run, between which the number is a difference.
     """
 
     common: str
     first: str
     second: str
     plugin: bool = False
-    change: Sequence[str] | None = None
+    changes: Sequence[Sequence[str]] = ()
 
     @classmethod
     def of(cls, sheet: ItemJob, test: Quantity, place: str) -> Sides:
@@ -475,7 +481,7 @@ class Sides:
         common = [
             named(axis, *names) for axis, names in fixed.items() if len(names) == 1 < len(sheet.axes[axis])
         ]
-        first, second, change = labels_text(_rest(sheet, test, last)), "", None
+        first, second, changes = labels_text(_rest(sheet, test, last)), "", []
         if last:
             rivals = [named(axis, label) for axis in last for label in sheet.axes[axis]]
             first = first or (place if place in rivals else OTHERS)
@@ -489,23 +495,28 @@ class Sides:
             common += shared
         if test.over and test.minus:
             more, *places = _apart(labels_text(_rest(sheet, test, test.minus)), labels_text(test.minus))
-            common, change = [*common, *more], [f"at {place}" for place in places]
+            common += more
+            changes.append([f"at {place}" for place in places])
         if test.minus_rounds:
-            change = change or ["", ""]
-            for index, share in enumerate((test.rounds, test.minus_rounds)):
-                ends = "in rounds {:.0f} to {:.0f} %".format(*(100 * end for end in share))
-                change[index] = f"{change[index]} {ends}".strip()
+            changes.append([_share(share) for share in (test.rounds, test.minus_rounds)])
+        elif test.rounds != (0.0, 1.0):
+            common.append(_share(test.rounds))
         plugin, removed = _added(first), _added(second)
         if plugin:
             first, second = plugin, ""
         elif removed:
             first, second = f"training without {removed}", "training with it"
-        return cls(", ".join(dict.fromkeys(common)), first, second, bool(plugin), change)
+        return cls(", ".join(dict.fromkeys(common)), first, second, bool(plugin), changes)
 
     @property
     def noun(self) -> str:
         """Kind of the number."""
-        return "difference" if self.second or self.change else "gain" if self.plugin else "number"
+        return "difference" if self.second or self.changes else "gain" if self.plugin else "number"
+
+
+def _share(rounds: tuple[float, float]) -> str:
+    """Return a share of the rounds in words."""
+    return "in rounds {:.0f} to {:.0f} %".format(*(100 * end for end in rounds))
 
 
 def _apart(first: str, second: str) -> tuple[list[str], str, str]:
@@ -522,18 +533,17 @@ def _name(sheet: ItemJob, test: Quantity, sides: Sides, scope: str) -> str:
     unit = _unit(sheet, test)
     what = "" if unit in (" points", " rounds") else _what(sheet, test)
     if base := _base(sheet, test):
-        what += f" relative to {base}"
-    if parts := (test.part or ())[1:] and test.part:
-        what += f" summed over {joined(parts)}"
+        what += f" (relative to {base})"
+    if test.part:
+        what += f" {'summed over' if len(test.part) > 1 else 'of'} {joined(test.part)}"
     name = first
     if sides.plugin:
         name = f"{'gain' if unit == ' points' else 'change'} with {first}"
     elif second:
         name = f"{first} {'relative to' if test.relative else 'minus'} {_bracketed(second)}"
-    if sides.change:
-        before, after = sides.change
-        name, what = (f"({name})" if second else name, what) if name else (what, "")
-        name = f"{name} {before} minus {after}"
+    name, what = (name, what) if name else (what, "")
+    for before, after in sides.changes:
+        name = f"{f'({name})' if ' minus ' in name else name} {before} minus {after}"
     return ", ".join(filter(None, (what, name, sides.common, scope)))
 
 
@@ -593,17 +603,20 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
     scale = _scale(sheet, test)
     word, end = SIDES.get(test.kind, "within"), -margin if test.kind == "negative" else margin
-    claimed, needed = f"{word} {scale * end:z.3g}", f"{word} {_amount(sheet, test, end, margin=True)}"
+    claimed, needed = (
+        f"{word} {scale * end:z.3g}",
+        f"{word} {_amount(sheet, test, end, 'margin' if word == 'within' else 'limit')}",
+    )
     if stated is not None:
         claimed += f" of {scale * stated:g}"
-        needed += f" of the paper's {_amount(sheet, test, stated)}"
+        needed += f" of the paper's {_amount(sheet, test, stated, 'stated')}"
     claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
     needed += f" in each of {len(means)} cases" * (test.judge == "every" and len(means) > 1)
     shown = _shown(sheet, test, numbers, place, contrasts.get(place), zero)
     lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
-    shown = replace(shown, needed=needed, reason="".join(lost))
+    shown = replace(shown, needed=needed, reason="; ".join(lost))
     if incomplete:
-        return replace(shown, decision=INCOMPLETE.capitalize(), reason=INCOMPLETE)
+        return replace(shown, decision=INCOMPLETE.capitalize(), reason="; ".join([*lost, INCOMPLETE]))
     judged = [*numbers.at] if test.judge == "every" else [place]
     tried = {place: contrasts[place] for place in judged if place in contrasts}
     # The average of several places can contradict a direction, too.
@@ -611,7 +624,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     outside = {place: one.p_outside for place, one in opposed.items()}
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
-        return replace(shown, decision=UNTESTABLE.capitalize(), reason=UNTESTABLE)
+        return replace(shown, decision=UNTESTABLE.capitalize(), reason="; ".join([*lost, UNTESTABLE]))
     note = f" (with Bonferroni's correction for {tries} cases)" if tries > 1 else ""
     if least < LEVEL:
         decisive = min(outside, key=outside.__getitem__)
@@ -659,7 +672,8 @@ def _shown(
     over += [f"{len(means)} cases"] * averaged
     scope = f"average of {joined(over)}" if over else ""
     if several and not averaged:
-        scope = f"{'weakest' if test.judge == 'every' else test.judge} of {len(means)} cases, {place}"
+        which = "weakest" if test.judge == "every" else test.judge
+        scope = ", ".join(filter(None, (f"{which} of {len(means)} cases, {place}", scope)))
     # The weakest case stands next to the average.
     name = scope if scope.startswith("weakest") else _name(sheet, test, sides, scope)
     number = ": ".join(filter(None, (name, _number(sheet, test, mean, interval))))
@@ -708,9 +722,9 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
-    margin = _amount(sheet, test, cell.gain_margin or 0.0, margin=True)
+    margin = _amount(sheet, test, cell.gain_margin or 0.0, "margin")
     decided = p if verdict == "contradicted" else None
-    needed = f"within {margin} of the paper's {_amount(sheet, test, stated)}"
+    needed = f"within {margin} of the paper's {_amount(sheet, test, stated, 'stated')}"
     return replace(shown, verdict=verdict, decision=words, needed=needed, p=decided, p_contradicted=p)
 
 

@@ -453,7 +453,7 @@ def test_multiples_name_their_cell(runs: Runs) -> None:
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
     assert runs.judged(ABOVE).number == "x minus none: +23 points [-2, +49]"
     assert runs.judged(ABOVE, measures=[measured]).number.startswith(
-        "final accuracy relative to none, x minus none: +45 % [-"
+        "final accuracy (relative to none), x minus none: +45 % [-"
     )
 
 
@@ -805,7 +805,7 @@ def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, chang
     runs.add({"method": "a", "plugin": "base"}, 50)
     runs.add({"method": "a", "plugin": "+ ECGR"}, 50 + gain)
     found = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
-    assert found == f"final accuracy relative to a, base, change with ECGR: {change} %"
+    assert found == f"final accuracy (relative to a, base), change with ECGR: {change} %"
 
 
 @pytest.mark.parametrize(
