@@ -373,7 +373,7 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
 
 @pytest.mark.parametrize("test", [{}, {"kind": "similar", "by": 1.0}])
 def test_the_place_that_contradicts_a_claim_stands_beside_the_average(runs: Runs, test: Yaml) -> None:
-    """Its estimate and its interval are those of the claim."""
+    """The claim has its estimate and its interval."""
     runs.pairs({"a": OPPOSITE, "b": NOISE, "c": (2.9, 2.1, 2.2)})
     found = runs.judged({**POSITIVE, **test, "judge": "every"})
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
