@@ -32,7 +32,6 @@ from fltrain.experiments.claims import (
     Claim,
     Fails,
     InRegion,
-    LabelChoice,
     NotJudged,
     Printed,
     Quantity,
@@ -41,8 +40,9 @@ from fltrain.experiments.claims import (
     cited_paper,
     quantities,
 )
-from fltrain.experiments.layout import Curves, ItemJob, named
+from fltrain.experiments.layout import ItemJob, named
 from fltrain.experiments.published import Published, Statement
+from fltrain.reporting.claim_text import ClaimText
 from fltrain.reporting.frame import DAMAGED, DIVERGED, LATE, MISSING, Runs, claimed_values, places
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.render import CORRECTION, DROPPED
@@ -57,7 +57,7 @@ from fltrain.reporting.text import (
 )
 from fltrain.reporting.verdict import gain_margin
 from fltrain.reporting.version import FIRST_RULE
-from fltrain.runs.measures import CURVES, measure
+from fltrain.runs.measures import measure
 
 ClaimVerdict = Literal[
     "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
@@ -242,7 +242,7 @@ class Judge:
             changes = {"part": (part,), "judge": "average"}  # no place that decides about this part alone
             alone = self._of_item(sheet, test.model_copy(update=changes), statement)
             if alone.estimate is not None:
-                yield f"{part} {_number(sheet, test, alone.estimate, alone.interval)}"
+                yield f"{part} {ClaimText(sheet, test).number(alone.estimate, alone.interval)}"
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
@@ -380,202 +380,6 @@ def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
     )
 
 
-def _number(sheet: ItemJob, test: Quantity, value: float, interval: Interval | None) -> str:
-    """Return a number with its unit and interval."""
-    (value, interval), unit = _scaled(sheet, test, value, interval), _unit(sheet, test)
-    decimals = shared_decimals(value, interval)
-    if unit == " points" and not interval:
-        decimals = min(decimals, 2)
-    return number_text(value, decimals, _sign(test), interval=interval, unit=unit)
-
-
-def _sign(test: Quantity) -> str:
-    """Return ``+`` if the number is a difference, which has a sign."""
-    return "+" if test.over or test.minus or test.minus_rounds else ""
-
-
-def _scale(sheet: ItemJob, test: Quantity) -> float:
-    """Return the factor of texts: fractions are in points, and differences of multiples in per cent."""
-    fraction = test.curve in ("evaluation.accuracy", "evaluation.macro")
-    return 100.0 if not test.relative and (fraction or (_base(sheet, test) and _sign(test))) else 1.0
-
-
-def _base(sheet: ItemJob, test: Quantity) -> str:
-    """Return the cell in whose multiples the table has the measure, or an empty text."""
-    shown = sheet.table.measures if sheet.table else ()
-    over = next((one.relative_to for one in shown if one.measure == test.measure), {})
-    return ", ".join(over.values())
-
-
-def _scaled(
-    sheet: ItemJob, test: Quantity, value: float, interval: Interval | None
-) -> tuple[float, Interval | None]:
-    scale = _scale(sheet, test)
-    return scale * value, (scale * interval[0], scale * interval[1]) if interval else None
-
-
-def _unit(sheet: ItemJob, test: Quantity) -> str:
-    """Return the unit after a space. Curves of distances have none."""
-    if test.relative:
-        return " %"
-    if test.measure is None:
-        difference = " points" if _sign(test) else " %"
-        return difference if _scale(sheet, test) > 1 else ""
-    if _base(sheet, test):
-        return " %" if _sign(test) else " times"
-    unit = measure(test.measure).unit
-    return f" {'points' if unit == '%' and (test.over or test.minus) else unit}" if unit else ""
-
-
-def _what(sheet: ItemJob, test: Quantity) -> str:
-    """Return the name of a measure or of a curve, as in the figure: ``final accuracy``, ``local drift``."""
-    if test.measure:
-        return measure(test.measure).label.partition(",")[0]
-    panels = sheet.figure.panels if isinstance(sheet.figure, Curves) else ()
-    names = [panel.label for panel in panels if panel.curve == test.curve]
-    names += [name.replace("_", " ") for name, curve in CURVES.items() if curve == test.curve]
-    label = next(iter(names), test.curve or "")
-    return re.sub(r"^(\(\w\) )?(\w)", lambda found: found[2].lower(), label)
-
-
-def _amount(sheet: ItemJob, test: Quantity, value: float, kind: str = "limit") -> str:
-    """Return a stated number or a limit with the unit of our number; 0 needs none.
-
-    Stated differences have a sign. The margin around a percentage is in points.
-    """
-    value *= _scale(sheet, test)
-    unit = _unit(sheet, test) if value else ""
-    unit = " points" if kind == "margin" and unit == " %" else unit
-    unit = unit.removesuffix("s") if abs(value) == 1 else unit
-    sign = _sign(test) if kind == "stated" and value else ""
-    return f"{value:{f'{sign}zg' if kind == 'stated' else 'z.3g'}}{unit}"
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Names of what a test compares.
-
-    For example, ``B = 10`` and ``B = inf``, for ``IID``; or the gain with ``ECGR`` ``at Dirichlet 0.01`` and
-    ``at Dirichlet 0.1``.
-
-    Attributes:
-        common: labels that both sides share.
-        first: first side of the difference, or the plug-in of a gain.
-        second: second side; empty for a gain with a plug-in, and without a difference. Several sides are
-            ``the others``, or the one at a place.
-        plugin: the number is a gain with a plug-in.
-        changes: pairs of places, or of parts of a run, between which the number is a difference.
-    """
-
-    common: str
-    first: str
-    second: str
-    plugin: bool = False
-    changes: Sequence[Sequence[str]] = ()
-
-    @classmethod
-    def of(cls, sheet: ItemJob, test: Quantity, place: str) -> Sides:
-        """Name the sides of the number at a place."""
-        last = test.over or test.minus
-        fixed = {axis: names for axis, names in test.at.items() if axis not in {**test.over, **test.minus}}
-        common = [
-            named(axis, *names) for axis, names in fixed.items() if len(names) == 1 < len(sheet.axes[axis])
-        ]
-        first, second, changes = labels_text(_rest(sheet, test, last)), "", []
-        if last:
-            rivals = [named(axis, label) for axis in last for label in sheet.axes[axis]]
-            first = first or (place if place in rivals else OTHERS)
-            second = ", ".join(
-                "the mean of " * (len(names) > 1) + " and ".join(named(axis, label) for label in names)
-                for axis, names in last.items()
-            )
-            if test.reverse:
-                first, second = second, first
-            shared, first, second = _apart(first, second)
-            common += shared
-        if test.over and test.minus:
-            more, *places = _apart(labels_text(_rest(sheet, test, test.minus)), labels_text(test.minus))
-            common += more
-            changes.append([f"at {place}" for place in places])
-        if test.minus_rounds:
-            changes.append([_share(share) for share in (test.rounds, test.minus_rounds)])
-        elif test.rounds != (0.0, 1.0):
-            common.append(_share(test.rounds))
-        plugin, removed = _added(first), _added(second)
-        if plugin:
-            first, second = plugin, ""
-        elif removed:
-            first, second = f"training without {removed}", "training with it"
-        return cls(", ".join(dict.fromkeys(common)), first, second, bool(plugin), changes)
-
-    @property
-    def noun(self) -> str:
-        """Kind of the number."""
-        return "difference" if self.second or self.changes else "gain" if self.plugin else "number"
-
-
-def _share(rounds: tuple[float, float]) -> str:
-    """Return a share of the rounds in words."""
-    return "in rounds {:.0f} to {:.0f} %".format(*(100 * end for end in rounds))
-
-
-def _apart(first: str, second: str) -> tuple[list[str], str, str]:
-    """Return the labels that two sides share, and each side without them."""
-    labels = [side.split(", ") for side in (first, second)]
-    common = [label for label in labels[0] if label in labels[1]]
-    first, second = (", ".join(label for label in side if label not in common) for side in labels)
-    return common, first, second
-
-
-def _name(sheet: ItemJob, test: Quantity, sides: Sides, scope: str) -> str:
-    """Return the name of a number, for example ``Fed2 minus FedAvg, average of 3 cases``."""
-    first, second = (re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second))
-    unit = _unit(sheet, test)
-    what = "" if unit in (" points", " rounds") else _what(sheet, test)
-    if base := _base(sheet, test):
-        what += f" (relative to {base})"
-    if test.part:
-        what += f" {'summed over' if len(test.part) > 1 else 'of'} {joined(test.part)}"
-    name = first
-    if sides.plugin:
-        name = f"{'gain' if unit == ' points' else 'change'} with {first}"
-    elif second:
-        name = f"{first} {'relative to' if test.relative else 'minus'} {_bracketed(second)}"
-    name, what = (name, what) if name else (what, "")
-    for before, after in sides.changes:
-        name = f"{f'({name})' if ' minus ' in name else name} {before} minus {after}"
-    return ", ".join(filter(None, (what, name, sides.common, scope)))
-
-
-def _bracketed(side: str) -> str:
-    """Return a side to subtract, in parentheses if it is a sum."""
-    return f"({side})" if " + " in side else side
-
-
-OTHERS = "the others"
-"""Name of a side of several labels."""
-
-
-def _rest(sheet: ItemJob, test: Quantity, subtracted: LabelChoice) -> LabelChoice:
-    """Return the label of each axis from which others are subtracted, if there is only one."""
-    rest: LabelChoice = {}
-    for axis, names in subtracted.items():
-        left = {*test.at.get(axis, sheet.axes[axis])} & {*sheet.axes[axis]} - {*names}
-        if len(left) == 1:
-            rest[axis] = (left.pop(),)
-    return rest
-
-
-def _added(label: str) -> str:
-    """Return the plug-in that a label such as ``+ ECGR`` adds to a base method, else an empty text."""
-    return label.removeprefix("+ ") if label.startswith("+ ") else ""
-
-
-def labels_text(chosen: LabelChoice) -> str:
-    """Return labels with commas between them; numbers with the name of their axis."""
-    return ", ".join(named(axis, label) for axis, names in chosen.items() for label in names)
-
-
 # ---------------------------------------------------------------- tests
 UNTESTABLE = "no test, because it needs three seeds that differ"
 INCOMPLETE = "no test, because an average needs a number in every case"
@@ -601,18 +405,16 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     }
     incomplete = numbers.empty and test.judge != "every"
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
-    scale = _scale(sheet, test)
+    text = ClaimText(sheet, test)
     word, end = SIDES.get(test.kind, "within"), -margin if test.kind == "negative" else margin
-    claimed, needed = (
-        f"{word} {scale * end:z.3g}",
-        f"{word} {_amount(sheet, test, end, 'margin' if word == 'within' else 'limit')}",
-    )
+    claimed = f"{word} {text.scale * end:z.3g}"
+    needed = f"{word} {text.limit(end, 'margin' if word == 'within' else 'end')}"
     if stated is not None:
-        claimed += f" of {scale * stated:g}"
-        needed += f" of the paper's {_amount(sheet, test, stated, 'stated')}"
+        claimed += f" of {text.scale * stated:g}"
+        needed += f" of the paper's {text.limit(stated, 'stated')}"
     claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
     needed += f" in each of {len(means)} cases" * (test.judge == "every" and len(means) > 1)
-    shown = _shown(sheet, test, numbers, place, contrasts.get(place), zero)
+    shown = _shown(text, test, numbers, place, contrasts.get(place), zero)
     lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
     shown = replace(shown, needed=needed, reason="; ".join(lost))
     if incomplete:
@@ -630,16 +432,16 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         decisive = min(outside, key=outside.__getitem__)
         at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" for {decisive}"
         if at and decisive != THE_AVERAGE:
-            alone = _shown(sheet, test, numbers, decisive, contrasts[decisive], zero)
+            alone = _shown(text, test, numbers, decisive, contrasts[decisive], zero)
             shown = replace(shown, estimate=alone.estimate, interval=alone.interval, deciding=alone.number)
         note = f" (with Holm's correction for {len(outside)} tests)" if len(outside) > 1 else note
         decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
-    p, reasons, largest = tried[weakest].p_inside, lost, ""
+    p, reasons, largest = tried[weakest].p_inside, [*lost], ""
     if len(tried) > 1:
         claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
-        alone = _shown(sheet, test, numbers, weakest, tried[weakest], zero)
+        alone = _shown(text, test, numbers, weakest, tried[weakest], zero)
         shown = replace(shown, deciding=alone.number)
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = any(p < LEVEL for p in outside.values())
@@ -651,7 +453,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
 
 
 def _shown(
-    sheet: ItemJob,
+    text: ClaimText,
     test: InRegion,
     numbers: ClaimNumbers,
     place: str,
@@ -666,8 +468,8 @@ def _shown(
     interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
     several = len(means) > 1
     averaged = several and place == THE_AVERAGE
-    sides = Sides.of(sheet, test, place)
-    used = {axis: {*test.at.get(axis, sheet.axes[axis])} & {*sheet.axes[axis]} for axis in test.mean_over}
+    axes = {axis: {*labels} for axis, labels in text.sheet.axes.items()}
+    used = {axis: {*test.at.get(axis, axes[axis])} & axes[axis] for axis in test.mean_over}
     over = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
     over += [f"{len(means)} cases"] * averaged
     scope = f"average of {joined(over)}" if over else ""
@@ -675,20 +477,20 @@ def _shown(
         which = "weakest" if test.judge == "every" else test.judge
         scope = ", ".join(filter(None, (f"{which} of {len(means)} cases, {place}", scope)))
     # The weakest case stands next to the average.
-    name = scope if scope.startswith("weakest") else _name(sheet, test, sides, scope)
-    number = ": ".join(filter(None, (name, _number(sheet, test, mean, interval))))
+    name = scope if scope.startswith("weakest") else text.name(place, scope)
+    number = ": ".join(filter(None, (name, text.number(mean, interval))))
     further = [count(len(ours.values), "seed")]
     if found and found.tries > 1:
         chosen = f"the {test.judge} of {found.tries} cases"
         further.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if averaged:
-        scale, decimals = _scale(sheet, test), shared_decimals(*_scaled(sheet, test, mean, interval))
+        decimals = shared_decimals(*text.scaled(mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
-        low, high = (f"{number_text(scale * means[end], decimals, _sign(test))} ({end})" for end in ends)
+        low, high = (f"{number_text(text.scale * means[end], decimals, text.sign)} ({end})" for end in ends)
         sign = {"positive": 1, "negative": -1}.get(test.kind, 0)
         agreeing = sum(sign * mean > 0 for mean in means.values())
         side = f"is {test.kind} in {agreeing} of {len(means)} cases" if sign else "ranges"
-        side = f"The {sides.noun} {side}"
+        side = f"The {text.sides(place).noun} {side}"
         further.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     further += filter(None, [", ".join(numbers.lost), numbers.late])
     return Finding("undecided", ". ".join(further), "", mean, interval, number=number)
@@ -713,8 +515,8 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
         return Finding("undecided", f"{cell.lost_gain} in all seeds", "No test, because there is no gain")
     stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
     interval = (stated + ends[0], stated + ends[1]) if ends else None
-    name = _name(sheet, test, Sides.of(sheet, test, ""), "")
-    number = f"{name}: {_number(sheet, test, cell.gain or 0.0, interval)}"
+    text = ClaimText(sheet, test)
+    number = f"{text.name('')}: {text.number(cell.gain or 0.0, interval)}"
     seeds = count(len(cell.gains), "seed")
     shown = Finding("undecided", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:
@@ -722,9 +524,9 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
-    margin = _amount(sheet, test, cell.gain_margin or 0.0, "margin")
     decided = p if verdict == "contradicted" else None
-    needed = f"within {margin} of the paper's {_amount(sheet, test, stated, 'stated')}"
+    margin = text.limit(cell.gain_margin or 0.0, "margin")
+    needed = f"within {margin} of the paper's {text.limit(stated, 'stated')}"
     return replace(shown, verdict=verdict, decision=words, needed=needed, p=decided, p_contradicted=p)
 
 

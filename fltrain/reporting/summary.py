@@ -11,7 +11,8 @@ import pandas as pd
 from fltrain.core.errors import count
 from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import Bubbles, ItemJob, named
-from fltrain.reporting.claims import JUDGED, full_verdict, labels_text, result_lines
+from fltrain.reporting.claim_text import labels_text
+from fltrain.reporting.claims import JUDGED, full_verdict, result_lines
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
