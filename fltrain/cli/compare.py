@@ -108,7 +108,7 @@ def _print_summary(summary: PaperSummary, scale: str, example: str) -> None:
     if summary.claims:
         print_text(f"Claims of {summary.paper} at scale {scale}:")
         claims = [
-            (full_verdict(one), f"{one['where']}: {one['claim']}", "; ".join(result_lines(one)))
+            (full_verdict(one), f"{one['where']}: {one['claim']}", "\n".join(result_lines(one)))
             for one in summary.claims
         ]
         print_entries(claims, label_width=14)
