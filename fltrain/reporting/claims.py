@@ -229,11 +229,11 @@ class Judge:
         if not (missed or empty):
             return found
         why = (
-            f"runs are restricted to {missed.replace('; ', ' or ')}"
+            f"the runs cover only {missed.replace('; ', ' or ')}"
             if missed
-            else f"no number at {', '.join(empty)}"
+            else f"there is no number at {', '.join(empty)}"
         )
-        reason = "; ".join(filter(None, [found.reason, why]))
+        reason = "; ".join(filter(None, [found.reason, f"undecided, because {why}"]))
         return replace(found, verdict="undecided", p_contradicted=None, reason=reason)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
@@ -274,7 +274,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
 
 def _corrected(author: str, number: int, tests: str) -> str:
     """Return why tests that contradict a claim, each alone, do not decide."""
-    return f"not significant against the claim after {author}'s correction for {number} {tests}"
+    return f"the evidence against it is not significant after {author}'s correction for {number} {tests}"
 
 
 def _lines(parts: Sequence[Finding]) -> str:
@@ -435,7 +435,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
             alone = _shown(text, test, numbers, decisive, contrasts[decisive], zero)
             shown = replace(shown, estimate=alone.estimate, interval=alone.interval, deciding=alone.number)
         note = f" (with Holm's correction for {len(outside)} tests)" if len(outside) > 1 else note
-        decision = f"Test: not {claimed}{at}, one-sided {p_text(least)}{note}"
+        decision = f"Test against the claim: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
     p, reasons, largest = tried[weakest].p_inside, [*lost], ""
@@ -474,9 +474,9 @@ def _shown(
     over += [f"{len(means)} cases"] * averaged
     scope = f"average of {joined(over)}" if over else ""
     if several and not averaged:
-        which = "weakest" if test.judge == "every" else test.judge
+        which = "weakest support" if test.judge == "every" else test.judge
         scope = ", ".join(filter(None, (f"{which} of {len(means)} cases, {place}", scope)))
-    # The weakest case stands next to the average.
+    # The case with the weakest support stands next to the average.
     name = scope if scope.startswith("weakest") else text.name(place, scope)
     number = ": ".join(filter(None, (name, text.number(mean, interval))))
     further = [count(len(ours.values), "seed")]

@@ -18,7 +18,7 @@ from fltrain.reporting.pages import TONES, render
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
-from fltrain.reporting.verdict import NO_INTERVAL, WITH_MISSES
+from fltrain.reporting.verdict import AMONG_OWN, NO_INTERVAL, WITH_MISSES
 from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
@@ -105,10 +105,15 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     shown = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if shown else ():
         for verdict, *_ in section["findings"][:1]:
-            lines.append(
-                f"{section['short']}: {section['headline']}" + f" Main verdict: {verdict}." * bool(verdict)
-            )
+            place = f" ({section['compared']})" if section["compared"] else ""
+            text = f"{section['short']}: {section['headline']}"
+            lines.append(text + f" Main verdict: {verdict}{place}." * bool(verdict))
     return lines
+
+
+def _compared(findings: Sequence[Sequence[Any]]) -> str:
+    """Return the cell that the first finding compares with another one of our own, or an empty text."""
+    return next((about.partition(" (")[0] for verdict, about, _ in findings[:1] if verdict in AMONG_OWN), "")
 
 
 def _headline(conclusion: str, findings: Sequence[Sequence[Any]]) -> str:
@@ -184,6 +189,7 @@ def _sections(
                 "cited": cited,
                 "conclusion": (conclusion := summary["conclusions"].get(cited, "")),
                 "headline": _headline(conclusion, part["findings"]),
+                "compared": _compared(part["findings"]),
                 # The method's name, with which titles of papers end.
                 "short": cited or re.sub(r".*\((.+)\)$", r"\1", paper["title"]),
                 "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),

@@ -193,8 +193,8 @@ def cell_findings(
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
-        false, true = (f"{sum(side)} of {count(len(side), 'cell')}" for side in rejected.values())
-        text = f"{false} with a false value and {true} with a true value ({_different(cells)})"
+        true, false = (f"{sum(side)} of {len(side)}" for side in (rejected[False], rejected[True]))
+        text = f"{false} false values and {true} true values ({_different(cells)})"
         return [("", "", [f"The rule rejects {text}."])]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [

@@ -119,7 +119,7 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert below.number.startswith("none minus x, average of 2 cases: -1.35 points [-1.")
     assert above.number.startswith("x minus none, average of 2 cases: +1.35 points [+1.")
     assert (below.needed, above.needed) == ("below 0 in each of 2 cases", "above 0 in each of 2 cases")
-    assert "; weakest of 2 cases, b: +0.60 points [+" in above.number
+    assert "; weakest support of 2 cases, b: +0.60 points [+" in above.number
     assert "The difference is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -153,7 +153,7 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
         assert found.verdict == verdict
         average, worst = found.number.split("; ")
         assert average.startswith(f"x minus none, average of {len(places)} cases: +1.")
-        assert worst == f"weakest of {len(places)} cases, {weakest}: {alone}"
+        assert worst == f"weakest support of {len(places)} cases, {weakest}: {alone}"
         assert (found.needed, found.reason) == (f"above 0 in each of {len(places)} cases", "")
         assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
     reduced = runs.judged(EVERY, reduced=True)
@@ -162,7 +162,7 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
     one = runs.judged({**EVERY, "by": 1.0})
     average, worst = one.number.split("; ")
     assert average.startswith("x minus none, average of 3 cases: +1.1")
-    assert worst.startswith("weakest of 3 cases, b: +0.2 points [-")
+    assert worst.startswith("weakest support of 3 cases, b: +0.2 points [-")
     assert one.needed == "above 1 point in each of 3 cases"
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
     assert runs.judged(POSITIVE).needed == "above 0"
@@ -170,7 +170,7 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
     assert restricted.number == runs.judged(EVERY).number
     assert (restricted.needed, restricted.reason) == (
         "above 0 in each of 3 cases",
-        "runs are restricted to 3 seeds",
+        "undecided, because the runs cover only 3 seeds",
     )
 
 
@@ -190,10 +190,10 @@ def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     average, worst = one.number.split("; ")
     assert (one.verdict, one.needed) == ("undecided", "above 0 in each of 2 cases")
     assert average.startswith("x minus the others, average of 2 cases: +1.0 points [")
-    assert worst.startswith("weakest of 2 cases, z: +0.0 points [-")
+    assert worst.startswith("weakest support of 2 cases, z: +0.0 points [-")
     against = runs.judged({**test, "kind": "negative"})
     assert (against.verdict, against.needed) == ("contradicted", "below 0 in each of 2 cases")
-    assert against.number.split("; ")[1].startswith("weakest of 2 cases, y: +1.967 points [+")
+    assert against.number.split("; ")[1].startswith("weakest support of 2 cases, y: +1.967 points [+")
 
 
 def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
@@ -212,7 +212,10 @@ def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
     signs = runs.judged({"kind": "all", "tests": [POSITIVE, {**SIMILAR, "by": 2.1}]})
     assert (signs.number, signs.needed) == (plain, "above 0 and within 2.1 points")
     restricted = runs.judged(POSITIVE, restricted=["method a"])
-    assert (restricted.number, restricted.reason) == (plain, "runs are restricted to method a")
+    assert (restricted.number, restricted.reason) == (
+        plain,
+        "undecided, because the runs cover only method a",
+    )
     runs.pairs({"c": (MISSING,) * 3})
     lacking = runs.judged(EVERY)
     assert (lacking.number, lacking.reason) == (plain, "1 case without a number")
@@ -242,7 +245,7 @@ def test_numbers_of_parts_with_several_verdicts_have_them(runs: Runs) -> None:
 
 
 def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) -> None:
-    refuted = "not significant against the claim after"
+    refuted = "the evidence against it is not significant after"
     parts = f"{refuted} Bonferroni's correction for 3 parts"
     cases = f"{refuted} Holm's correction for 4 tests"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
@@ -258,7 +261,7 @@ def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) ->
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
     found = runs.judged(EVERY)
-    assert "; weakest of 2 cases, method 5: +0.2 " in found.number
+    assert "; weakest support of 2 cases, method 5: +0.2 " in found.number
     assert "to +2.1 (method 3)." in found.evidence
     assert runs.judged({**POSITIVE, "at": {"method": "3"}}).number.startswith("x minus none, method 3: +2.1")
 
@@ -307,7 +310,12 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         (MIXED, {**EVERY, **AT_A}, "supported", ""),
         ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "Test: above 1, one-sided p 0.0"),
         ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "undecided", ""),
-        ({"a": CLEAR}, {**ABOVE, "by": 3.0}, "contradicted", "Test: not above 3, one-sided p 0.0"),
+        (
+            {"a": CLEAR},
+            {**ABOVE, "by": 3.0},
+            "contradicted",
+            "Test against the claim: not above 3, one-sided p 0.0",
+        ),
         # At most one point worse, or better.
         ({"a": (-0.2, -0.3, -0.1)}, {**ABOVE, "by": -1.0}, "supported", ""),
         ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "undecided", ""),
@@ -380,7 +388,7 @@ def test_the_place_that_contradicts_a_claim_stands_beside_the_average(runs: Runs
     assert found.verdict == "contradicted" and "for a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
     average, weakest = found.number.split("; ")
-    assert weakest == "weakest of 3 cases, a: " + alone.number.split(": ")[1]
+    assert weakest == "weakest support of 3 cases, a: " + alone.number.split(": ")[1]
     assert average.startswith("x minus none, average of 3 cases: +0.16 points [")
     region = "within 1 point" if test else "above 0"
     assert found.needed == f"{region} in each of 3 cases"
@@ -713,7 +721,7 @@ def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     assert whole.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
     assert part.verdict == "undecided"
-    assert part.reason == "runs are restricted to method a and 3 seeds"
+    assert part.reason == "undecided, because the runs cover only method a and 3 seeds"
     assert (part.estimate, part.needed) == (whole.estimate, whole.needed), "the numbers are shown"
     assert part.number == whole.number
 
@@ -729,10 +737,10 @@ def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Y
     shown = {"to": "method a; b", "axis": "method"}
     assert runs.judged(test).verdict == "supported"
     found = runs.judged(test, restricted=[shown])
-    assert (found.verdict == "supported") == decided == ("restricted" not in found.reason)
+    assert (found.verdict == "supported") == decided == ("cover only" not in found.reason)
     both = runs.judged(test, restricted=[shown, "3 seeds"])
     limits = "3 seeds" if decided else "method a or b and 3 seeds"
-    assert (both.verdict, both.reason) == ("undecided", f"runs are restricted to {limits}")
+    assert (both.verdict, both.reason) == ("undecided", f"undecided, because the runs cover only {limits}")
 
 
 def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
@@ -741,7 +749,7 @@ def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
     found = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
     assert found.verdict == "undecided"
-    assert found.reason == "no number at b"
+    assert found.reason == "undecided, because there is no number at b"
 
 
 ECGR_GAIN: Yaml = {"over": {"plugin": "base"}}

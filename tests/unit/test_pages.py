@@ -353,7 +353,7 @@ def test_mixed_code_or_machines_are_reported_below_the_results(name: str, tmp_pa
     toy = Toy(tmp_path, provenance={Toy.run("FedProx", "BP", 1): changes}).write()
     for file in ("index.html", "runs.html", "paper/table1.html"):
         text = read(toy, file).text
-        folded = re.findall(r"<summary>Different processors.*?</details>", text, re.DOTALL)
+        folded = re.findall(r"<summary>These runs differ in processor.*?</details>", text, re.DOTALL)
         assert [text.count(remark), remark in "".join(folded)] == [1, True] if remark else not folded, file
         assert 'role="note"' not in text and "".join(folded) in text.rpartition("</table>")[2], file
 
@@ -432,19 +432,20 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
         for finding, line in (
             (("supported", "A grows", ["x: +1"]), "Paper's claim: A grows. Main verdict: supported."),
             (("undecided†, exploratory", "A", ["x: +1"]), "Paper's claim: A."),
-            (("better", "A (B)", ["x: +1", "y: 2"]), "A (B); x: +1; y: 2"),
+            (("better", "A (B)", ["x: +1"]), "A (B); x: +1 Main verdict: better (A)."),
             (("", "", ["All are right."]), "All are right."),
         ):
             path.write_text(
                 json.dumps({**SUMMARY, "conclusions": {}, "findings": [finding]}), encoding="utf-8"
             )
             page = front(toy, papers=papers)
-            verdict = finding[0]
-            shown = " ".join(filter(None, [line.replace(f" Main verdict: {verdict}.", ""), verdict]))
+            verdict, words = finding[0], line.partition(" Main verdict: ")
+            place = " A" * words[2].endswith("(A).")
+            shown = " ".join(filter(None, [words[0], verdict + place]))
             assert f"protocol {short} {shown} the paper's on toy data." in text_of(page)
             listing = {**toy.listing, "papers": papers}
-            words = line if "Main verdict" in line or not verdict else f"{line} Main verdict: {verdict}."
-            assert overview.main_results(listing, toy.folder)[0] == f"{short}: {words}"
+            lines = line if words[2] or not verdict else f"{line} Main verdict: {verdict}."
+            assert overview.main_results(listing, toy.folder)[0] == f"{short}: {lines}"
             assert page.links[0] == "#paper"
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
             assert "main verdict" not in text_of(front(toy, **changes))
@@ -507,10 +508,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
     shown = "A grows (sec. 2) x minus y, average of 2 cases -1 points x 2 %"
-    assert (
-        shown in text
-        and "Case: a setting or method that a claim names. The weakest one supports the claim least." in text
-    )
+    assert shown in text and "Case: a setting or method that a claim names." in text
     assert "Each card shows one of the paper's claims. Links" in text and "counts the verdicts" not in text
 
 
@@ -525,7 +523,7 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
             "",
         ]
     )
-    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.] [\w ]+[.]\">([\w ]+)</abbr>", shown)
+    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
     assert words == [("Case", "cases")]
     found = re.findall(r"<dt>(.*?)</dt>(?:<dd>(.*?)</dd>)?", re.sub("</?abbr.*?>", "", shown))
     assert found == [
@@ -546,7 +544,7 @@ def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
         changed = {**SUMMARY, "reduced": False, "claims": claims, "findings": []}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
-    meaning = "Case: a setting or method that a claim names. The weakest one supports the claim least."
+    meaning = "Case: a setting or method that a claim names."
     assert meaning in text("x, average of 2 cases: +2 points") and meaning not in text("x: +2 points")
 
 
@@ -972,10 +970,7 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
     (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"}, {})
-    assert found[-1] == [
-        "The rule rejects 1 of 2 cells with a false value "
-        "and 0 of 2 cells with a true value (1 different value)."
-    ]
+    assert found[-1] == ["The rule rejects 1 of 2 false values and 0 of 2 true values (1 different value)."]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
@@ -1122,7 +1117,7 @@ def test_pages_lead_to_the_documentation_of_their_project(
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:
-    assert "on toy data. Each card shows one claim" in text_of(front(toy))
+    assert "on toy data. Each card shows one example" in text_of(front(toy))
     assert "on toy data" not in text_of(front(toy, title=""))
     front(toy)
 
