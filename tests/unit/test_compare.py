@@ -435,7 +435,7 @@ def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> Non
     claims = lines[1 : lines.index("Tables and figures of fedavg at scale published:")]
     assert max(map(len, claims)) <= 100
     words = [
-        f"{row['verdict']} {row['where']}: {row['claim']} {'; '.join(result_lines(row))}" for row in judged
+        f"{row['verdict']} {row['where']}: {row['claim']} {' '.join(result_lines(row))}" for row in judged
     ]
     words += [LEGEND, f"{len(rows) - len(judged)} further claims: not run, or not judged"]
     assert " ".join(claims).split() == " ".join(words).split()
