@@ -54,7 +54,14 @@ def guarded(method: Any, hook: str, *arguments: Any, tensors: Sequence[Tensor] |
     """
     tensors = list(tensors_in(arguments)) if tensors is None else tensors
     before = _versions(tensors)
-    result = getattr(method, hook)(*arguments)
+    try:
+        result = getattr(method, hook)(*arguments)
+    except KeyError as error:
+        if any(isinstance(item, Local) and not item.state for item in arguments):
+            error.add_note(
+                "local.state is empty before a client's first participation: use local.state.get(key, value)"
+            )
+        raise
     if _versions(tensors) != before:
         raise FltrainError(
             f"{hook!r} of method {method.name!r} writes into a tensor that it was handed, which others read, "
@@ -84,7 +91,9 @@ def _expected(hook: str, result: Any, arguments: Sequence[Any]) -> str:
         return "" if isinstance(result, Outputs) else "Outputs(features, logits)"
     if hook == "client_final":
         fits = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Update)
-        return "" if fits and _is_state(result[1]) else f"the update and the client's state, {_STATE}"
+        text = f"the update and the client's state, {_STATE}"
+        uploading = "to upload further tensors, return update.sending(self.name, {...}) as the update"
+        return "" if fits and _is_state(result[1]) else f"{text}; {uploading}"
     if hook == "aggregate":
         return _expected_aggregate(result, arguments[2].weights)
     if hook == "predict":

@@ -56,6 +56,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         lambda self, update, local, step_state: update,
         r"Update; expected the update and the client's state, a dictionary of tensors",
     ),
+    "client_final (upload)": (
+        lambda self, update, local, step_state: ({"change": update.weights}, {}),
+        r"\(a dictionary .*; to upload further tensors, return update\.sending\(self\.name, \{\.\.\.\}\)",
+    ),
     "client_final (state)": (
         lambda self, update, local, step_state: (update, {"rounds": 1}),
         r"\(Update, a dictionary \{'rounds': 1\}\); expected the update and the client's state",

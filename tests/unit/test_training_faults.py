@@ -113,6 +113,14 @@ def test_a_fault_on_the_server_names_its_place(
     assert re.search(rf"IndexError: out of range \({place}\); .*train.log has the traceback", output)
 
 
+def test_a_missing_client_state_names_the_remedy(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scaffold, "client_final", lambda self, update, local, _: local.state["memory"])
+    code, output = invoke(SPEC)
+    assert code == 1
+    remedy = r"\(in round 1, training client .*, local\.state is empty before .*: use local\.state\.get\("
+    assert re.search(rf"KeyError: 'memory' {remedy}", output), output
+
+
 def test_a_fault_in_an_own_file_names_its_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     own: dict[str, Any] = {"__name__": "own.methods.bad"}
     exec(compile("def fail(*_):\n    return 1 / 0", "/mine/methods/bad.py", "exec"), own)
