@@ -79,13 +79,22 @@ def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Met
                 "changes of every layer, declare Needs(uploads=True) or Needs(private=...)"
             )
 
-    # 32-bit weights and running statistics each way, what the methods declare, and at most a few numbers.
+    assert_footprint(federation, methods)
+
+
+def tensors_of(states: dict[str, dict[str, Tensor]]) -> list[Tensor]:
+    return [tensor for state in states.values() for tensor in state.values()]
+
+
+def assert_footprint(federation: Simulation, methods: tuple[Method, ...]) -> None:
+    """Check that traffic and state are what the methods declare, and at most a few numbers more."""
+    # Weights and running statistics have 32 bits.
     weights = 4 * sum(parameter.numel() for parameter in federation.network.parameters())
     private = federation.model.layout.private(federation.ownership.private)
     shared = weights - 4 * len(federation.server.weights[private])
     buffers = 4 * sum(b.numel() for b in federation.network.buffers() if b.is_floating_point())
     buffers *= not federation.ownership.buffers
-    trips = ROUNDS * CLIENTS
+    trips = federation.finished * CLIENTS
     sent = math.ceil(shared * math.prod(method.footprint.upload for method in methods))
     client_state = [tensor for kept in federation.clients.values() for tensor in tensors_of(kept)]
     kept = [tensor.numel() for tensor in client_state if tensor.numel() >= weights / 4]
@@ -96,16 +105,32 @@ def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Met
         "client": 4 * sum(kept) / len(federation.clients),
         "server": weights * sum(tensor.numel() >= weights / 4 for tensor in server_state),
     }
+    whole = {place: max(0, round(size / weights)) for place, size in measured.items()}
+    fitting = ", ".join(f"{place}={number}" for place, number in whole.items() if number)
     for place, found in measured.items():
         vectors = [getattr(method.footprint, place) for method in methods]
         assert None in vectors or 0 <= found - sum(vectors) * weights <= A_FEW_NUMBERS, (
             f"footprint: {place} is declared as {vectors} vectors of the model's size; the run has "
-            f"{found / weights:.3f}, in addition to the model that is sent"
+            f"{found / weights:.3f}, in addition to the model that is sent. Declare `footprint: ClassVar"
+            f"[Footprint] = Footprint({fitting})`, or {place}=None if the cost depends on the network; of "
+            "several methods, each declares its part"
         )
 
 
-def tensors_of(states: dict[str, dict[str, Tensor]]) -> list[Tensor]:
-    return [tensor for state in states.values() for tensor in state.values()]
+class Remembering(Method):
+    """Keeps and uploads a vector, and declares neither."""
+
+    name: Literal["remembering"] = "remembering"
+
+    def client_final(self, update, local, step_state):
+        return update.sending(self.name, {"change": update.displacement}), {"memory": update.displacement}
+
+
+def test_an_undeclared_footprint_names_the_declaration() -> None:
+    method = Remembering()
+    federation = trained(method, rounds=1, fraction=CLIENTS / 6)
+    with pytest.raises(AssertionError, match=r"Declare `.* = Footprint\(up=1, client=1\)`, or up=None"):
+        assert_footprint(federation, (method,))
 
 
 def assert_positive_variances(federation: Simulation) -> None:
