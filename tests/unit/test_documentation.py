@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import json
+import math
 import re
 import runpy
 import shlex
@@ -9,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import get_args
 
+import pandas
 import pytest
 import torch
 import yaml
@@ -24,6 +27,8 @@ from fltrain.experiments.schema import Point, spelled_out
 from fltrain.methods import METHODS
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.tables.table_cell import Verdict
+from fltrain.runs.measures import ROW_FIELDS
+from fltrain.runs.record import summarise
 from fltrain.runs.spec import RunSpec
 
 from ..released import RELEASED, untracked
@@ -144,19 +149,50 @@ def test_the_example_of_a_method_works(tmp_path: Path) -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_the_example_of_the_interface_works(digits: PreparedData) -> None:
-    """It trains, its footprint is what a run moves, and clients of a second round have a state."""
-    (code,) = examples("method-interface", "python")
+def test_the_example_with_client_state_works(digits: PreparedData) -> None:
+    """Clients upload their share and add the rest to their next change."""
     namespace: dict[str, object] = {}
-    exec(code, namespace)
-    spec = RunSpec.model_construct(**{**dict(tiny(model="mlp")), "method": namespace["Sketch"]()})
+    exec(examples("add-a-method", "python")[1], namespace)
+    method = namespace["TopK"]()
+    settings = yaml.safe_load(examples("add-a-method", "yaml")[0])
+    plain = RunSpec.parse({**settings, "method": "fedavg", "plugins": []}, "run")
+    (printed,) = examples("add-a-method", "text")
+    assert printed.startswith(f"{plain.run_id}: final accuracy") and "\ndigits-topk-" in printed
+    run = federation(RunSpec.model_construct(**{**dict(tiny(model="mlp")), "method": method}), digits)
+    run.round(0)
+    memories = [state["topk"]["memory"] for state in run.clients.values()]
+    size = memories[0].numel()
+    assert {int((memory == 0).sum()) for memory in memories} == {math.ceil(method.share * size)}
+    assert run.bytes_up == len(memories) * math.ceil(method.footprint.upload * 4 * size)
+    client = next(iter(run.clients))
+    local, state = run.trainer.clients.receive(run.at(1), client, run.clients[client])
+    hooks = run.composition.client_init(local, {"topk": {}}, state)
+    zeros = torch.zeros(())
+    update, states = hooks.client_final(run.trainer.clients.update(local, 1, zeros, None))
+    assert update.displacement.count_nonzero() == math.ceil(method.share * size)
+    assert torch.allclose(update.displacement + states["topk"]["memory"], state["topk"]["memory"], atol=1e-6)
+
+
+def test_the_rows_of_a_record_are_described(
+    digits: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page names every kind, the fields of all runs, and a line that gives the final accuracy."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
+    described = {row[0]: row[1] for row in table_rows(page.partition("## Rows of")[2]) if len(row) == 2}
+    assert all(any(f"`{kind}`" in name for name in described) for kind in ROW_FIELDS)
+    spec = tiny(model="mlp", rounds=11, plugins=["ecgr"])
     run = federation(spec, digits)
-    for number in range(2):
-        rows = run.round(number)
-    weights, clients = run.server.weights, 2 * len(rows[0]["clients"])
-    assert rows[1]["kind"] == "sketch" and rows[1]["norm"] > 0
-    assert run.bytes_up - run.bytes_down == clients * weights.nbytes
-    assert all(state["sketch"]["change"].shape == weights.shape for state in run.clients.values())
+    rows = [row for number in range(spec.rounds) for row in run.round(number)]
+    assert {row["kind"] for row in rows} == {"train", "evaluation", "ecgr"}
+    own = federation(tiny(model="mlp", method="fedper", local_test={}), digits).round(0)
+    for row in [*rows, *own]:
+        kind = row["kind"]
+        (text,) = (text for name, text in described.items() if f"`{kind}`" in name)
+        assert kind == "ecgr" or all(f"`{field}`" in text for field in row.keys() - {"round", "kind"})
+    Path("metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    final = eval(examples("records", "python")[0], {"pd": pandas})
+    assert final == pytest.approx(summarise(spec, rows, None, {})["accuracy"]["final"])
 
 
 def test_the_example_of_a_dataset_works(
