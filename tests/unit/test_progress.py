@@ -84,8 +84,12 @@ def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_
     assert left == ["about 9 min left", "about 8 min left"]
 
 
-@pytest.mark.parametrize(("jobs", "printed"), [(40, 10), (3, 3)])
-def test_without_training_each_tenth_of_the_jobs_has_a_line(jobs: int, printed: int) -> None:
+@pytest.mark.parametrize(("jobs", "printed"), [(80, 20), (3, 3)])
+def test_without_training_each_twentieth_of_the_jobs_has_a_line(
+    monkeypatch: pytest.MonkeyPatch, jobs: int, printed: int
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: now))
     handler = LogHandler(OutputSettings(), None)
 
     def line(event: LogEvent, number: int, **more: Any) -> str:
@@ -94,5 +98,9 @@ def test_without_training_each_tenth_of_the_jobs_has_a_line(jobs: int, printed: 
 
     assert line(LogEvent.RUN_INFO, 0, stats={"total": jobs + 1, "all": 1}).endswith(f"{jobs} other jobs")
     assert not any(line(LogEvent.JOB_INFO, number) for number in range(jobs))
+    now = 30.0
     lines = [text for number in range(jobs) if (text := line(LogEvent.JOB_FINISHED, number))]
-    assert len(lines) == printed and lines[-1] == f"[{jobs}/{jobs}] assembling {jobs - 1}"
+    assert len(lines) == printed and lines[-1] == f"[{jobs}/{jobs}] done: assembling {jobs - 1}"
+    assert lines[0].endswith(
+        {3: "assembling 0; about 60 s left", 80: "assembling 3; about 10 min left"}[jobs]
+    )

@@ -1,5 +1,7 @@
 """Snakemake's terminal output for this workflow: a line for each finished run, and the log of a failed job.
 
+Without training, each twentieth of the jobs has a line.
+
 The profiles select it (``logger: fltrain``). A dry run, and ``--verbose``, print what Snakemake prints,
 without its advice to skip changed jobs, which would leave tables out of date. Only ``--verbose`` prints its
 banner.
@@ -26,7 +28,7 @@ except FltrainError as error:  # a fault in the user's own folder; Snakemake wou
     sys.exit(error.exit_code)
 
 ANNOUNCED = ("data", "model_figure", "index", "track")
-"""Rules whose jobs may take long: their start is printed. Without training, so is each tenth of the jobs."""
+"""Rules whose jobs may take long: their start is printed."""
 
 SHOWN = ("Nothing to be done", "Complete log", "Shutting down", "Unlocked", "Congratulations", "archived")
 """Beginnings of Snakemake's remarks that help the user."""
@@ -74,7 +76,7 @@ class LogHandler(LogHandlerBase):
         """Return the text to print for a record; empty if there is none."""
         match getattr(record, "event", None):
             case LogEvent.RUN_INFO:
-                self.total = record.stats.get("train", 0)
+                self.total, self.start = record.stats.get("train", 0), time.monotonic()
                 counted = [record.stats.get(rule, 0) for rule in ("train", "all", "default")]
                 self.others = record.stats["total"] - sum(counted)
                 return f"{count(self.total, 'run')} to train, {self.others} other jobs"
@@ -89,9 +91,12 @@ class LogHandler(LogHandlerBase):
                 return self.finished(self.jobs[record.job_id].removeprefix("training "))
             case LogEvent.JOB_FINISHED if self.others and not self.total and self.jobs.get(record.job_id):
                 self.done += 1
+                if 20 * self.done // self.others == 20 * (self.done - 1) // self.others:
+                    return ""
                 number = f"[{self.done:{len(str(self.others))}}/{self.others}]"
-                another_tenth = 10 * self.done // self.others > 10 * (self.done - 1) // self.others
-                return f"{number} {self.jobs[record.job_id]}" * another_tenth
+                rest = (time.monotonic() - self.start) * (self.others / self.done - 1)
+                left = f"; about {duration(rest)} left" * (self.done < self.others)
+                return f"{number} done: {self.jobs[record.job_id]}{left}"
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
                 return failure(self.jobs.get(record.jobid) or f"rule {record.rule_name}", record.log)
             case _ if record.getMessage().startswith("LockException"):
