@@ -50,7 +50,8 @@ ORDER = "tags.`order`"
 BASE = "base"
 """Label of a method without the paper's plug-in."""
 NOTES = {
-    TABLES: "One row per table or figure, with claims on it. Open one for its numbers, page and runs.",
+    TABLES: "One row per table or figure, with claims on it. first_cell: gain or value of one cell, decided "
+    "ones first. Open a row for its numbers, page and runs.",
     CELLS: "One row per cell of a table, papers and decided verdicts first. Difference: mean minus published "
     "value. Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
     UNASSIGNED: "Runs that no exported table or figure uses.",

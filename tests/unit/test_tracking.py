@@ -610,6 +610,7 @@ def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports)
     del notes["flfa (demo)"]  # without an exported table
     assert notes.pop("unassigned") == "Runs that no exported table or figure uses."
     assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
+    assert "first_cell: gain or value of one cell" in notes[TABLES]
     for note in notes.values():
         assert re.match(r"(ECGR[.] )?One row per [\w ,]{22}", note)
 
