@@ -87,8 +87,9 @@ def compare(
     rows = compared.rows()
     if len(rows) > MOST_LINES and not out:
         raise FltrainError(
-            f"{len(rows)} lines of several experiments; name a table or figure and its scale (`fltrain plan "
-            "--scale NAME` lists them), choose runs with --where, or write all lines to a file with --out"
+            f"{len(rows)} lines of several experiments; name a table or figure and its scale "
+            f"(`{command('fltrain plan --scale NAME', results, config)}` lists them), choose runs with "
+            "--where, or write all lines to a file with --out"
             + (compared.heading and f". {compared.heading}")
         )
     if len(rows) <= MOST_LINES:

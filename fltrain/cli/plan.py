@@ -99,7 +99,9 @@ def show_plan(
     numbers = ["cells x seeds", "runs", "trained", "multiply-adds", "per run"]
     numbers += ["time left"] if speeds else []
     page = f" ({planned.scale.page})" if planned.scale.page else ""
-    typer.echo(f"{planned.scale.scale}{page}: {planned.scale.title}")
+    title = planned.title and f": {planned.title}"
+    part = f"; restricted to {', '.join(planned.restrictions)}" * bool(planned.restrictions)
+    typer.echo(f"{planned.scale.scale}{page}{title}{part}")
     optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
     print_table(("item", "title", *numbers), [*rows, (), total], numbers, optional, whole=["item"])
     cohorts = Counter(spec.participation.in_words(spec.partition.clients) for spec in runs.values())

@@ -11,6 +11,7 @@ import typer
 
 from fltrain.cli import options
 from fltrain.core.errors import FltrainError
+from fltrain.core.shell import command
 
 
 def ui(
@@ -24,7 +25,9 @@ def ui(
     """
     database = options.read_from(results).tracking
     if not database.exists():
-        raise FltrainError(f"{database} does not exist yet; run `make reproduce` or `fltrain track` first")
+        make = "`make reproduce` or " * (results == Path("results"))  # it always fills this folder
+        track = command("fltrain track --scale NAME", results)
+        raise FltrainError(f"{database} does not exist yet; run {make}`{track}` first")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -23,14 +23,16 @@ def verify(
     """Check datasets, partitions, records and tables in RESULTS.
 
     The command makes the tables again from the records and compares them. It prints a line for each problem,
-    and then ends with exit code 2. It also lists stale records and leftovers of interrupted processes, which
-    are not problems.
+    and then ends with exit code 2, as for an empty folder. It also lists stale records and leftovers of
+    interrupted processes, which are not problems.
     """
     from fltrain.reporting.verify import Verification
 
     verification = Verification(Results(results), config, scale)
     for finding in verification.findings():
         typer.echo(finding.text)
+    if verification.empty:
+        raise FltrainError(f"{results}: nothing to verify; name your folder with --results")
     typer.echo(verification.summary)
     if verification.problems:
         raise typer.Exit(FltrainError.exit_code)

@@ -51,18 +51,25 @@ MOST_KNOWN = 60
 """Longest list of known words."""
 
 
-def suggest(word: str, known: Iterable[str], closeness: float = 0.6, text: str = "did you mean {}?") -> str:
+def suggest(
+    word: str,
+    known: Iterable[str],
+    closeness: float = 0.6,
+    text: str = "did you mean {}?",
+    before: str = "",
+) -> str:
     """Return a hint at the known word closest to ``word``, ``"; did you mean 'lr'?"``, or an empty text.
 
     Case does not count. The only known word that begins or ends with ``word``, up to ``_``, is close, too.
-    Below ``VERY_CLOSE``, the hint names all such words, and only without one a less similar word.
+    Below ``VERY_CLOSE``, the hint names all such words, and only without one a less similar word. The hint
+    has the text ``before`` each word, such as a folder.
     """
     lower, given = {name.lower(): name for name in known}, str(word).lower()
     close = difflib.get_close_matches(given, lower, n=1, cutoff=max(closeness, VERY_CLOSE))
     longer = [name for name in lower if name.startswith(f"{given}_") or name.endswith(f"_{given}")]
     close = close or longer * (len(longer) == 1 or closeness < VERY_CLOSE)
     close = close or difflib.get_close_matches(given, lower, n=1, cutoff=closeness)
-    return f"; {text.format(', '.join(repr(lower[name]) for name in close))}" if close else ""
+    return f"; {text.format(', '.join(repr(before + lower[name]) for name in close))}" if close else ""
 
 
 def similar(path: Path) -> str:
@@ -71,15 +78,19 @@ def similar(path: Path) -> str:
     return suggest(path.name, names, VERY_CLOSE)
 
 
-def hint(word: str, known: Iterable[str], described: str = "known", remedy: str = "") -> str:
+def hint(
+    word: str, known: Iterable[str], described: str = "known", remedy: str = "", before: str = ""
+) -> str:
     """Return a hint at the known word that is very close to ``word``, or a list of all known words.
 
     If the closest word is less close, it comes before the list. ``described`` describes the list, of which
-    the message has the first ``MOST_KNOWN`` words. ``remedy`` follows the list.
+    the message has the first ``MOST_KNOWN`` words. ``remedy`` follows the list. Suggested words
+    have the text ``before`` before them, such as a folder.
     """
     known = list(known)
-    shown = listed(known, MOST_KNOWN)
-    return suggest(word, known, VERY_CLOSE) or f"{suggest(word, known)} ({described}: {shown}){remedy}"
+    if close := suggest(word, known, VERY_CLOSE, before=before):
+        return close
+    return f"{suggest(word, known, before=before)} ({described}: {listed(known, MOST_KNOWN)}){remedy}"
 
 
 def unknown(

@@ -22,3 +22,9 @@ def command(text: str, results: str | Path = "results", config: str | Path = "co
     for name, folder in folders.items():
         text += f" --{name} {shlex.quote(str(folder))}" * (Path(folder) != Path(name))
     return text
+
+
+def workflow(options: str, results: str | Path = "results") -> str:
+    """Return a command of the workflow in backquotes, with a note if it fills another results folder."""
+    note = " (it fills 'results')" * (Path(results) != Path("results"))
+    return f"`{command(f'snakemake --config {options}')}`{note}"

@@ -279,11 +279,10 @@ class Jobs:
             contents = {"name": item.name, "title": item.item.title, "table": item.item.table is not None}
             paper = papers.setdefault(name, {**heading, "contents": []})
             paper["contents"].append({**contents, "runs": item.run_ids})
-        titles = {item.scale_title for item in self.plan.items}
         return {
             "scale": self.plan.scale.scale,
             "heading": self.plan.scale.page or f"Results at the scale “{self.plan.scale.scale}”",
-            "title": titles.pop() if len(titles) == 1 else "",
+            "title": self.plan.title,
             "reduced": self.plan.scale.reduced,
             "restrictions": list(self.plan.restrictions),
             "papers": list(papers.values()),

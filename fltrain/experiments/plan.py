@@ -7,7 +7,6 @@ the settings of a cell.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -67,6 +66,12 @@ class Plan:
         return (
             f"<scale {self.scale.scale}: {count(len(self.runs), 'run')} for {count(len(self.items), 'item')}>"
         )
+
+    @property
+    def title(self) -> str:
+        """Scale of the items in words; empty if they differ in it."""
+        titles = {item.scale_title for item in self.items}
+        return titles.pop() if len(titles) == 1 else ""
 
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
@@ -231,7 +236,7 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
     It also names the papers in the place with claims on it.
 
     If no scale has it, the error suggests a name, or lists the items of its paper, or the papers: of the IDs
-    that are ``present`` in the place, or else of all scales.
+    that are ``present`` in the place, or else of all scales, as for a paper that the place lacks.
     """
     if name.endswith(".yaml"):
         written = name.removesuffix(".yaml").rpartition("papers/")[2].removesuffix("/paper")
@@ -248,12 +253,16 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         judging = _judging(config, paper.partition("/")[0], present)
         claims = f"; at {place}, claims on it are in {listed(judging, 3)}" if judging else ""
         return FltrainError(f"{problem}; {those}: {remedy}{claims}")
-    ids = sorted(present or {one for ids in scales.values() for one in ids})
-    papers = dict.fromkeys(one.partition("/")[0] for one in ids)
-    of_paper = [one for one in ids if one.partition("/")[0] == re.split("[/_]", name)[0]]
-    if of_paper:
-        return FltrainError(problem + hint(name, of_paper))
-    return FltrainError(problem + hint(name.partition("/")[0], papers, remedy=own_remedy()))
+    every = {one for ids in scales.values() for one in ids}
+    papers = {one.partition("/")[0] for one in {*present} | every}
+    named = max((one for one in papers if name.startswith((f"{one}/", f"{one}_"))), key=len, default="")
+    if named:
+        of_paper = partial(filter, lambda one: one.startswith(f"{named}/"))
+        items = [one.partition("/")[2] for one in sorted([*of_paper(present)] or of_paper(every))]
+        word = name.removeprefix(named)[1:]
+        return FltrainError(problem + hint(word, items, f"items of {named}", before=f"{named}/"))
+    papers = {one.partition("/")[0] for one in present or every}
+    return FltrainError(problem + hint(name.partition("/")[0], sorted(papers), remedy=own_remedy()))
 
 
 def declared(

@@ -23,7 +23,7 @@ from fltrain.core.files import write_text
 from fltrain.core.floats import average
 from fltrain.core.own import place_of_file
 from fltrain.core.rng import Purpose, stream
-from fltrain.core.shell import command
+from fltrain.core.shell import command, workflow
 from fltrain.core.strict_yaml import read_settings
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import Labels
@@ -190,8 +190,8 @@ def read_selection(config: Path, item: PlannedItem) -> Selected:
     """
     path, scale = selected_file(config, item), item.scale.scale
     make = (
-        f"train the trials (`{command(f'snakemake --config scale={scale} items={item.id}')}`), then run "
-        f"`{command(f'fltrain select {item.id} --scale {scale}')}`"
+        f"train the trials ({workflow(f'scale={scale} items={item.id}')}), then run "
+        f"`{command(f'fltrain select {item.id} --scale {scale}', config=config)}`"
     )
     if not path.exists():
         raise FltrainError(f"{path}: nothing is selected yet; {make}")
@@ -222,7 +222,7 @@ def select(item: PlannedItem, results: Results) -> Selected:
         raise FltrainError(
             f"{item.id}: {len(missing)} of {count(len(records), 'trial')} without a record, for example "
             f"{missing[0]}; all count, so train them: "
-            f"`{command(f'snakemake --config scale={item.scale.scale} items={item.id}')}`"
+            f"{workflow(f'scale={item.scale.scale} items={item.id}', results.root)}"
         )
     what = measure(name)
 

@@ -72,6 +72,11 @@ class Verification:
                 yield finding
 
     @property
+    def empty(self) -> bool:
+        """True if nothing was checked, and nothing was found."""
+        return not (self.problems or any(self._counts.values()))
+
+    @property
     def summary(self) -> str:
         """Counts of checked files and of problems."""
         checked = ", ".join(count(number, what) for what, number in self._counts.items())
@@ -163,6 +168,9 @@ class Verification:
     # ------------------------------------------------------------------------------ tables
     def _tables(self) -> Iterator[Problem]:
         if self.chosen:
+            folder = self.results.root / self.chosen.scale.scale
+            if not any(folder.glob("*/*.csv")):
+                yield Problem(f"{folder}: no tables to verify", harmless=True)
             yield from self._tables_of(self.chosen)
             return
         for path in sorted(path for place in places(self.config) for path in place.glob("scales/*.yaml")):

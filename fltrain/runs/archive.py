@@ -27,6 +27,7 @@ from filelock import Timeout
 from fltrain.core.config import similar
 from fltrain.core.errors import FltrainError, as_mistake
 from fltrain.core.files import replacing
+from fltrain.core.shell import command
 from fltrain.runs.record import RECORD_FILES, Record, Results, leased
 
 NUMBERS = ("spec.json", "metrics.jsonl", "summary.json")
@@ -52,7 +53,8 @@ def export_records(records: Iterable[Record], path: Path) -> int:
     ):
         for record in wanted:
             if not record.complete:
-                remedy = similar(record.folder) or "; `fltrain status` lists the runs that have one"
+                status = command("fltrain status", record.folder.parent.parent)
+                remedy = similar(record.folder) or f"; `{status}` lists the runs that have one"
                 raise FltrainError(f"{record.run_id}: no complete record in {record.folder.parent}{remedy}")
             _check(record)
             for name in RECORD_FILES:

@@ -106,7 +106,7 @@ class Results:
         """Return this folder; refuse it if it does not exist."""
         if self.missing:
             raise FltrainError(
-                f"{self.missing}; name your folder with --results, or make one with `make quick`"
+                f"{self.missing}; name your folder with --results, or make 'results' with `make quick`"
             )
         return self
 

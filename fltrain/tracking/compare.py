@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
+from fltrain.core.config import VERY_CLOSE, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.shell import command
 from fltrain.experiments.items import PlannedItem
@@ -236,6 +236,22 @@ def _of_runs(metric: str) -> bool:
     return not measure(metric).targeted and measure(metric).over_seeds == "mean"
 
 
+def _check_metric(
+    metric: str, specs: Sequence[RunSpec], possible: Iterable[str], first: Iterable[str] = ()
+) -> None:
+    """Refuse an unknown metric; suggest the possible metrics that the runs have, some ``first``."""
+    if metric in MEASURES:
+        return
+    of_runs = [name for name in possible if not lacking_in_all(specs, name, "metric")]
+    having = list(dict.fromkeys([*first, *of_runs]))
+    parts = listed((repr(name) for name in having if metric.lower() in name), 3)
+    near = suggest(metric, MEASURES, VERY_CLOSE)
+    if not near:
+        near = f"; did you mean {parts}?" if parts else suggest(metric, having)
+        near += f" (known: {listed(having, 6)}; fltrain/runs/measures.py has all)"
+    raise FltrainError(f"unknown metric {metric!r}{near}")
+
+
 # ----------------------------------------------------------------------------------------- claims of a paper
 @dataclass(frozen=True)
 class PaperSummary:
@@ -375,7 +391,7 @@ def _table(item: PlannedItem, metric: str) -> Table:
     Raises:
         FltrainError: if the item cannot show the measure.
     """
-    check_known("unknown metric", [metric], MEASURES)
+    _check_metric(metric, [entry.spec for entry in item.entries], MEASURES, measures_of(item.layout))
     what, layout, table = measure(metric), item.layout, item.item.table
     declared = table.measures if table else ()
     over = next((one.gain_over for one in declared if one.gain_over), {})
@@ -421,7 +437,7 @@ def compare_runs(
             different values.
     """
     metric = metric or "final_accuracy"
-    check_known("unknown metric", [metric], MEASURES)
+    _check_metric(metric, [run.spec for run in runs], list(filter(_of_runs, MEASURES)))
     what = measure(metric)
     if not _of_runs(metric):
         raise FltrainError(
@@ -495,14 +511,15 @@ def compare_runs(
 
 
 def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[str]:
-    """Yield a note on lines that mix seeds of several items."""
+    """Yield a note on lines that combine runs of several items."""
     items = {run.run_id: run.fields["items"].split() for run in runs}
     mixed = [cell for cell in shown if not set.intersection(*({*items[run]} for run in cell.runs))]
     if mixed:
         names = dict.fromkeys(name for cell in mixed for run in cell.runs for name in items[run])
         yield (
-            f"{count(len(mixed), 'line')} {'mixes' if len(mixed) == 1 else 'mix'} seeds of several tables or "
-            f"figures ({listed(list(names), 3)}); for one of them: --where items=NAME"
+            f"{count(len(mixed), 'line')} {'combines' if len(mixed) == 1 else 'combine'} runs of several "
+            f"tables or figures, whose seeds differ ({listed(list(names), 3)}); for one of them: --where "
+            "items=NAME"
         )
 
 

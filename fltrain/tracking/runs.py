@@ -19,7 +19,7 @@ import pandas as pd
 from fltrain.core import arguments
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.own import own_remedy, places
-from fltrain.core.shell import command
+from fltrain.core.shell import command, workflow
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
@@ -162,7 +162,8 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError:
             left[record.run_id] = record.lacking
-    warnings = _left_out(left.values())
+    verify = command("fltrain verify", folder.root, config)
+    warnings = _left_out(left.values(), verify)
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
@@ -176,12 +177,13 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         if runs and not any(run in trained for item in items for run in item.run_ids):
             raise untrained(folder, name, items[0].scale.scale)
     if not runs:
-        none = "there are no runs, or only stale ones (`fltrain status`)"
+        status = command("fltrain status", folder.root, config)
+        none = f"there are no runs, or only stale ones (`{status}`)"
         wrong = f" ({Path.cwd()} may be the wrong folder)" * bool(folder.missing)
         problem = f"{folder.runs}: {'; '.join(['no usable runs', *warnings]) if warnings else none}"
         raise FltrainError(
-            f"{folder.missing or problem}; {_imported(wanted['scale'] or declared, ', ')}train some, or name "
-            f"another results folder{wrong}"
+            f"{folder.missing or problem}; {_imported(folder, wanted['scale'] or declared, ', ')}train runs, "
+            f"or name another results folder{wrong}"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
     try:
@@ -193,19 +195,22 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     if names and UNASSIGNED not in names:
         items = [item for planned in chosen for item in planned.items if names & item.names]
         members = {run for item in items for run in item.run_ids}
-        warnings = _left_out(why for run, why in left.items() if run in members)
+        warnings = _left_out((why for run, why in left.items() if run in members), verify)
     return found, warnings
 
 
-def _left_out(reasons: Iterable[str]) -> list[str]:
-    """Return warnings on records with settings that the code lacks, and on damaged ones (no reason)."""
+def _left_out(reasons: Iterable[str], verify: str) -> list[str]:
+    """Return warnings on records with settings that the code lacks, and on damaged ones (no reason).
+
+    The command ``verify`` lists the damaged ones.
+    """
     reasons, warnings, remedy = list(reasons), list[str](), own_remedy()
     if lacking := list(filter(None, reasons)):
         causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
         remedy *= any(text.endswith(remedy) for text in lacking)
         warnings.append(f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
     if damaged := reasons.count(""):
-        warnings.append(f"left out: {count(damaged, 'record')}, damaged (fltrain verify lists them)")
+        warnings.append(f"left out: {count(damaged, 'record')}, damaged ({verify} lists them)")
     return warnings
 
 
@@ -219,15 +224,16 @@ def untrained(results: Results, name: str, scale: str) -> FltrainError:
     """Return the error that a results folder has no run of an item or paper."""
     problem = f"{results.runs} has no run of {name!r} at scale {scale!r}"
     return FltrainError(
-        f"{results.missing or problem}; {_imported([scale], ', or ')}train its "
-        f"runs with `{command(f'snakemake --config scale={scale} items={name}')}`, or name another scale"
+        f"{results.missing or problem}; {_imported(results, [scale], ', or ')}train its "
+        f"runs with {workflow(f'scale={scale} items={name}', results.root)}, or name another scale"
     )
 
 
-def _imported(scales: Iterable[str], end: str) -> str:
+def _imported(results: Results, scales: Iterable[str], end: str) -> str:
     """Return the remedy to import records that the project has in the folder of a scale, else nothing."""
     files = [file for scale in sorted(scales) if (file := Path(scale, "records.tar.gz")).exists()]
-    return f"import records with `{command(f'fltrain records import {files[0]}')}`{end}" if files else ""
+    imports = command(f"fltrain records import {files[0]}", results.root) if files else ""
+    return f"import records with `{imports}`{end}" if files else ""
 
 
 def _values(conditions: Iterable[Condition], key: str) -> set[str]:

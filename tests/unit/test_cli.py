@@ -32,7 +32,7 @@ from fltrain.data.prepared import load_prepared
 from fltrain.runs.record import RECORD_FILES, Results, checkpoint_file
 from fltrain.runs.spec import RunSpec
 
-from .helpers import PAPER, SCALE, TINY, TWO_METHODS, cli, write_config
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, cli, write_config, write_papers
 
 ROOT = Path(__file__).parents[2]
 
@@ -388,7 +388,14 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
             "y: no complete record in results/runs; `fltrain status` lists the runs",
         ),
         ("records import no.gz", "no.gz: no such file; make one with `fltrain records export`, or use publ"),
-        ("verify --results nowhere", "nowhere: no such folder; name your folder with --results, or make one"),
+        ("verify --results nowhere", "nowhere: no such folder; name your folder with --results, or make 're"),
+        ("verify", "error: results: nothing to verify; name your folder with --results\n"),
+        ("ui", "mlflow.db does not exist yet; run `make reproduce` or `fltrain track --scale NAME` first\n"),
+        ("ui --results .", "does not exist yet; run `fltrain track --scale NAME --results .` first\n"),
+        (
+            "records export x.tar.gz y --results .",
+            "in runs; `fltrain status --results .` lists the runs that have one",
+        ),
         *(
             (f"{command} --results nowhere", "nowhere: no such folder; ")
             for command in ("status", "plan", "compare", "track", "ui", "records export x.tar.gz")
@@ -645,6 +652,22 @@ def test_plan_names_datasets_without_a_size(config: Path, register: Callable[[Ya
     assert "2 runs (+) not counted: datasets.yaml has no counts or size of the images of mine\n" in shown
 
 
+def test_the_heading_of_a_plan_holds_for_all_of_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paper = {**PAPER, "settings": TINY, "items": {"table": TWO_METHODS, "other": TWO_METHODS}, "seeds": 2}
+    one, other = {"toy/table": {"title": "two seeds"}}, {"toy/other": {"title": "a seed", "seeds": 1}}
+    write_papers(tmp_path / "config", paper, scale={**SCALE, "items": [one, other]})
+    for arguments, heading in {
+        (): "one",
+        ("toy/table",): "one: two seeds; restricted to item toy/table",
+        ("toy/table", "--seeds", "1"): "one: two seeds; restricted to item toy/table, 1 seed",
+        ("toy", "--where", "method=fedprox"): "one; restricted to method=fedprox",
+    }.items():
+        assert cli("plan", "--scale", "one", *arguments).stdout.partition("\n")[0] == heading
+
+
 def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     plain = cli("plan", "--scale", "one").stdout
     scale = config / "scales" / "one.yaml"
@@ -678,7 +701,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             "plan --scale one xyz/table",
             [" (known: toy); if it is your own, set FLTRAIN_PATH to your folder\n"],
         ),
-        ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (known: toy/table)\n"]),
+        ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (items of toy: table)\n"]),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (values of seed: '0')\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
         (

@@ -15,6 +15,7 @@ import pytest
 
 import fltrain
 from fltrain.core.errors import FltrainError
+from fltrain.core.shell import command
 from fltrain.experiments.plan import Plan, plan
 from fltrain.reporting.claims import JUDGED, LEGEND, result_lines
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell, from_csv, read_csv, to_csv
@@ -479,6 +480,10 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
             "accuracy",
             "fair/accuracy",
         ): r"unknown metric 'accuracy'; did you mean 'final_accuracy', 'best_.* \(known: final_accuracy",
+        (
+            "acc",
+            "fair/costs",
+        ): r"mean 'accuracy_at_equal_traffic', .* 4 more\? \(known: interpolated_.* 16 more",
     }
     for (metric, name), reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
@@ -535,11 +540,11 @@ def test_seeds_of_several_items_in_one_line_are_named(tmp_path: Path) -> None:
         for entry in planned.entries:
             record(results, entry.spec, 0.5)
     (results.root / "one").mkdir()
-    note = "1 line mixes seeds of several tables or figures (toy/table, toy/pilot); for one of them: "
-    note += "--where items=NAME"
+    note = "1 line combines runs of several tables or figures, whose seeds differ (toy/table, "
+    note += "toy/pilot); for one of them: --where items=NAME"
     assert note in compare_runs(find_runs(results.root, "", config)[0]).notes
     assert not any(
-        "mixes seeds" in text for text in compare_runs(find_runs(results.root, "seed=0", config)[0]).notes
+        "combines runs" in text for text in compare_runs(find_runs(results.root, "seed=0", config)[0]).notes
     )
 
 
@@ -553,6 +558,7 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {
         "drift": r"has 'drift': the runs lack evaluation\.statistics: \[drift\]",
         "x": "unknown metric 'x'",
+        "acc": r"metric 'acc'; did you mean 'final_accuracy', .* 2 more\? \(known: final_accuracy, .* and",
         "traffic_to_target": "compare shows 'traffic_to_target' only of a table that declares it",
         "best_of_all_seeds": "compare shows 'best_of_all_seeds' only of a table that declares it",
     }
@@ -591,7 +597,7 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
     names = "method: unknown method 'mine', plugins.0: unknown plug-in 'lost'"
     assert caplog.messages == [
         f"left out: 3 records, {names}; if it is your own, set FLTRAIN_PATH to your folder",
-        "left out: 1 record, damaged (fltrain verify lists them)",
+        f"left out: 1 record, damaged ({command('fltrain verify', tmp_path, CONFIG)} lists them)",
     ]
     shutil.rmtree(results.run(tiny(seed=0).run_id))
     with pytest.raises(FltrainError) as caught:
@@ -615,7 +621,7 @@ def test_records_of_other_items_have_no_warning(tmp_path: Path) -> None:
     assert lost.startswith("left out: 1 record, method: unknown method 'mine'")
     (results.run(runs[0]) / "metrics.jsonl").write_text("{")
     assert find_runs(tmp_path, "items=flfa scale=demo", CONFIG)[1] == [
-        "left out: 1 record, damaged (fltrain verify lists them)"
+        f"left out: 1 record, damaged ({command('fltrain verify', tmp_path, CONFIG)} lists them)"
     ]
 
 
@@ -672,10 +678,17 @@ def test_plug_ins_lists_and_components_are_chosen_by_name(tmp_path: Path) -> Non
         ("items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table4'\?$"),
         ("paper=fair", "has no item 'fair'; scales .*fair_mnist, published have it: add --scale published "),
         ("scale=demo items=fair", "^scale 'demo' has no item 'fair'; scales fair_digits, "),
-        ("scale=demo items=flfa/tabel4", r"has no item 'flfa/tabel4'; did you mean 'flfa/table1'\?$"),
+        (
+            "scale=demo items=flfa/tabel4",
+            r"has no item 'flfa/tabel4'; did you mean 'flfa/table1'\? \(items of flfa: fig",
+        ),
+        ("scale=published items=replication_cifar10/flfa", "did you mean 'replication_cifar10/flfa_bases', "),
+        ("scale=replication items=replication_cifar10_nix", "'replication_cifar10_nix' .items of .*: ecgr, "),
+        ("scale=demo items=replication_cifar10/flfa", "did you mean 'replication_cifar10/flfa_bases', "),
         (
             "scale=published items=fedavg/table1_2nn",
-            "; import records with `fltrain records import published/records.tar.gz`, or train its runs with",
+            "`fltrain records import published/records.tar.gz --results .*`, or train its runs with "
+            "`snakemake --config scale=published items=fedavg/table1_2nn` .it fills 'results'., or name anot",
         ),
         (
             "scale=demo items=flfa/table1",
@@ -689,14 +702,14 @@ def test_a_filter_that_leaves_no_run_is_refused(root: Path, where: str, message:
 
 
 def test_an_empty_folder_leads_to_the_records_that_the_project_has(tmp_path: Path) -> None:
-    imports = "import records with `fltrain records import published/records.tar.gz`, train some, or name"
+    imports = "import records with `fltrain records import published/records.tar.gz --results .*`, train runs"
     with pytest.raises(FltrainError, match=rf"nowhere: no such folder; {imports}"):
         chosen(tmp_path / "nowhere", "scale=published")
     with pytest.raises(FltrainError, match="nowhere: no such folder; train its runs with `snakemake"):
         compare(tmp_path / "nowhere", CONFIG, ["flfa/table1"])
-    with pytest.raises(FltrainError, match=rf"\(`fltrain status`\); {imports}"):
+    with pytest.raises(FltrainError, match=rf"\(`fltrain status --results .*`\); {imports}"):
         chosen(tmp_path, "scale=published")
-    with pytest.raises(FltrainError, match=r"\(`fltrain status`\); train some, or name"):
+    with pytest.raises(FltrainError, match=r"\(`fltrain status --results .*`\); train runs, or"):
         chosen(tmp_path, "scale=demo")
 
 

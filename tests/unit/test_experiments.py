@@ -632,7 +632,9 @@ def test_items_and_cells_are_selected(config: Config) -> None:
 def test_items_of_the_scale_alone_are_suggested() -> None:
     """Other scales have `flfa/table9`, which is closer to the wrong name."""
     with pytest.raises(
-        FltrainError, match=r"'demo' has no item 'flfa/table99'; did you mean 'flfa/table1'\?$"
+        FltrainError,
+        match=r"'demo' has no item 'flfa/table99'; did you mean 'flfa/table1'\? \(items of flfa: figure2, "
+        r"table1\)$",
     ):
         shipped("demo").restricted(select(items="flfa/table99"))
 
@@ -643,7 +645,7 @@ def test_items_of_the_scale_alone_are_suggested() -> None:
         ({"items": ["toy/table", "toy/figur"]}, "has no item 'toy/figur'; did you mean 'toy/figure'?"),
         ({"items": ["tyo"]}, "has no item 'tyo'; did you mean 'toy'?"),
         ({"items": "x"}, "scale 'tiny' has no item 'x' (known: toy)"),
-        ({"items": "toy/x"}, "scale 'tiny' has no item 'toy/x' (known: toy/figure, toy/table)"),
+        ({"items": "toy/x"}, "scale 'tiny' has no item 'toy/x' (items of toy: figure, table)"),
         (
             {"items": "toy/claims"},
             "has no item 'toy/claims'; claims are in results/tiny/toy: index.html, claims.csv",

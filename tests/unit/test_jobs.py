@@ -176,7 +176,7 @@ def test_the_nearest_target_is_named(folder: Path) -> None:
         assert made.hint(wrong).endswith("did you mean 'toy/table1'?")
     assert made.hint(f"{path}table1.htm").endswith("table1.htm'; did you mean 'toy/table1'?")
     assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
-    assert made.hint("toy/x").endswith("'toy/x' (known: toy/figure1, toy/figure2, toy/table1)")
+    assert made.hint("toy/x").endswith("'toy/x' (items of toy: figure1, figure2, table1)")
     assert (
         jobs(folder, items="other")
         .hint("toy/figure1")

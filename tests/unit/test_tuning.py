@@ -204,12 +204,13 @@ def test_from_trials_to_final_runs(tmp_path: Path, own: Any) -> None:
         planned.restricted(Selection())
     assert str(refusal.value) == (
         f"toy/final: {config}/selected/one/toy_trials.yaml: nothing is selected yet; train the trials "
-        "(`snakemake --config scale=one items=toy/trials`), then run `fltrain select toy/trials --scale one`"
+        "(`snakemake --config scale=one items=toy/trials`), then run `fltrain select toy/trials --scale one "
+        f"--config {config}`"
     )
     assert planned.restricted(Selection(items=("toy/trials",))).items == [item(planned, "trials")]
     command = ("select", "toy/trials", "--scale", "one", "--config", config, "--results", results)
     Results(results).create()
-    with pytest.raises(FltrainError, match="6 of 6 trials without a record"):
+    with pytest.raises(FltrainError, match=r"6 of 6 trials without a record.*` .it fills 'results'"):
         cli(*command)
 
     trials = trained(config, results)

@@ -369,6 +369,8 @@ def test_only_the_tables_of_the_chosen_scale_are_checked(place: Place) -> None:
     change_cell(place.table(), "mean", "99.0")
     assert "4 tables: 1 problem\n" in verify(place, code=2)
     assert "2 tables: all consistent" in verify(place, "--scale", "other")
+    shutil.rmtree(place.results.root / "other")
+    assert "other: no tables to verify\n3 records," in verify(place, "--scale", "other")
     with pytest.raises(FltrainError, match=r"unknown scale 'otter'; did you mean 'other'\?"):
         verify(place, "--scale", "otter")
 
