@@ -419,8 +419,8 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
 * **Contradicted†**: the test alone is significant, but not after the
   [correction for the number of claims](protocol.md#7-many-cells).
 * **Not reproduced (less)**: our value is smaller than the paper's.
-* A **case** is a setting or method. Most claims must hold in every case. The case with the *weakest
-  support* supports the claim least.
+* A **case** is a setting or method. Most claims must hold in every case. The *weakest* case supports the
+  claim least.
 
 *Our runs* are means over seeds, with 90 % intervals in brackets. A claim is supported if one-sided tests at
 5 % show that the number lies where the *claim needs* it: around the number that the paper states, or on one

@@ -87,7 +87,7 @@ class ClaimText:
         first, second = (
             re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second)
         )
-        what = "" if self.unit in (" points", " rounds") else self._measured
+        what = "" if self.unit == " rounds" else self._measured
         what += f" (relative to {self._base})" if self._base else ""
         if parts := self.test.part:
             what += f" {'summed over' if len(parts) > 1 else 'of'} {joined(parts)}"
@@ -134,14 +134,14 @@ class ClaimText:
 
     @property
     def _measured(self) -> str:
-        """Name of a measure or of a curve, as in the figure: ``final accuracy``, ``local drift``."""
+        """Name of a measure or of a curve, as in the figure: ``final accuracy``, ``mean local drift``."""
         if self.test.measure:
             return measure(self.test.measure).label.partition(",")[0]
         panels = self.sheet.figure.panels if isinstance(self.sheet.figure, Curves) else ()
         names = [panel.label for panel in panels if panel.curve == self.test.curve]
         names += [name.replace("_", " ") for name, curve in CURVES.items() if curve == self.test.curve]
         label = next(iter(names), self.test.curve or "")
-        return re.sub(r"^(\(\w\) )?(\w)", lambda found: found[2].lower(), label)
+        return "mean " + re.sub(r"^(\(\w\) )?(\w)", lambda found: found[2].lower(), label)
 
     def sides(self, place: str) -> Sides:
         """Name the sides of the number at a place."""

@@ -474,9 +474,9 @@ def _shown(
     over += [f"{len(means)} cases"] * averaged
     scope = f"average of {joined(over)}" if over else ""
     if several and not averaged:
-        which = "weakest support" if test.judge == "every" else test.judge
-        scope = ", ".join(filter(None, (f"{which} of {len(means)} cases, {place}", scope)))
-    # The case with the weakest support stands next to the average.
+        which = "weakest" if test.judge == "every" else test.judge
+        scope = ", ".join(filter(None, (f"{which} of {len(means)} cases ({place})", scope)))
+    # The weakest case stands next to the average.
     name = scope if scope.startswith("weakest") else text.name(place, scope)
     number = ": ".join(filter(None, (name, text.number(mean, interval))))
     further = [count(len(ours.values), "seed")]

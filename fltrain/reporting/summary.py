@@ -180,7 +180,7 @@ def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list
         shares = sorted(100 * cell.mean / cell.published for cell in missed if cell.mean and cell.published)
         ends = " to ".join(dict.fromkeys(f"{share:.0f}" for share in shares[:1] + shares[-1:]))
         lines = [f"published values that are not reproduced: {len(missed)} of {len(values)}"]
-        lines += [f"our values, in per cent of these: {ends} %"] * bool(ends)
+        lines += [f"our values, in per cent of the published ones: {ends} %"] * bool(ends)
         found.append(("not reproduced", titles[item], lines))
     return found
 
@@ -193,8 +193,11 @@ def cell_findings(
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
-        true, false = (f"{sum(side)} of {len(side)}" for side in (rejected[False], rejected[True]))
-        text = f"{false} false values and {true} true values ({_different(cells)})"
+        true, false = (
+            f"{sum(side) or 'none'} of {count(len(side), 'cell')}"
+            for side in (rejected[False], rejected[True])
+        )
+        text = f"{false} with a false value and {true} with a true value ({_different(cells)})"
         return [("", "", [f"The rule rejects {text}."])]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [

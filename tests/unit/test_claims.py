@@ -116,10 +116,10 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert (above.estimate, above.low, above.high) == pytest.approx(
         (-below.estimate, -below.high, -below.low)
     )
-    assert below.number.startswith("none minus x, average of 2 cases: -1.35 points [-1.")
-    assert above.number.startswith("x minus none, average of 2 cases: +1.35 points [+1.")
+    assert below.number.startswith("final accuracy, none minus x, average of 2 cases: -1.35 points [-1.")
+    assert above.number.startswith("final accuracy, x minus none, average of 2 cases: +1.35 points [+1.")
     assert (below.needed, above.needed) == ("below 0 in each of 2 cases", "above 0 in each of 2 cases")
-    assert "; weakest support of 2 cases, b: +0.60 points [+" in above.number
+    assert "; weakest of 2 cases (b): +0.60 points [+" in above.number
     assert "The difference is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -128,7 +128,10 @@ def test_the_region_that_is_tested_stands_beside_the_number(runs: Runs) -> None:
     runs.pairs({"a": CLEAR})
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.5}]}
     plain = runs.judged(POSITIVE)
-    assert (plain.number, plain.needed) == ("x minus none: +2.10 points [+1.93, +2.27]", "above 0")
+    assert (plain.number, plain.needed) == (
+        "final accuracy, x minus none: +2.10 points [+1.93, +2.27]",
+        "above 0",
+    )
     whole = runs.judged(between)
     assert (whole.number, whole.needed) == (plain.number, "1 to 2.5 points")
     assert runs.judged({**SIMILAR, "by": 3.0}).needed == "within 3 points"
@@ -152,8 +155,8 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
         _, alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.split(": ")
         assert found.verdict == verdict
         average, worst = found.number.split("; ")
-        assert average.startswith(f"x minus none, average of {len(places)} cases: +1.")
-        assert worst == f"weakest support of {len(places)} cases, {weakest}: {alone}"
+        assert average.startswith(f"final accuracy, x minus none, average of {len(places)} cases: +1.")
+        assert worst == f"weakest of {len(places)} cases ({weakest}): {alone}"
         assert (found.needed, found.reason) == (f"above 0 in each of {len(places)} cases", "")
         assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
     reduced = runs.judged(EVERY, reduced=True)
@@ -161,8 +164,8 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
     assert (reduced.needed, reduced.reason) == ("", "")
     one = runs.judged({**EVERY, "by": 1.0})
     average, worst = one.number.split("; ")
-    assert average.startswith("x minus none, average of 3 cases: +1.1")
-    assert worst.startswith("weakest support of 3 cases, b: +0.2 points [-")
+    assert average.startswith("final accuracy, x minus none, average of 3 cases: +1.1")
+    assert worst.startswith("weakest of 3 cases (b): +0.2 points [-")
     assert one.needed == "above 1 point in each of 3 cases"
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
     assert runs.judged(POSITIVE).needed == "above 0"
@@ -178,7 +181,7 @@ def test_a_label_that_lacks_a_part_is_a_variant(runs: Runs) -> None:
     for name, value in (("whole", 52), ("without memory", 50)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "without memory"}}).number
-    assert number.startswith("whole minus the variant without memory: +2.000 points [+")
+    assert number.startswith("final accuracy, whole minus the variant without memory: +2.000 points [+")
 
 
 def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
@@ -189,11 +192,11 @@ def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     one = runs.judged(test)
     average, worst = one.number.split("; ")
     assert (one.verdict, one.needed) == ("undecided", "above 0 in each of 2 cases")
-    assert average.startswith("x minus the others, average of 2 cases: +1.0 points [")
-    assert worst.startswith("weakest support of 2 cases, z: +0.0 points [-")
+    assert average.startswith("final accuracy, x minus the others, average of 2 cases: +1.0 points [")
+    assert worst.startswith("weakest of 2 cases (z): +0.0 points [-")
     against = runs.judged({**test, "kind": "negative"})
     assert (against.verdict, against.needed) == ("contradicted", "below 0 in each of 2 cases")
-    assert against.number.split("; ")[1].startswith("weakest support of 2 cases, y: +1.967 points [+")
+    assert against.number.split("; ")[1].startswith("weakest of 2 cases (y): +1.967 points [+")
 
 
 def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
@@ -222,7 +225,7 @@ def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
     assert runs.judged(POSITIVE).reason == "no test, because an average needs a number in every case"
     runs.pairs({"b": (1.0,)})
     untestable = runs.judged({**POSITIVE, "at": {"method": "b"}})
-    assert untestable.number == "x minus none, b: +1.00 points"
+    assert untestable.number == "final accuracy, x minus none, b: +1.00 points"
     assert untestable.reason == "no test, because it needs three seeds that differ"
     lost = {"d": (2.0, 2.1, 2.2, DIVERGED)}
     runs.pairs(lost)
@@ -261,9 +264,11 @@ def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) ->
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
     found = runs.judged(EVERY)
-    assert "; weakest support of 2 cases, method 5: +0.2 " in found.number
+    assert "; weakest of 2 cases (method 5): +0.2 " in found.number
     assert "to +2.1 (method 3)." in found.evidence
-    assert runs.judged({**POSITIVE, "at": {"method": "3"}}).number.startswith("x minus none, method 3: +2.1")
+    assert runs.judged({**POSITIVE, "at": {"method": "3"}}).number.startswith(
+        "final accuracy, x minus none, method 3: +2.1"
+    )
 
 
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
@@ -279,15 +284,17 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
     for name, value in (("BP", 50), ("+ FLFA", 52)):
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
-    assert number.startswith("gain with FLFA: +2.000 points [+")
+    assert number.startswith("final accuracy, gain with FLFA: +2.000 points [+")
     found = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}})
-    assert found.number.startswith("training without FLFA minus training with it: -2.000 points [-")
+    assert found.number.startswith(
+        "final accuracy, training without FLFA minus training with it: -2.000 points [-"
+    )
     for name, value in (("BP", 50), ("+ FLFA", 51)):
         runs.add({"method": "b", "plugin": name}, *[value + seed for seed in range(3)])
     gain = {**POSITIVE, "over": {"plugin": "BP"}}
     change = {**gain, "at": {"method": "b"}, "minus": {"method": "a"}}
     number = runs.judged(change).number
-    assert number.startswith("gain with FLFA at b minus at a: -1.000 points [-")
+    assert number.startswith("final accuracy, gain with FLFA at b minus at a: -1.000 points [-")
     evidence = runs.judged({**gain, "judge": "every"}).evidence
     assert "The gain is positive in 2 of 2 cases, from +1" in evidence
 
@@ -363,7 +370,7 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     # Per seed 0, 1, 2. Student's factor for three seeds and 90 %, from a table: 2.920.
     assert found.estimate == pytest.approx(1)
     assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
-    assert found.number == "x minus none, average of 2 cases: +1.0 points [-0.7, +2.7]"
+    assert found.number == "final accuracy, x minus none, average of 2 cases: +1.0 points [-0.7, +2.7]"
     assert found.evidence == (
         "3 seeds. The difference is positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). "
         "Test: above 0 on average, one-sided p 0.113."
@@ -388,8 +395,8 @@ def test_the_place_that_contradicts_a_claim_stands_beside_the_average(runs: Runs
     assert found.verdict == "contradicted" and "for a, one-sided" in found.evidence
     assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
     average, weakest = found.number.split("; ")
-    assert weakest == "weakest support of 3 cases, a: " + alone.number.split(": ")[1]
-    assert average.startswith("x minus none, average of 3 cases: +0.16 points [")
+    assert weakest == "weakest of 3 cases (a): " + alone.number.split(": ")[1]
+    assert average.startswith("final accuracy, x minus none, average of 3 cases: +0.16 points [")
     region = "within 1 point" if test else "above 0"
     assert found.needed == f"{region} in each of 3 cases"
 
@@ -432,7 +439,9 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
     found = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
     assert found.estimate == pytest.approx(8.5)
-    assert found.number.startswith("a minus the mean of b and c, average of 2 cases: +8.50 points [+")
+    assert found.number.startswith(
+        "final accuracy, a minus the mean of b and c, average of 2 cases: +8.50 points [+"
+    )
     assert "The difference is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
 
 
@@ -459,7 +468,7 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
 def test_multiples_name_their_cell(runs: Runs) -> None:
     runs.pairs({"a": (10, 20, 40)})
     measured = {"measure": "final_accuracy", "relative_to": {"plugin": "none"}}
-    assert runs.judged(ABOVE).number == "x minus none: +23 points [-2, +49]"
+    assert runs.judged(ABOVE).number == "final accuracy, x minus none: +23 points [-2, +49]"
     assert runs.judged(ABOVE, measures=[measured]).number.startswith(
         "final accuracy (relative to none), x minus none: +45 % [-"
     )
@@ -604,7 +613,7 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
     assert (found.low, found.high) == pytest.approx(ends)
     interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    assert found.number == f"x minus none, a: +0.600 points {interval}"
+    assert found.number == f"final accuracy, x minus none, a: +0.600 points {interval}"
     assert found.needed == f"within {cell.gain_margin:.3g} points of the paper's {stated:+.4g} points"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
@@ -674,7 +683,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     half = stats.t.isf(0.05 / 2, 2) * error
     assert (two.low, two.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
     assert (
-        two.number.startswith("x minus none, largest of 2 cases, a: +4.5 points [+")
+        two.number.startswith("final accuracy, x minus none, largest of 2 cases (a): +4.5 points [+")
         and "largest" not in alone.number
     )
     chosen = "The interval is wider, because we chose the largest of 2 cases (Bonferroni's correction)."
@@ -761,22 +770,22 @@ TIMES: Yaml = {"measure": "final_accuracy", "relative_to": {"method": "a", "plug
 @pytest.mark.parametrize(
     ("test", "number"),
     [
-        ({**SIDES, **ECGR_GAIN, **AT_A}, "gain with ECGR, a: -2.00 points"),
-        ({**SIDES, **ECGR_GAIN, **AT_B}, "gain with ECGR at b minus at a: +5.00 points"),
-        ({**ECGR_GAIN, **AT_A}, "drift, change with ECGR, a: -0.50"),
-        ({**ECGR_GAIN, "at": {"method": "b"}}, "drift, change with ECGR, b: +1.00"),
+        ({**SIDES, **ECGR_GAIN, **AT_A}, "final accuracy, gain with ECGR, a: -2.00 points"),
+        ({**SIDES, **ECGR_GAIN, **AT_B}, "final accuracy, gain with ECGR at b minus at a: +5.00 points"),
+        ({**ECGR_GAIN, **AT_A}, "mean drift, change with ECGR, a: -0.50"),
+        ({**ECGR_GAIN, "at": {"method": "b"}}, "mean drift, change with ECGR, b: +1.00"),
         (
             {**ECGR_GAIN, **AT_A, **LATER},
-            "drift, change with ECGR in rounds 10 to 20 % minus in rounds 0 to 10 %, a: -1.00",
+            "mean drift, change with ECGR in rounds 10 to 20 % minus in rounds 0 to 10 %, a: -1.00",
         ),
-        ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "drift, b minus a, base: +1.00"),
+        ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "mean drift, b minus a, base: +1.00"),
         (
             {**LATER, "at": {"method": "a", "plugin": "base"}},
-            "drift in rounds 10 to 20 % minus in rounds 0 to 10 %, a, base: +2.00",
+            "mean drift in rounds 10 to 20 % minus in rounds 0 to 10 %, a, base: +2.00",
         ),
         (
             {"over": {"method": "a"}, "minus": {"plugin": "base"}, "at": {"plugin": "+ ECGR"}},
-            "drift, (b minus a) at + ECGR minus at base: +1.50",
+            "mean drift, (b minus a) at + ECGR minus at base: +1.50",
         ),
     ],
 )
@@ -801,8 +810,8 @@ def test_a_side_with_a_plus_is_subtracted_in_parentheses(runs: Runs) -> None:
     for plugin, value in (("A", 50), ("A + B", 52)):
         runs.add({"method": "a", "plugin": plugin}, *[value + seed for seed in range(3)])
     for less, more, number in (
-        ("A", "A + B", "A + B minus A: +2.000 points [+"),
-        ("A + B", "A", "A minus (A + B): -2.000 points [-"),
+        ("A", "A + B", "final accuracy, A + B minus A: +2.000 points [+"),
+        ("A + B", "A", "final accuracy, A minus (A + B): -2.000 points [-"),
     ):
         found = runs.judged({"kind": "positive", **SIDES, "at": {"plugin": more}, "minus": {"plugin": less}})
         assert found.number.startswith(number)
@@ -851,7 +860,7 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
     found = runs.judged(alike)
     assert found.verdict == verdict
-    assert "x minus none: +0.0 points [-1." in found.number, "as tables of accuracies"
+    assert "mean test accuracy, x minus none: +0.0 points [-1." in found.number, "as tables of accuracies"
     assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
 
 
@@ -865,7 +874,7 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
     both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
     found = runs.judged(both)
     assert (found.estimate, "1 case without a number" in found.evidence) == (6.5, True)
-    assert found.number == "drift summed over stem and head: 6.50"
+    assert found.number == "mean drift summed over stem and head: 6.50"
     assert found.reason.startswith("no test") and "By part: stem 2.75, head 5.00." in found.evidence
     assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
     assert "updates.drift of stem, tail" in runs.judged({**both, "part": ["stem", "tail"]}).evidence
@@ -973,7 +982,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | x minus none: +2.10 points [+1.93, +2.27] | "
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | final accuracy, x minus none: +2.10 points [+1.93, +2.27] | "
         f" | 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
@@ -983,7 +992,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     summary = paper_summary(heading, [sheet], judged, cells)
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
-    number = "x minus none: +2.10 points [+1.93, +2.27]"
+    number = "final accuracy, x minus none: +2.10 points [+1.93, +2.27]"
     assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", [number])]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 

@@ -523,7 +523,7 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
             "",
         ]
     )
-    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.]\">([\w ]+)</abbr>", shown)
+    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.] [\w ]+[.]\">([\w ]+)</abbr>", shown)
     assert words == [("Case", "cases")]
     found = re.findall(r"<dt>(.*?)</dt>(?:<dd>(.*?)</dd>)?", re.sub("</?abbr.*?>", "", shown))
     assert found == [
@@ -560,7 +560,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "Result It is <so>. published values" in text, "the conclusion of its card comes first"
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-1") == 2 and "table1-note-1" in page.ids, "notes stand on this page"
-    assert "0 inconclusive" in text and "(1.5)" in page.of("small")
+    assert "0 inconclusive" in text and "(1.5 expected)" in page.of("small")
     heads = ("our runs", "claim needs")
     assert [head for head in page.of("th") if head in heads] == [*heads]
     shown = "x minus y +1.2 points 1 run diverged evidence +1.2 points on average (p = 0.01)"
@@ -852,7 +852,7 @@ def test_values_that_are_not_reproduced_are_summed_up_for_each_table() -> None:
     cells = [cell("a", 100, 24, missed), cell("a", 10, 4.8, missed), cell("a", 10, 10, "reproduced")]
     cells += [cell("b", 10, 20, missed), cell("c", 10, 12, "inconclusive"), cell("d", 10, None, missed)]
     titles = {"a": "Rounds", "b": "One", "c": "Open", "d": "Lost"}
-    values, ours = "published values that are not reproduced", "our values, in per cent of these"
+    values, ours = "published values that are not reproduced", "our values, in per cent of the published ones"
     assert summary.missed_values(cells, titles) == [
         (missed, "Rounds", [f"{values}: 2 of 3", f"{ours}: 24 to 48 %"]),
         (missed, "One", [f"{values}: 1 of 1", f"{ours}: 200 %"]),
@@ -970,7 +970,10 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
     (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"}, {})
-    assert found[-1] == ["The rule rejects 1 of 2 false values and 0 of 2 true values (1 different value)."]
+    assert found[-1] == [
+        "The rule rejects 1 of 2 cells with a false value and none of 2 cells with a true value "
+        "(1 different value)."
+    ]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
