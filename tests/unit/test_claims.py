@@ -842,7 +842,7 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
     ends = "in rounds {:.0f} to {:.0f} %".format(*(100 * share for share in rounds))
-    assert change.number == f"drift {ends} minus in rounds 0 to 20 %, a: {mean - 1.5:+.2f}"
+    assert change.number == f"mean drift {ends} minus in rounds 0 to 20 %, a: {mean - 1.5:+.2f}"
 
 
 PARTS_OF_RUNS = {
