@@ -982,8 +982,8 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     (heading, *_) = to_markdown("A toy", [sheet], judged).splitlines()
     assert heading == f"**Claims of A toy.** {sheet.scale_note}"
     assert markdown[4] == (
-        r"| sec. 1 | a \| b | 2.5 points | reduced scale | final accuracy, x minus none: +2.10 points [+1.93, +2.27] | "
-        f" | 3 seeds. | {sheet.title} |"
+        r"| sec. 1 | a \| b | 2.5 points | reduced scale | "
+        f"final accuracy, x minus none: +2.10 points [+1.93, +2.27] |  | 3 seeds. | {sheet.title} |"
     )
     (line,) = judged.to_dict("records")
     assert (line["verdict"], line["reduced"], line["stated"]) == ("reduced scale", True, "2.5 points")

@@ -85,7 +85,7 @@ def test_results_have_lines_and_details_do_not_repeat_them() -> None:
         runs = re.findall(r"^\| (.*) (\(\d+ runs.*?\)) \|", details, re.M)
         assert len(runs) == len(set(runs)) and "the runs cover only" not in details
     assert len(blocks) == 12
-    group = "gain with ECGR, FedAvg: +2.66 points [+1.99, +3.32]<br>gain with ECGR, FedNova: +2.23 points ["
+    group = "last accuracy, gain with ECGR, FedAvg: +2.66 points [+1.99, +3.32]<br>last accuracy, gain with "
     assert group in page, "equal claims about several methods share a row"
 
 
