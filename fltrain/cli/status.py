@@ -98,15 +98,15 @@ def status(
             details.setdefault(state.name, {}).setdefault(state.detail, []).append(run)
     for name, same in details.items():
         if len(same) > 1 and name in _LISTED_BY and not (other and _LISTED_BY[name] == _CHANGED):
-            why = ", trained by changed or unrecorded code" if _LISTED_BY[name] == _CHANGED else ""
+            why = " runs come from older or unrecorded code" if _LISTED_BY[name] == _CHANGED else ""
             shown = command(f"fltrain {_LISTED_BY[name]} --scale {scale}", results, config)
-            print_text(f"{sum(map(len, same.values()))} {name}{why}: see {shown}")
+            print_text(f"{sum(map(len, same.values())):,} {name}{why}: see {shown}")
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
     if further := [record for record in folder.records() if record.run_id not in whole.runs]:
         shown = command("fltrain compare --out all_runs.csv", results, config)
-        print_text(f"{count(len(further), 'run')} that no item of {scale} declares (all settings: {shown})")
+        print_text(f"{count(len(further), 'other run')} in this folder; list all: {shown}")
         if damaged := sum(bool(record.damage) for record in further):
             print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
     default = (results, config) == (Path("results"), Path("config"))  # the folders of the workflow

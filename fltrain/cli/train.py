@@ -11,7 +11,7 @@ import typer
 
 from fltrain.cli.options import ResultsOption, number_of_seeds
 from fltrain.core.config import check_known
-from fltrain.core.errors import FltrainError, Problems
+from fltrain.core.errors import FltrainError, Problems, together
 from fltrain.core.strict_yaml import read_plain, read_text
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -61,8 +61,25 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> list[RunSpec]:
                     patch = _of_list(patch["plugins"], changed, place)
                 changed = merge(changed, patch)
             specs.append(RunSpec.recorded(changed, place))
+    if remedy := _lacking_in_some(choices, list(map(str, found))):
+        raise together(where, [(place, f"{text}{remedy}") for error in found for place, text in error.parts])
     found.refuse(where)
     return specs
+
+
+def _lacking_in_some(choices: Mapping[str, Sequence[tuple[str, Any]]], errors: Sequence[str]) -> str:
+    """Return the remedy if the only fault is that some alternatives, such as methods, lack an option."""
+    for key, values in choices.items():
+        component, _, option = key.partition(".")
+        names = [text.partition("=")[2] for text, _ in choices.get(component, ())]
+        lacking = {word for error in errors for word in error.partition(":")[0].split()}
+        having = [name for name in names if f"{component}={name}" not in lacking]
+        simple = 0 < len(having) < len(names) and not any("{" in name for name in names)
+        if simple and all(f" {key}: unknown key" in error for error in errors):
+            value = values[0][0].partition("=")[2]
+            texts = (f"{{name: {name}, {option}: {value}}}" if name in having else name for name in names)
+            return f"; write --set '{component}={','.join(texts)}'"
+    return ""
 
 
 def _of_list(options: Mapping[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -182,4 +199,6 @@ def train(
         for spec in due:
             stopping.poll()
             record = training.train(spec, where, execution, again=again, quiet=quiet, stopping=stopping)
-            typer.echo(f"{record.run_id}: {record.summary['status']}, see {record.folder}")
+            accuracy = record.summary["accuracy"]["final"]
+            final = "" if accuracy is None else f", final accuracy {100 * accuracy:.2f} %"
+            typer.echo(f"{record.run_id}: {record.summary['status']}{final}, see {record.folder}")

@@ -253,6 +253,8 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         judging = _judging(config, paper.partition("/")[0], present)
         claims = f"; at {place}, claims on it are in {listed(judging, 3)}" if judging else ""
         return FltrainError(f"{problem}; {those}: {remedy}{claims}")
+    if (Path(name) / "runs").is_dir():
+        return FltrainError(f"{problem}; {name} is a folder with runs: write --results {name}")
     every = {one for ids in scales.values() for one in ids}
     papers = {one.partition("/")[0] for one in {*present} | every}
     named = max((one for one in papers if name.startswith((f"{one}/", f"{one}_"))), key=len, default="")

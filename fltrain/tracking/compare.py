@@ -90,7 +90,8 @@ class Comparison:
         cells: the cells of the measure, as in the CSV file of a table.
         remarks: notes on the runs.
         targets: sentence on the target accuracies that runs set.
-        heading: the item with its title and scale, or the items of the runs; else empty.
+        heading: the item with its title and scale; or settings without a column, if there are many, and the
+            items of the runs; else empty.
         conditions: by panel, the settings that it stands for; empty for an item.
     """
 
@@ -217,7 +218,8 @@ def compare(
         ((name, its_scale), _), *_ = found.most_common()
         names = listed(dict.fromkeys(one for (one, _), _ in found.most_common()), 4)
         one = command(f"fltrain compare {name} --scale {its_scale}", results, config)
-        return replace(compared, heading=f"Runs of {names}. For one table or figure: {one}")
+        heading = f"{compared.heading} Runs of {names}. For one table or figure: {one}".strip()
+        return replace(compared, heading=heading)
     return compared
 
 
@@ -493,12 +495,18 @@ def compare_runs(
     )
     made = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
     remarks = _ended_early([run.spec for run in runs], metric)
-    if dependent := [key for key in others if key not in shown]:
-        remarks.append(f"conditions also differ in {listed(dependent, 3)}")
+    dependent, heading = [key for key in others if key not in shown], ""
+    if len(dependent) > 3:
+        heading = (
+            f"Rows also differ in settings without a column ({listed(dependent, 3)}): choose fewer runs with "
+            "--where, or name one table or figure."
+        )
+    elif dependent:
+        remarks.append(f"conditions also differ in {', '.join(dependent)}")
     if len(made) > 1 and not any(cell.gains for cell in made):
         remarks.append(
             f"no gains: no two runs with a value agree with {base!r} in seed and "
-            f"{', '.join(others) or 'all settings'}; restrict these settings with --where, or compare them "
+            f"{listed(others, 3) or 'all settings'}; restrict these settings with --where, or compare them "
             "with --over"
         )
     elif shown:
@@ -507,7 +515,8 @@ def compare_runs(
             f"use --over {shown[-1]}"
         )
     remarks += _mixed(runs, made)
-    return Comparison(job, made, remarks, conditions={condition[run]: conditions[run] for run in condition})
+    panels = {condition[run]: conditions[run] for run in condition}
+    return Comparison(job, made, remarks, heading=heading, conditions=panels)
 
 
 def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[str]:
@@ -539,10 +548,13 @@ def _cell(labels: Labels, seed: int, runs: Sequence[RecordedRun], metric: str) -
 
 
 def _distinguishing(conditions: pd.DataFrame) -> list[str]:
-    """Return the fewest conditions, in order, that distinguish all lines; the others depend on them."""
+    """Return the fewest conditions, in order, that distinguish all lines; the others depend on them.
+
+    Method and plug-ins are always among them.
+    """
     shown = list(map(str, conditions))
     distinct = len(conditions.drop_duplicates())
-    for key in reversed(shown):  # the first ones are the most telling
+    for key in [key for key in reversed(shown) if key not in _METHOD]:  # the first ones are the most telling
         fewer = [other for other in shown if other != key]
         if len(conditions[fewer].drop_duplicates()) == distinct:
             shown = fewer

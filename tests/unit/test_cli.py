@@ -224,7 +224,7 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     folder = Results(tmp_path / "out").run(run)
     twice = ("train", "0.yaml", "1.yaml", "0.yaml", "--results", "both", "--device", "cpu", "--quiet")
     both = cli(*twice).stdout
-    assert both.count(": completed, see") == len(both.splitlines()) == 2
+    assert both.count(": completed, final accuracy ") == len(both.splitlines()) == 2
     log = (Results(tmp_path / "both").run(run) / "train.log").read_text()
     assert run in log and other not in log, "each run has a separate log"
     assert re.search(r" layers, \d+ of \d+ clients per round, on cpu", log)
@@ -232,7 +232,8 @@ def test_train_again_and_train_from_a_record(tmp_path: Path) -> None:
     train = ("train", "0.yaml", "--results", "out", "--device", "cpu")
 
     first = cli(*train)
-    assert f"{run}: completed, see out/runs/{run}" in first.stdout
+    final = Results(tmp_path / "out").record(run).summary["accuracy"]["final"]
+    assert first.stdout == f"{run}: completed, final accuracy {100 * final:.2f} %, see out/runs/{run}\n"
     assert sorted(path.name for path in folder.iterdir()) == sorted((*RECORD_FILES, "train.log"))
     record = bytes_of(folder, (*RECORD_FILES, "train.log"))
     assert record["train.log"]
@@ -338,6 +339,11 @@ def test_an_option_of_a_plug_in_is_changed_by_its_name(tmp_path: Path) -> None:
             "plugins.flfaa.n_fa=2 --set plugins=[flfa]",
             ["plugins: the run has no plug-in 'flfaa'; did you mean 'flfa'?"],
         ),
+        (
+            "method=fedavg,fedprox,scaffold --set method.mu=0.5",
+            ["'mu' (known: name); write --set 'method=fedavg,{name: fedprox, mu: 0.5},scaffold'\n"],
+        ),
+        ("method=fedavg,scaffold --set method.mu=0.5", ["unknown key 'mu' (known: name)\n"]),
         (".=3", ["--set: '.=3': write KEY=VALUE"]),
         (
             "rounds=1 --set rounds=2",
@@ -549,7 +555,7 @@ def test_plan_and_status_before_and_after_training(
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     shown = cli("status", "toy_table", "--scale", "one").stdout
-    (command,) = re.findall(r"\n1 run that no item of one declares \(all settings: fltrain (.*)\)\n", shown)
+    (command,) = re.findall(r"\n1 other run in this folder; list all: fltrain (.*)\n", shown)
     assert "damaged" not in shown
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
     assert cli(*command.split()).stdout == "table: all_runs.csv\n"
@@ -701,6 +707,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             "plan --scale one xyz/table",
             [" (known: toy); if it is your own, set FLTRAIN_PATH to your folder\n"],
         ),
+        ("compare --scale one trial", ["'trial'; trial is a folder with runs: write --results trial\n"]),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (items of toy: table)\n"]),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (values of seed: '0')\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
@@ -728,6 +735,8 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     ],
 )
 def test_wrong_selections_give_one_line(config: Path, fail: Fail, arguments: str, words: list[str]) -> None:
+    Path("trial/runs").mkdir(parents=True)
+    Path("results/runs").mkdir(parents=True)
     (config / "scales" / "run.yaml").write_text(spec())
     message = fail(*arguments.split())
     assert [word for word in words if word not in message] == [], message

@@ -113,6 +113,20 @@ def test_conditions_of_gains_are_a_list_with_commas(tmp_path: Path) -> None:
     assert note.startswith("gains compare runs with equal training.lr, rounds; to compare")
 
 
+def test_settings_without_a_column_come_first_if_there_are_many(tmp_path: Path) -> None:
+    several = {"epochs": 2, "batch_size": 16, "lr": 0.2, "momentum": 0.8, "weight_decay": 0.01}
+    runs = {"fedavg": {}, "fedprox": {"rounds": 3, "training": several, "model": "mlp"}}
+    for method, changes in runs.items():
+        record(Results(tmp_path), tiny(method=method, **changes), 0.5)
+    found = compare_runs(chosen(tmp_path), over=["training.lr"])
+    assert [{*line} >= {"method"} for line in found.rows()] == [True, True]
+    first, columns = found.heading.split(" (")
+    assert first == "Rows also differ in settings without a column"
+    assert columns.endswith(" more): choose fewer runs with --where, or name one table or figure.")
+    *_, note = found.notes
+    assert " in seed and method, model.name, training.epochs and 4 more; restrict these settings" in note
+
+
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
     results = Results(tmp_path)
     for method, final in {"fedavg": 0.5, "fedprox": 0.6}.items():

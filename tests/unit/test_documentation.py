@@ -157,7 +157,7 @@ def test_the_example_with_client_state_works(digits: PreparedData) -> None:
     settings = yaml.safe_load(examples("add-a-method", "yaml")[0])
     plain = RunSpec.parse({**settings, "method": "fedavg", "plugins": []}, "run")
     (printed,) = examples("add-a-method", "text")
-    assert printed.startswith(f"{plain.run_id}: final accuracy") and "\ndigits-topk-" in printed
+    assert printed.startswith(f"{plain.run_id}: completed, final accuracy ") and "\ndigits-topk-" in printed
     run = federation(RunSpec.model_construct(**{**dict(tiny(model="mlp")), "method": method}), digits)
     run.round(0)
     memories = [state["topk"]["memory"] for state in run.clients.values()]

@@ -59,7 +59,7 @@ def test_the_template_is_planned_and_trained(project: Path) -> None:
     settings = yaml.safe_load((TEMPLATE / "papers" / "mine.yaml").read_text())["settings"]
     shown = run(project, "-c", PROGRAM, given=yaml.safe_dump({**settings, "rounds": 1}))
     assert "Accuracy with smaller gradients" in shown and "NVIDIA A100" in shown, shown
-    assert "my-digits-fedhalf-" in shown and ": completed, see" in shown, shown
+    assert "my-digits-fedhalf-" in shown and ": completed, final accuracy " in shown, shown
     assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in shown
 
 

@@ -13,6 +13,7 @@ from fltrain.methods.fedprox import FedProx
 from fltrain.methods.flfa import Flfa
 from fltrain.reporting.figures import draw as figures
 from fltrain.reporting.tables import write as tables
+from fltrain.runs import today
 from fltrain.runs.record import Record, Results, checkpoint_file, write_record
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.today import RunStatus, stale_runs
@@ -153,6 +154,18 @@ def test_status_names_stale_and_damaged_runs(
         f"2 damaged: see fltrain verify --scale one --results {results.root} --config {config}",
         "2 damaged, 1 not trained, 1 stale",
     ]
+
+
+def test_status_summarises_runs_of_older_code(
+    tmp_path: Path, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path / "config", {"table": TWO_METHODS})
+    place = f"--scale one --results {results.root} --config {config}"
+    record(tiny(), results), record(tiny(method="fedprox"), results)
+    changes = {"fedavg": "the code of engine.loop changed since this run", "fedprox": "code not recorded"}
+    monkeypatch.setattr(today, "changed_code", lambda _, spec: changes[spec.composition.name])
+    line = f"2 completed runs come from older or unrecorded code: see fltrain status --changed {place}\n"
+    assert f"┘\n{line}" in cli("status", *place.split()).stdout
 
 
 def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
