@@ -309,7 +309,7 @@ def test_ranges_of_fedavg_are_published() -> None:
     ratios = sorted(float(row["mean"]) / float(row["published"]) for row in decided)
     assert f"{100 * ratios[0]:.0f} to {100 * ratios[-1]:.0f} % of the published rounds" in page
     low, high = (100 * one for one in (ratios[0], ratios[-1]))
-    assert f"settings need only {low:.0f} to {high:.0f} % of these rounds" in written("README.md")
+    assert f"settings need only {low:.0f} to {high:.0f} % of the published rounds" in written("README.md")
     iid, others = (
         sorted(float(row["mean"]) for row in explained if row["panel"] == panel)
         for panel in ("IID", "non-IID")
