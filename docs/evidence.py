@@ -28,11 +28,10 @@ from fltrain.experiments.claims import (
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
-from fltrain.reporting.claims import JUDGED, full_verdict, result_lines
+from fltrain.reporting.claims import full_verdict, result_lines, was_judged
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.text import capital
 from fltrain.reporting.verdict import without_interval
 
 
@@ -337,7 +336,7 @@ class Evidence:
             items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
             verdict, evidence, one = "", "", {}
             if isinstance(claim.test, Tested):
-                verdict, evidence = "tested", f"tested by `{claim.test.by}`"
+                verdict, evidence = "tested", f"Tested by `{claim.test.by}`."
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
             elif one := judged.get((claim.where, claim.claim), {}):
@@ -423,7 +422,7 @@ class Evidence:
         if row.verdict == "not judged":
             return Listed([], row.claim, f"we do not judge it. {row.evidence.rstrip('.')}.")
         if row.verdict == "tested":
-            return Listed(row.cells, row.claim, evidence=f"{capital(row.evidence)}.")
+            return Listed(row.cells, row.claim, evidence=row.evidence)
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
@@ -452,11 +451,6 @@ class Evidence:
         hours, size, gpu = map(sum, zip(*(self.costs[run] for run in runs), strict=True))
         mark = "" if not gpu else " (GPU)" if gpu == len(runs) else f" ({gpu} runs: GPU)"
         return [str(len(runs)), f"{hours:.1f}{mark}", f"{size / 1e6:.1f}"]
-
-
-def was_judged(verdict: str) -> bool:
-    """Return if runs led to the verdict, which marks may follow."""
-    return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
 
 
 def counted(verdicts: pd.Series[str]) -> str:

@@ -473,11 +473,12 @@ def _shown(
     over = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
     over += [f"{len(means)} cases"] * averaged
     scope = f"average of {joined(over)}" if over else ""
+    weakest = several and not averaged and test.judge == "every"
     if several and not averaged:
-        which = "weakest" if test.judge == "every" else test.judge
+        which = "weakest" if weakest else test.judge
         scope = ", ".join(filter(None, (f"{which} of {len(means)} cases ({place})", scope)))
-    # The weakest case stands next to the average.
-    name = scope if scope.startswith("weakest") else text.name(place, scope)
+    # The weakest case stands next to the average, which has the whole name.
+    name = scope if weakest else text.name(place, scope)
     number = ": ".join(filter(None, (name, text.number(mean, interval))))
     further = [count(len(ours.values), "seed")]
     if found and found.tries > 1:
@@ -587,6 +588,11 @@ def full_verdict(claim: Mapping[Any, Any]) -> str:
     """Return the verdict of a row of judged claims with its marks."""
     dropped, late = DROPPED * bool(claim["dropped"]), ", exploratory" * bool(claim["exploratory"])
     return f"{claim['verdict']}{dropped}{late}"
+
+
+def was_judged(verdict: str) -> bool:
+    """Return if runs led to the verdict on a claim, which marks may follow."""
+    return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
 
 
 def result_lines(claim: Mapping[Any, Any]) -> list[str]:

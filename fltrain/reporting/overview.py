@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fltrain.core.files import read_json, write_text
-from fltrain.reporting.claims import DROPPED_CLAIMS, JUDGED
+from fltrain.reporting.claims import DROPPED_CLAIMS, was_judged
 from fltrain.reporting.pages import TONES, render
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
@@ -121,8 +121,7 @@ def _headline(conclusion: str, findings: Sequence[Sequence[Any]]) -> str:
     if conclusion or not findings:
         return conclusion
     verdict, about, lines = findings[0]
-    claimed = verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
-    return f"Paper's claim: {about}." if claimed else "; ".join(filter(None, [about, *lines]))
+    return f"Paper's claim: {about}." if was_judged(verdict) else "; ".join(filter(None, [about, *lines]))
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:

@@ -145,11 +145,6 @@ def _in_latex(character: str) -> str:
     return f"{{[}}U+{ord(character):04X}]"
 
 
-def capital(text: str) -> str:
-    """Return a text with a capital letter, unless its first word has one, such as ``FedAvg``."""
-    return text if re.match(r"\S*[A-Z]", text) else text[:1].upper() + text[1:]
-
-
 def joined(names: Sequence[str]) -> str:
     """Return names as a list in a sentence, for example ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
