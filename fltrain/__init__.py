@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
+    from matplotlib.axes import Axes
 
     from fltrain.analysis.finished import FinishedRun
     from fltrain.experiments.plan import Plan
     from fltrain.runs.register import register
+    from fltrain.tracking.compare import Comparison
     from fltrain.tracking.runs import load_runs, load_settings
 
 __version__ = version("fltrain")
@@ -30,6 +32,7 @@ __all__ = [
     "load_runs",
     "load_settings",
     "plan",
+    "plot",
     "register",
     "train",
 ]
@@ -159,21 +162,77 @@ def compare(
     Raises:
         FltrainError: if a name is unknown, a metric is not possible, or no run is left.
     """
+    from fltrain.tracking.compare import COLUMNS
+
+    texts = {"scale": scale, "metric": metric, "baseline": baseline}
+    frame = _compared(results, config, items, where, over, texts).frame
+    return frame if details else frame[list(COLUMNS)]
+
+
+def plot(
+    results: str | Path = "results",
+    *,
+    items: str | Iterable[str] = (),
+    scale: str | None = None,
+    where: str | Iterable[str] = (),
+    metric: str = "test_accuracy",
+    over: str | Iterable[str] = (),
+    config: str | Path = "config",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a metric over rounds: mean and range over seeds, a line for each row of ``compare``.
+
+    If some seeds end earlier, the line continues as a thin mean of the others, without a range.
+
+    Args:
+        results: folder that holds ``runs/``.
+        items: a table or figure, such as ``flfa/table1``, or several, as for ``compare``.
+        scale: scale of the items or runs, as for ``compare``.
+        where: conditions on the runs, for example ``"method=fedavg,fedprox training.lr=0.05"``.
+        metric: ``test_accuracy``, ``test_loss``, ``train_loss`` or a measured statistic such as ``drift``;
+            accuracies are from 0 to 1.
+        over: settings to compare, as for ``compare``; others that differ are also in the legend.
+        config: folder with ``papers/`` and ``scales/``, as for ``plan``.
+        ax: Matplotlib axes to draw on; default: new ones.
+
+    Returns:
+        The axes.
+
+    Raises:
+        FltrainError: if a name is unknown, a run lacks the metric, or no run is left.
+    """
+    from fltrain.core import arguments
+    from fltrain.core.config import check_known
+    from fltrain.runs.measures import CURVES
+    from fltrain.runs.record import Results
+    from fltrain.tracking.plot import plot as draw
+
+    check_known("unknown metric", [arguments.text("metric", metric)], CURVES, "metrics over rounds")
+    compared = _compared(results, config, items, where, over, {"scale": scale, "metric": metric})
+    return draw(compared, Results(arguments.path("results", results)).record, metric, ax)
+
+
+def _compared(
+    results: str | Path,
+    config: str | Path,
+    items: str | Iterable[str],
+    where: str | Iterable[str],
+    over: str | Iterable[str],
+    texts: Mapping[str, str | None],
+) -> Comparison:
+    """Return a comparison after a check of its arguments' types; ``texts`` are those that can be None."""
     from fltrain.core import arguments
     from fltrain.runs.where import CONDITIONS
-    from fltrain.tracking.compare import COLUMNS
     from fltrain.tracking.compare import compare as compared
 
-    names = {"scale": scale, "metric": metric, "baseline": baseline}
-    frame = compared(
+    return compared(
         arguments.path("results", results),
         arguments.path("config", config),
         arguments.texts("items", items),
         where=arguments.texts("where", where, CONDITIONS),
         over=arguments.texts("over", over),
-        **{name: arguments.text(name, value) for name, value in names.items() if value is not None},
-    ).frame
-    return frame if details else frame[list(COLUMNS)]
+        **{name: arguments.text(name, value) for name, value in texts.items() if value is not None},
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from fltrain.models.network import Network
 
 
+def round_axes(metric: str, ax: Axes | None) -> Axes:
+    """Return axes for a metric over rounds: the given ones, or new ones."""
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    axes = ax or pyplot.subplots()[1]
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("communication round")
+    axes.set_ylabel(metric.replace("_", " "))
+    return axes
+
+
 @dataclass(frozen=True, repr=False)
 class FinishedRun:
     """A run with a complete record, as ``fltrain.train`` returns it.
@@ -77,16 +89,10 @@ class FinishedRun:
         Raises:
             FltrainError: if the run has no such metric.
         """
-        from matplotlib.ticker import MaxNLocator
-
         check_known(f"{self.run_id}: no metric", [metric], map(str, self.metrics), "it has")
-        curve = self.metrics[metric].dropna()
-        axes: Axes = curve.plot(
-            ax=ax, label=f"{self.spec.composition.name}, seed {self.spec.seed}", legend=True
-        )
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("communication round")
-        axes.set_ylabel(metric.replace("_", " "))
+        axes, curve = round_axes(metric, ax), self.metrics[metric].dropna()
+        axes.plot(curve, label=f"{self.spec.composition.name}, seed {self.spec.seed}")
+        axes.legend()
         return axes
 
     def model(self) -> Network:

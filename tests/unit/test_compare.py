@@ -10,8 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 
 import fltrain
 from fltrain.core.errors import FltrainError
@@ -252,6 +254,95 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     with pytest.raises(FltrainError, match=r"over: unknown key 'xyz' \(known: .*dataset"):
         compare_runs(runs, over=["xyz"])
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
+
+
+# -------------------------------------------------------------------------------------------------- curves
+def drawn(axes: Axes) -> dict[str, list[float]]:
+    """The values of each line in the legend."""
+    lines = axes.get_legend_handles_labels()
+    return {label: list(line.get_ydata()) for line, label in zip(*lines, strict=True)}
+
+
+def bands(axes: Axes) -> list[set[tuple[float, float]]]:
+    """The corners of each band."""
+    return [{(x, round(y, 6)) for x, y in band.get_paths()[0].vertices} for band in axes.collections]
+
+
+def test_a_plot_has_mean_and_range_over_seeds(root: Path) -> None:
+    """Accuracies rise linearly to their final values, in three rounds."""
+    axes = fltrain.plot(root, where="training.lr=0.1 method=fedavg,fedprox", config=CONFIG)
+    rise = np.array([1, 2, 3]) / 3
+    lines = drawn(axes)
+    assert list(lines) == ["fedavg, 3 seeds", "fedprox, 3 seeds"]
+    for (values, band), finals in zip(
+        zip(lines.values(), bands(axes), strict=True), FINAL.values(), strict=True
+    ):
+        assert values == pytest.approx(np.mean(finals) * rise)
+        ends = {
+            (x, round(end * share, 6)) for x, share in enumerate(rise, 1) for end in (finals[0], finals[-1])
+        }
+        assert band == ends
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("communication round", "test accuracy")
+    assert fltrain.plot(root, where="method=fedavg", config=CONFIG) is not axes, "a plot has its own axes"
+    assert fltrain.plot(root, where="method=moon", metric="train_loss", config=CONFIG, ax=axes) is axes
+    assert list(drawn(axes))[2:] == ["moon, 2 seeds"]
+
+
+def test_a_plot_names_conditions_and_compares_any_setting(root: Path) -> None:
+    axes = fltrain.plot(root, where="method=fedavg,fedprox", config=CONFIG)
+    shown = [f"{method}, training.lr={rate}" for rate in ("0.1", "0.5") for method in FINAL]
+    assert [name.rpartition(", ")[0] for name in drawn(axes)] == shown
+    assert len(bands(axes)) == 2, "a single seed has no range"
+    axes = fltrain.plot(root, where="method=fedavg", over="training.lr", config=CONFIG)
+    assert list(drawn(axes)) == ["training.lr=0.1, 3 seeds", "training.lr=0.5, 1 seed"]
+
+
+def test_the_range_of_a_plot_ends_with_the_first_seed(root: Path) -> None:
+    """A diverged run has two rounds; a thin line continues with the mean of the others."""
+    axes = fltrain.plot(root, where="method=moon", config=CONFIG)
+    whole, mean = (line.get_ydata() for line in axes.lines)
+    assert whole == pytest.approx([0.4 / 3, 0.8 / 3, math.nan], nan_ok=True)
+    assert mean == pytest.approx([0.4 / 3, 0.8 / 3, 0.4])
+    assert max(x for x, _ in bands(axes)[0]) == 2
+
+
+def test_a_plot_of_an_item_has_its_labels(imported: Path) -> None:
+    axes = fltrain.plot(imported, items="controls/positive", scale="published", config=CONFIG)
+    assert list(drawn(axes)) == [f"{name}, 5 seeds" for name in ("FedAvg", "FedProx", "FedAvg + ECGR")]
+    part = {"items": "controls/positive", "scale": "published", "where": "method=fedprox"}
+    assert list(drawn(fltrain.plot(imported, **part, config=CONFIG))) == ["FedProx, 5 seeds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "test_acuracy"}, r"unknown metric 'test_acuracy'; did you mean 'test_accuracy'\?$"),
+        (
+            {"metric": "final_accuracy"},
+            r"unknown metric 'final_accuracy'.* \(metrics over rounds: test_accuracy",
+        ),
+        ({"metric": "drift"}, r"none of the chosen runs has 'drift': the runs lack evaluation\.statistics"),
+        ({"metric": 5}, "metric should be a text, got 5"),
+        ({"where": "method=fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'"),
+        ({"over": "model"}, "over 'model': the chosen runs do not differ in it"),
+        ({"results": "nowhere"}, "nowhere: no such folder; .*train runs, or name another results folder"),
+    ],
+)
+def test_mistakes_in_a_plot_have_one_error(root: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(FltrainError, match=message) as refused:
+        fltrain.plot(**{"results": root, "config": CONFIG, **arguments})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_plot_needs_the_metric_of_all_runs_and_a_value(tmp_path: Path) -> None:
+    lost = tiny(method="fedprox")
+    facts = {"bytes": {"up": 10, "down": 20}, "digests": {"data": "ab" * 32, "partition": "cd" * 32}}
+    summary = summarise(lost, [], {"round": 1, "what": "loss"}, facts)
+    write_record(Results(tmp_path).run(lost.run_id), lost, [], summary, {"seconds": {"total": 2.0}}, {})
+    with pytest.raises(FltrainError, match="no value of 'test_accuracy': all runs diverged in their first"):
+        fltrain.plot(tmp_path, config=CONFIG)
+    record(Results(tmp_path), tiny(), 0.5)
+    assert list(drawn(fltrain.plot(tmp_path, config=CONFIG))) == ["fedavg, 1 seed"]
 
 
 # ---------------------------------------------------------------------------------------- cells of an item

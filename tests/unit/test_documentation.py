@@ -8,8 +8,9 @@ import re
 import runpy
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pandas
 import pytest
@@ -28,12 +29,12 @@ from fltrain.methods import METHODS
 from fltrain.reporting.claims import JUDGED
 from fltrain.reporting.tables.table_cell import Verdict
 from fltrain.runs.measures import ROW_FIELDS
-from fltrain.runs.record import summarise
+from fltrain.runs.record import Row, summarise
 from fltrain.runs.spec import RunSpec
 
 from ..released import RELEASED, untracked
 from .conftest import Register
-from .helpers import federation, shipped, tiny
+from .helpers import accuracies, federation, shipped, tiny
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "methods"
@@ -176,7 +177,7 @@ def test_the_example_with_client_state_works(digits: PreparedData) -> None:
 def test_the_rows_of_a_record_are_described(
     digits: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page names every kind, the fields of all runs, and a line that gives the final accuracy."""
+    """The page names every kind, the fields of all runs, and lines that give the final accuracy."""
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "records.md").read_text(encoding="utf-8")
     described = {row[0]: row[1] for row in table_rows(page.partition("## Rows of")[2]) if len(row) == 2}
@@ -190,9 +191,29 @@ def test_the_rows_of_a_record_are_described(
         kind = row["kind"]
         (text,) = (text for name, text in described.items() if f"`{kind}`" in name)
         assert kind == "ecgr" or all(f"`{field}`" in text for field in row.keys() - {"round", "kind"})
+    assert final_of(rows, spec) == pytest.approx(summarise(spec, rows, None, {})["accuracy"]["final"])
+
+
+def final_of(rows: Sequence[Row], spec: RunSpec) -> float:
+    """The final accuracy of a record with these rows by the lines of the page, in the working folder."""
     Path("metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    final = eval(examples("records", "python")[0], {"pd": pandas})
-    assert final == pytest.approx(summarise(spec, rows, None, {})["accuracy"]["final"])
+    Path("summary.json").write_text(json.dumps(summarise(spec, rows, None, {})))
+    names: dict[str, Any] = {"pd": pandas}
+    exec(examples("records", "python")[0], names)
+    return float(names["final"])
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(11, 0.11), (18, 0.18), (19, 0.19), (20, 0.195)])
+def test_the_final_accuracy_of_a_run_that_ends_at_a_target_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: int, expected: float
+) -> None:
+    """Of 20 rounds, the last two count; a run that ends before them has its last accuracy."""
+    monkeypatch.chdir(tmp_path)
+    tests = accuracies(*(number / 100 for number in range(1, trained + 1)))
+    rows = [{**test, "loss": 1.0} for test in tests]
+    spec = tiny(rounds=20, evaluation={"until": trained / 100})
+    assert final_of(rows, spec) == pytest.approx(expected)
+    assert summarise(spec, rows, None, {})["accuracy"]["final"] == pytest.approx(expected)
 
 
 def test_the_example_of_a_dataset_works(
