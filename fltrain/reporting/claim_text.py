@@ -167,7 +167,7 @@ class ClaimText:
             common += shared
             changes.append([f"at {end}" for end in ends])
         if test.minus_rounds:
-            changes.append([_share(share) for share in (test.rounds, test.minus_rounds)])
+            changes.append([_share(test.rounds), _share(test.minus_rounds).removesuffix(" of rounds")])
         elif test.rounds != (0.0, 1.0):
             common.append(_share(test.rounds))
         plugin, removed = _added(first), _added(second)
@@ -190,7 +190,12 @@ class ClaimText:
 
 def _share(rounds: tuple[float, float]) -> str:
     """Return a share of the rounds in words."""
-    return "in rounds {:.0f} to {:.0f} %".format(*(100 * end for end in rounds))
+    start, end = (100 * share for share in rounds)
+    if not start:
+        return f"in the first {end:.3g} % of rounds"
+    if end == 100:
+        return f"in the last {end - start:.3g} % of rounds"
+    return f"between {start:.3g} and {end:.3g} % of rounds"
 
 
 def _apart(first: str, second: str) -> tuple[list[str], str, str]:

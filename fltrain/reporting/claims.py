@@ -274,7 +274,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
 
 def _corrected(author: str, number: int, tests: str) -> str:
     """Return why tests that contradict a claim, each alone, do not decide."""
-    return f"the evidence against it is not significant after {author}'s correction for {number} {tests}"
+    return f"the evidence is too weak to contradict the claim ({author}'s correction for {number} {tests})"
 
 
 def _lines(parts: Sequence[Finding]) -> str:

@@ -248,9 +248,8 @@ def test_numbers_of_parts_with_several_verdicts_have_them(runs: Runs) -> None:
 
 
 def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) -> None:
-    refuted = "the evidence against it is not significant after"
-    parts = f"{refuted} Bonferroni's correction for 3 parts"
-    cases = f"{refuted} Holm's correction for 4 tests"
+    weak = "the evidence is too weak to contradict the claim"
+    parts, cases = f"{weak} (Bonferroni's correction for 3 parts)", f"{weak} (Holm's correction for 4 tests)"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
     assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
     for test, words in (
@@ -776,12 +775,12 @@ TIMES: Yaml = {"measure": "final_accuracy", "relative_to": {"method": "a", "plug
         ({**ECGR_GAIN, "at": {"method": "b"}}, "mean drift, change with ECGR, b: +1.00"),
         (
             {**ECGR_GAIN, **AT_A, **LATER},
-            "mean drift, change with ECGR in rounds 10 to 20 % minus in rounds 0 to 10 %, a: -1.00",
+            "mean drift, change with ECGR between 10 and 20 % of rounds minus in the first 10 %, a: -1.00",
         ),
         ({"over": {"method": "a"}, "at": {"plugin": "base"}}, "mean drift, b minus a, base: +1.00"),
         (
             {**LATER, "at": {"method": "a", "plugin": "base"}},
-            "mean drift in rounds 10 to 20 % minus in rounds 0 to 10 %, a, base: +2.00",
+            "mean drift between 10 and 20 % of rounds minus in the first 10 %, a, base: +2.00",
         ),
         (
             {"over": {"method": "a"}, "minus": {"plugin": "base"}, "at": {"plugin": "+ ECGR"}},
@@ -826,9 +825,17 @@ def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, chang
 
 
 @pytest.mark.parametrize(
-    ("rounds", "mean"), [([0.0, 1.0], 5.5), ([0.5, 1.0], 8.0), ([0.0, 0.1], 1.0), ([0.0, 0.001], 1.0)]
+    ("rounds", "mean", "share"),
+    [
+        ([0.0, 1.0], 5.5, "in the first 100 %"),
+        ([0.5, 1.0], 8.0, "in the last 50 %"),
+        ([0.3334, 1.0], 7.0, "in the last 66.7 %"),
+        ([0.0, 0.1], 1.0, "in the first 10 %"),
+        ([0.0, 0.001], 1.0, "in the first 0.1 %"),
+        ([0.2, 0.4], 3.5, "between 20 and 40 %"),
+    ],
 )
-def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean: float) -> None:
+def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean: float, share: str) -> None:
     """Ten rounds with the values 1 to 10."""
     runs.add({"method": "a", "plugin": "none"}, 50, rows=drifts(*range(1, 11)))
     runs.add({"method": "b", "plugin": "none"}, 50, rows=drifts(*range(1, 11), part="stem"))
@@ -841,8 +848,8 @@ def test_curves_over_a_share_of_the_rounds(runs: Runs, rounds: list[float], mean
     )
     change = runs.judged({**curve, "at": {"method": "a"}, "minus_rounds": [0.0, 0.2]})
     assert change.estimate == pytest.approx(mean - 1.5)
-    ends = "in rounds {:.0f} to {:.0f} %".format(*(100 * share for share in rounds))
-    assert change.number == f"mean drift {ends} minus in rounds 0 to 20 %, a: {mean - 1.5:+.2f}"
+    change_text = f"mean drift {share} of rounds minus in the first 20 %, a: {mean - 1.5:+.2f}"
+    assert change.number == change_text
 
 
 PARTS_OF_RUNS = {

@@ -786,8 +786,8 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
     tables.write(sheet, toy.results.record, printed, outputs)
     texts = {form: path.read_text().replace("{[}", "[") for form, path in outputs.items()}
     for form in ("md", "tex"):
-        assert texts[form].count("70.00 ± 0.50 [1]") == 1
-        assert "[1] Doubtful as published: the two are alike." in texts[form]
+        assert texts[form].count("70.00 ± 0.50 [3]") == 1
+        assert "[3] Doubtful as published: the two are alike." in texts[form]
         assert "F-1: something is assumed." in texts[form]
         assert ("Assumed at full scale, where" in texts[form]) == reduced
         assert ("The margin is " in texts[form]) != reduced

@@ -183,9 +183,7 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
     texts = {
         "README.md": "ECGR adds only {:.2f} to {:.2f} points".format(*extremes),
         "docs/papers/ecgr.md": f"gain at rate 0.01? | only {first}) to {last}) |",
-        "config/papers/ecgr/paper.yaml": "ECGR improves them by only {:.2f} to {:.2f} points".format(
-            *extremes
-        ),
+        "config/papers/ecgr/paper.yaml": "ECGR adds only {:.2f} to {:.2f} points".format(*extremes),
     }
     for page, words in texts.items():
         text = " ".join(written(page).split())
@@ -324,7 +322,7 @@ def test_ranges_of_the_further_seeds_are_published() -> None:
     places = (2, 1, 1)
     gains, low, high = (f"{one[0]:.{n}f} {{}} {one[-1]:.{n}f}" for one, n in zip(ends, places, strict=True))
     text = " ".join(written("docs/fair-table.md").split())
-    assert f"with each of the eight seeds by {gains.format('to')} points" in text
+    assert f"The eight differences range from {gains.format('to')} points." in text
     assert f"FedAvg ends between {low.format('and')} %, FedDyn between {high.format('and')} %" in text
 
 
@@ -345,9 +343,9 @@ def test_the_baseline_of_the_fair_table_that_tuning_did_not_help_is_stated() -> 
     page, note = (
         " ".join(written(name).split()) for name in ("docs/fair-table.md", "config/papers/fair.yaml")
     )
-    numbers = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*gain)
-    reason = "because the interval contains the margin of 0.5"
-    assert f"{ours:.2f} %, by default {others:.2f} % ({numbers}, *inconclusive*, {reason})" in page
+    reason = "because its interval contains the margin of 0.5"
+    assert f"ends at {ours:.2f} % with tuned settings and at {others:.2f} % with default ones" in page
+    assert "{:.2f} points [{:.2f}, {:.2f}] is *inconclusive*, {}".format(*gain, reason) in page
     assert f"ends at {ours:.2f} % with tuned settings and at {others:.2f} % with default settings" in note
     assert "{:.2f} points [{:.2f}, {:.2f}] is inconclusive".format(*gain) in note
 

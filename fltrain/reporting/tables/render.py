@@ -239,14 +239,13 @@ class Grid:
         if {*FORMS.values()} <= {*forms.values()}:
             columns = {(*place[:3], place[3] + forms[place]): column for place, column in columns.items()}
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
-        rows = dict.fromkeys(cell.row for cell in shown)
-        if not ranked(layout, shown):  # a column may lack the first rows
-            order = [*sheet.axes.get(layout.rows, ()), *rows]
-            rows = dict.fromkeys(sorted(rows, key=order.index))
         return cls(
             corner=layout.rows,
             columns=[tuple(place[level] for level in levels) for place in columns],
-            rows={row: [entries.get(row, GridEntry()) for entries in columns.values()] for row in rows},
+            rows={
+                row: [entries.get(row, GridEntry()) for entries in columns.values()]
+                for row in _rows(sheet, shown)
+            },
         )
 
     @property
@@ -262,6 +261,15 @@ class Grid:
             groups = itertools.groupby(self.columns, operator.itemgetter(slice(level)))
             spans.append([(place[-1], len(list(same))) for place, same in groups])
         return [*spans, [(place[-1], 1) for place in self.columns]]
+
+
+def _rows(sheet: ItemJob, shown: Sequence[TableCell]) -> list[str]:
+    """Return the rows from top to bottom."""
+    layout, rows = layout_of(sheet), list(dict.fromkeys(cell.row for cell in shown))
+    if ranked(layout, shown):
+        return rows
+    order = [*sheet.axes.get(layout.rows, ()), *rows]  # a column may lack the first rows
+    return sorted(rows, key=order.index)
 
 
 # ---------------------------------------------------------------- notes
@@ -293,8 +301,8 @@ class Notes:
         layout, seeds = layout_of(sheet), max(cell.seeds for cell in shown)
         noted = [cell.published_notes for cell in shown if cell.published_notes or cell.published is not None]
         general = [note for note in noted[0] if all(note in notes for notes in noted)] if noted[1:] else []
-        special = dict.fromkeys(note for cell in shown for note in _notes_on(cell) if note not in general)
-        doubts_first = sorted(special, key=lambda note: not note.startswith(DOUBTFUL))
+        by_row = [cell for row in _rows(sheet, shown) for cell in shown if cell.row == row]
+        special = dict.fromkeys(note for cell in by_row for note in _notes_on(cell) if note not in general)
         judged = [cell for cell in shown if cell.judged and not cell.among_own]
         tested = [cell for cell in judged if cell.expected_reproduced is not None]
         intervals = {one.measure for one in layout.measures if one.interval}
@@ -338,7 +346,7 @@ class Notes:
             **GENERAL,
         )
         first, *texts = (re.sub(r"[ \n]+", " ", text).strip() for text in rendered.split("---\n"))
-        marks = {note: str(number) for number, note in enumerate(doubts_first, start=1)}
+        marks = {note: str(number) for number, note in enumerate(special, start=1)}
         return cls(marks, first, [text for text in texts if text], tuple(remarks))
 
     @property
