@@ -11,6 +11,7 @@ from PIL import Image
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import overview, paper
+from fltrain.reporting.summary import alike
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, write_record
@@ -177,6 +178,13 @@ def claim(
     return {**fields, "item": item, "dropped": not table, "exploratory": not table}
 
 
+CLAIMS = [
+    claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
+    claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),
+    *(claim(f"sec. {n}", f"Number {n} is lucky", "not judged", "no test") for n in range(6, 10)),
+    claim("sec. 10", "Toys last", "not run", ""),
+]
+
 ABOUT: dict[str, Any] = {
     "citation": "Toy et al., 2025",
     "covers": {"table1": ["table 1"], "figure1": []},
@@ -189,7 +197,8 @@ SUMMARY: dict[str, Any] = {
     "note": "Small <toys>.",
     "kind": "paper",
     "conclusions": {"": "It is <so>."},
-    "findings": [
+    "results": [],
+    "examples": [
         (
             "supported",
             "Accuracy changes (sec. 5)",
@@ -212,10 +221,6 @@ SUMMARY: dict[str, Any] = {
         "differences among our own runs": ({"equivalent": 5, "inconclusive": 6}, {}),
         "claims": ({"supported": 1, "contradicted": 1, "not judged": 4, "not run": 1}, {}),
     },
-    "claims": [
-        claim("sec. 5", "FLFA <always> helps", "supported", "+1.2 points on average (p = 0.01)", "table1"),
-        claim("fig. 1", "The square is blue", "contradicted", "it is not", "figure1, table1", table=False),
-        *(claim(f"sec. {n}", f"Number {n} is lucky", "not judged", "no test") for n in range(6, 10)),
-        claim("sec. 10", "Toys last", "not run", ""),
-    ],
+    "claims": CLAIMS,
+    "alike": alike(CLAIMS),
 }

@@ -595,10 +595,15 @@ def was_judged(verdict: str) -> bool:
     return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
 
 
-def result_lines(claim: Mapping[Any, Any]) -> list[str]:
-    """Return our numbers for a row of judged claims, where the claim needs them, and why it is undecided."""
+def needs_lines(claim: Mapping[Any, Any]) -> list[str]:
+    """Return where the claim of a row needs the number, and why it is undecided."""
     needed = [f"needed: {claim['needed'].replace('; ', ' and ')}"] if claim["needed"] else []
-    return list(filter(None, [*claim["number"].split("; "), *needed, *claim["reason"].split("; ")]))
+    return [*needed, *filter(None, claim["reason"].split("; "))]
+
+
+def result_lines(claim: Mapping[Any, Any]) -> list[str]:
+    """Return our numbers for a row of judged claims, then its ``needs_lines``."""
+    return [*filter(None, claim["number"].split("; ")), *needs_lines(claim)]
 
 
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fltrain.core.files import read_json, write_text
-from fltrain.reporting.claims import DROPPED_CLAIMS, was_judged
+from fltrain.reporting.claims import DROPPED_CLAIMS
 from fltrain.reporting.pages import TONES, render
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
@@ -104,24 +104,25 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     cards = _cards(papers, _summaries(papers, folder), folder)
     shown = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if shown else ():
-        for verdict, *_ in section["findings"][:1]:
+        if section["headline"]:
             place = f" ({section['compared']})" if section["compared"] else ""
             text = f"{section['short']}: {section['headline']}"
-            lines.append(text + f" Main verdict: {verdict}{place}." * bool(verdict))
+            lines.append(text + f" Main verdict: {section['verdict']}{place}." * bool(section["verdict"]))
     return lines
 
 
-def _compared(findings: Sequence[Sequence[Any]]) -> str:
-    """Return the cell that the first finding compares with another one of our own, or an empty text."""
-    return next((about.partition(" (")[0] for verdict, about, _ in findings[:1] if verdict in AMONG_OWN), "")
+def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, str]:
+    """Return the conclusion on a paper, or its first result or claim (``headline``), and its ``verdict``.
 
-
-def _headline(conclusion: str, findings: Sequence[Sequence[Any]]) -> str:
-    """Return the conclusion on a paper, else its first claim or result."""
-    if conclusion or not findings:
-        return conclusion
-    verdict, about, lines = findings[0]
-    return f"Paper's claim: {about}." if was_judged(verdict) else "; ".join(filter(None, [about, *lines]))
+    ``compared`` is the cell that the first result compares with another one of our own.
+    """
+    first = next(iter([*part["results"], *part["examples"]]), None)
+    if first is None:
+        return dict.fromkeys(("headline", "verdict", "compared"), "")
+    verdict, about, lines = first
+    text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
+    compared = about.partition(" (")[0] if verdict in AMONG_OWN else ""
+    return {"headline": conclusion or text, "verdict": verdict, "compared": compared}
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
@@ -152,8 +153,8 @@ def _summaries(papers: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, d
 def _summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a paper from its folder; without one, it is empty."""
     path, texts = folder / "summary.json", dict.fromkeys(("kind", "note", "picture"), "")
-    empty: dict[str, Any] = {**texts, "conclusions": {}, "findings": [], "forest": {}, "counts": {}}
-    return empty | (read_json(path) if path.exists() else {})
+    parts: dict[str, Any] = {"results": [], "examples": [], "conclusions": {}, "forest": {}, "counts": {}}
+    return texts | parts | (read_json(path) if path.exists() else {})
 
 
 def _cards(
@@ -172,8 +173,8 @@ def _sections(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield parts of cards, each with the paper that the card is on.
 
-    A part has findings, a picture, counts by verdict and the address of the page. A comparison has a part in
-    the card of each of several papers that its claims are on.
+    A part has results, examples of claims, a picture, counts by verdict and the address of the page. A
+    comparison has a part in the card of each of several papers that its claims are on.
     """
     page = f"{paper['name']}/index.html"
     for cited, part in (summary.get("parts") or {"": summary}).items():
@@ -187,8 +188,7 @@ def _sections(
                 "dropped": DROPPED_CLAIMS if dropped else "",
                 "cited": cited,
                 "conclusion": (conclusion := summary["conclusions"].get(cited, "")),
-                "headline": _headline(conclusion, part["findings"]),
-                "compared": _compared(part["findings"]),
+                **_main_result(conclusion, part),
                 # The method's name, with which titles of papers end.
                 "short": cited or re.sub(r".*\((.+)\)$", r"\1", paper["title"]),
                 "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),

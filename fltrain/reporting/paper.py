@@ -10,7 +10,7 @@ from typing import Any
 
 from fltrain.experiments.items import FORMS
 from fltrain.experiments.layout import ItemJob
-from fltrain.reporting.claims import DROPPED_CLAIMS, confirmatory_first
+from fltrain.reporting.claims import DROPPED_CLAIMS
 from fltrain.reporting.pages import render
 from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
@@ -35,7 +35,8 @@ def page(
     """
     items: dict[str, dict[str, Any]] = {}
     assumptions: dict[str, list[str]] = {}
-    judged = {name for claim in summary["claims"] for name in claim["item"].split(", ")}
+    planned = [claim for claim in summary["claims"] if not claim["exploratory"]] or summary["claims"]
+    judged = {name for claim in planned for name in claim["item"].split(", ")}
     main = {sheet.name for sheet in sheets if sheet.name in judged or about["covers"][sheet.name]}
     for sheet in sheets:
         name = sheet.name
@@ -54,7 +55,6 @@ def page(
         folder,
         summary=summary,
         about=about,
-        claims=confirmatory_first(summary["claims"]),
         items=items,
         verdicts=[*itertools.chain(*itertools.chain(*summary["counts"].values()))],
         dropped_claims=DROPPED_CLAIMS,

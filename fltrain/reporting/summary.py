@@ -12,7 +12,7 @@ from fltrain.core.errors import count
 from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claim_text import labels_text
-from fltrain.reporting.claims import JUDGED, full_verdict, result_lines
+from fltrain.reporting.claims import JUDGED, confirmatory_first, full_verdict, needs_lines
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
@@ -98,16 +98,19 @@ def paper_summary(
     decided = (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed)
     picture = next(decided, "")
     # Small runs decide nothing: there, the claim that the figure shows comes first.
-    ordered = sorted(rows, key=lambda row: paper["reduced"] and picture not in row["item"].split(", "))
+    joint = alike(rows, claims)
+    ordered = sorted(joint, key=lambda row: paper["reduced"] and picture not in row["item"].split(", "))
+    examples = claim_findings(ordered)
     return {
         **paper,
-        "findings": [finding for part in parts.values() for finding in part["findings"]]
-        or missed_values(every if paper["kind"] == "paper" else (), titles) + findings(ordered, claims)
-        or cell_findings(paper["kind"], quotable, titles, differences),
+        "results": missed_values(every if paper["kind"] == "paper" else (), titles)
+        or ([] if examples else cell_findings(paper["kind"], quotable, titles, differences)),
+        "examples": examples,
         "picture": picture,
         "forest": forest(every, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], every, rows),
         "claims": rows,
+        "alike": confirmatory_first(joint),
         "items": list(titles),
         "parts": parts,
     }
@@ -211,34 +214,46 @@ def cell_findings(
     ]
 
 
-def findings(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[Finding]:
-    """Return the first claim of each verdict, with its number: no page hides failures behind a success.
+def claim_findings(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Return the first of the ``alike`` rows of each verdict: no page hides failures behind a success.
 
-    Claims that differ from the first in a label only, such as the method, add this label and their numbers if
-    they need the same. Exploratory verdicts appear only if there are no others. Claims without a number do
-    not count.
+    Exploratory verdicts appear only if there are no others. Claims without a number do not count. Numbers
+    that all stand at an earlier claim are not repeated.
     """
-    labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
-
-    def pattern(row: Mapping[str, Any]) -> tuple[str, str, str]:
-        text = row["claim"]
-        for label in labels.get((row["where"], text), ()):
-            text = text.replace(label, "...")
-        return row["where"], text, row["needed"]
-
     measured = [row for row in rows if row["number"]]
     firm = [row for row in measured if not row["exploratory"]] or measured
     found: list[Finding] = []
+    above: set[str] = set()
     for verdict in (*JUDGED, "reduced scale"):
-        if same := [row for row in firm if row["verdict"] == verdict]:
-            first = same[0]
-            alike = [row for row in same if pattern(row) == pattern(first)]
-            names = [", ".join(labels.get((row["where"], row["claim"]), ())) for row in alike]
-            also = f", likewise {joined(names[1:])}" if names[1:] else ""
-            numbers = {key: "; ".join(dict.fromkeys(row[key] for row in alike)) for key in RESULT}
-            text = f"{first['claim']}{also} ({first['where']})"
-            found.append((full_verdict(first), text, result_lines(numbers)))
+        for row in [row for row in firm if row["verdict"] == verdict][:1]:
+            numbers = row["number"].split("; ")
+            lines = ["numbers: as above"] if above.issuperset(numbers) else numbers
+            found.append((full_verdict(row), f"{row['claim']} ({row['where']})", [*lines, *needs_lines(row)]))
+            above |= {*numbers}
     return found
+
+
+def alike(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[dict[str, Any]]:
+    """Join rows of claims that differ in a label only, such as the method, and have the same verdict.
+
+    The text of the first one names the labels of the others. ``evidence`` has the evidence of each by label.
+    """
+    labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        text = row["claim"]
+        for label in labels.get((row["where"], text), ()):
+            text = text.replace(label, "...")
+        groups.setdefault((row["where"], text, full_verdict(row), row["needed"]), []).append(row)
+    joint = []
+    for group in groups.values():
+        first = group[0]
+        names = [", ".join(labels.get((row["where"], row["claim"]), ())) for row in group]
+        also = f", likewise {joined(names[1:])}" if names[1:] else ""
+        lines = {key: "; ".join(dict.fromkeys(filter(None, (row[key] for row in group)))) for key in RESULT}
+        evidence = {name if also else "": row["evidence"] for name, row in zip(names, group, strict=True)}
+        joint.append({**first, **lines, "claim": first["claim"] + also, "evidence": evidence})
+    return joint
 
 
 def _labels_in(claim: Claim) -> list[str]:

@@ -1000,7 +1000,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     write_json(tmp_path / "summary.json", summary)
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
     number = "final accuracy, x minus none: +2.10 points [+1.93, +2.27]"
-    assert summary["findings"] == [("reduced scale", "a | b (sec. 1)", [number])]
+    assert summary["examples"] == [("reduced scale", "a | b (sec. 1)", [number])]
     assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
 
 
@@ -1027,7 +1027,7 @@ def test_at_a_reduced_scale_a_card_shows_the_claim_of_its_figure(runs: Runs, red
     judged = judged.assign(claim=["1", "2"], item=["b", "a, curves"])
     heading = {"paper": "toy", "title": "A toy", "kind": "paper", "scale": "demo", "reduced": reduced}
     summary = paper_summary(heading, [sheet], judged, {})
-    assert summary["findings"][0][1] == ("2 (sec. 1)" if reduced else "1 (sec. 1)")
+    assert summary["examples"][0][1] == ("2 (sec. 1)" if reduced else "1 (sec. 1)")
     assert [one["claim"] for one in summary["claims"]] == ["1", "2"]
 
 

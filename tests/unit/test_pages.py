@@ -429,14 +429,18 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
     own, other = toy.listing["papers"]
     papers = [{**own, "title": title}, other]
     try:
-        for finding, line in (
-            (("supported", "A grows", ["x: +1"]), "Paper's claim: A grows. Main verdict: supported."),
-            (("undecided†, exploratory", "A", ["x: +1"]), "Paper's claim: A."),
-            (("better", "A (B)", ["x: +1"]), "A (B); x: +1 Main verdict: better (A)."),
-            (("", "", ["All are right."]), "All are right."),
+        for kind, finding, line in (
+            (
+                "examples",
+                ("supported", "A grows", ["x: +1"]),
+                "Paper's claim: A grows. Main verdict: supported.",
+            ),
+            ("examples", ("undecided†, exploratory", "A", ["x: +1"]), "Paper's claim: A."),
+            ("results", ("better", "A (B)", ["x: +1"]), "A (B); x: +1 Main verdict: better (A)."),
+            ("results", ("", "", ["All are right."]), "All are right."),
         ):
             path.write_text(
-                json.dumps({**SUMMARY, "conclusions": {}, "findings": [finding]}), encoding="utf-8"
+                json.dumps({**SUMMARY, "conclusions": {}, "examples": [], kind: [finding]}), encoding="utf-8"
             )
             page = front(toy, papers=papers)
             verdict, words = finding[0], line.partition(" Main verdict: ")
@@ -493,7 +497,7 @@ def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> No
     assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
     words = re.findall(r"Brackets show|Case:", text)
     assert words == ["Brackets show", "Case:"]
-    assert "Claims are in italics, in our own words; our numbers stand below." in text
+    assert "Claims are in italics, in our own words." in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
     assert "has the other sign" not in meanings, "no gain of this scale is opposite"
@@ -505,7 +509,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     path = toy.folder / "paper" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
     finding = ("reduced scale", "A grows (sec. 2)", ["x minus y, average of 2 cases: -1 points", "x: 2 %"])
-    path.write_text(json.dumps({**summary, "findings": [finding]}), encoding="utf-8")
+    path.write_text(json.dumps({**summary, "examples": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
     shown = "A grows (sec. 2) x minus y, average of 2 cases -1 points x 2 %"
     assert shown in text and "Case: a setting or method that a claim names." in text
@@ -538,10 +542,35 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
     assert in_lines([]) == in_lines([""]) == ""
 
 
+def test_names_of_neighbouring_lines_share_their_beginning() -> None:
+    found = in_lines(
+        ["last accuracy, gain, A: +1", "last accuracy, gain, B: +2", "needed: 0, or 1", "gain, A: 3"]
+    )
+    assert re.findall(r"<d[td].*?>(.*?)</d[td]>", found) == [
+        *("last accuracy, gain", "A", "+1", "B", "+2"),
+        *("needed: 0, or 1", "gain, A", "3"),
+    ]
+
+
+def test_claims_that_runs_judged_as_planned_come_first(toy: Toy) -> None:
+    """The others are folded, but the exploratory ones are open if no claim is planned."""
+    planned, late, *others = SUMMARY["claims"][:-1]
+    found = []
+    for claims in ([planned, late, *others], [late, *others], others):
+        changed = {**SUMMARY, "reduced": False, "claims": claims, "alike": summary.alike(claims)}
+        text = paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")
+        found.append(re.findall(r"<summary>((?:Expl|Claims).*?)</summary>", text))
+    assert found == [
+        ["Exploratory claims (1)", "Claims that no run judges (4)"],
+        ["Claims that no run judges (4)"],
+        [],
+    ]
+
+
 def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
     def text(number: str) -> str:
         claims = [{**one, "number": number} for one in SUMMARY["claims"]]
-        changed = {**SUMMARY, "reduced": False, "claims": claims, "findings": []}
+        changed = {**SUMMARY, "reduced": False, "claims": claims, "alike": summary.alike(claims)}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
     meaning = "Case: a setting or method that a claim names."
@@ -562,7 +591,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert page.links.count("#table1-note-2") == 2 and "table1-note-2" in page.ids, "notes stand on this page"
     assert "0 inconclusive" in text and "(1.5 expected)" in page.of("small")
     heads = ("our runs", "claim needs")
-    assert [head for head in page.of("th") if head in heads] == [*heads]
+    assert [head for head in page.of("th") if head in heads] == [*heads, *heads, heads[0]]
     shown = "x minus y +1.2 points 1 run diverged evidence +1.2 points on average (p = 0.01)"
     assert f"{shown} Runs: Accuracy & gain . above 0 " in text
     assert "FLFA <always> helps" in page.of("i") and "contradicted†" in page.of("span")
@@ -630,12 +659,12 @@ def test_a_count_of_zero_has_no_colour() -> None:
     assert classes == ["", "bad"]
 
 
-def test_items_without_claims_stand_folded_after_those_with_claims(toy: Toy) -> None:
+def test_items_without_planned_claims_stand_folded_after_those_with_them(toy: Toy) -> None:
     cells = {toy.sheet.id: read_csv(toy.folder / "paper" / "table1.csv")}
-    claims = [one for one in SUMMARY["claims"] if one["item"] != "table1"]
-    claims = [{**one, "item": one["item"].replace(", table1", "")} for one in claims]
+    names = {"table1": "figure1", "figure1, table1": "table1"}  # an exploratory claim on the table
+    claims = [{**one, "item": names.get(one["item"], "")} for one in SUMMARY["claims"]]
     about = {**ABOUT, "covers": {"table1": [], "figure1": []}}
-    summaries = ({**SUMMARY, "claims": claims}, {**SUMMARY, "claims": []})
+    summaries = ({**SUMMARY, "claims": one, "alike": summary.alike(one)} for one in (claims, []))
     sheets = [toy.sheet, toy.figure]
     folded = [
         paper.page({"reduced": False, **one}, about, sheets, cells, toy.folder / "paper").partition(
@@ -816,17 +845,18 @@ def test_findings_are_the_first_claim_of_each_verdict(
             "dropped": False,
             "exploratory": late,
             "where": "sec. 2",
-            "number": f"{number}; {number[::-1]}",
+            "number": f"{text}; {number}",
             "needed": "above 0; within 1 point",
             "reason": "1 run diverged; no number at b" if verdict == "undecided" else "",
         }
         for text, verdict, late in claims
     ]
     without = {**measured[0], "number": ""} if measured else {"number": ""}
-    lines = [number, number[::-1], "needed: above 0 and within 1 point"]
+    lines = [number, "needed: above 0 and within 1 point"]
     why = ["1 run diverged", "no number at b"]
-    assert summary.findings([without, *measured]) == [
-        (verdict, f"{text} (sec. 2)", lines + why * (verdict == "undecided")) for verdict, text in expected
+    assert summary.claim_findings([without, *measured]) == [
+        (verdict, f"{text} (sec. 2)", [text, *lines] + why * (verdict == "undecided"))
+        for verdict, text in expected
     ]
 
 
@@ -837,6 +867,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False, "needed": "above 0.5", "reason": reason},
+            "evidence": text,
         }
 
     test = {"kind": "positive", "item": "a", "measure": "last_accuracy", "over": {"plugin": "base"}}
@@ -848,7 +879,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
     rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
     tested = "needed: above 0.5"
-    assert summary.findings(rows, claims) == [
+    assert summary.claim_findings(summary.alike(rows, claims)) == [
         (
             *("supported", "MOON gains, likewise FedProx (A, sec. 1)"),
             ["x minus y, MOON: +10 points", "x minus y, FedProx: +13 points", tested],
@@ -859,8 +890,13 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
             ["x minus y, FedDyn: +12 points", tested, "no number at b"],
         ),
     ]
+    joint, *_ = summary.alike(rows, claims)
+    assert joint["evidence"] == {"MOON": "MOON gains", "FedProx": "FedProx gains"}
+    rows[4]["number"] = rows[0]["number"]
+    *_, last = summary.claim_findings(summary.alike(rows, claims))
+    assert last[-1] == ["numbers: as above", tested, "no number at b"], "no number stands twice"
     rows[2]["needed"] = "above 0.6"
-    first, *_ = summary.findings(rows, claims)
+    first, *_ = summary.claim_findings(summary.alike(rows, claims))
     assert first[1:] == ("MOON gains (A, sec. 1)", ["x minus y, MOON: +10 points", tested]), "needs less"
 
 
@@ -888,7 +924,7 @@ def test_the_page_of_a_paper_has_its_main_intervals_beside_its_result(toy: Toy) 
         ({"picture": "", "parts": {"B": {**SUMMARY, "picture": "", "forest": plot}}}, True),
         ({"picture": "", "parts": {"B": {**SUMMARY, "picture": ""}}}, False),
     ):
-        found = {**SUMMARY, "reduced": False, "claims": [], "forest": plot, **changes}
+        found = {**SUMMARY, "reduced": False, "claims": [], "alike": [], "forest": plot, **changes}
         text = paper.page(found, ABOUT, [], {}, toy.folder / "paper")
         assert ('class="forest"' in text.partition('id="claims"')[0]) == shown, changes
 
@@ -904,13 +940,11 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     judged = pd.DataFrame([{**fields, "where": one, "claim": "x", "item": places[one]} for one in places])
     heading = {"paper": "both", "title": "Both", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary({**heading, "note": "Small."}, sheets, judged, cells)
-    assert found["findings"] == [
-        ("supported", f"x ({one})", ["1", "needed: above 0"]) for one in list(places)[:2]
-    ]
-    for one, item in (("B", "b"), ("Paper", "a")):
+    for one, item, place in (("B", "b", "fig. 2"), ("Paper", "a", "sec. 1, table 1")):
         part = found["parts"][one]
         assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
-        assert part["counts"]["claims"] == ({"supported": 1}, {}) and len(part["findings"]) == 1
+        assert part["counts"]["claims"] == ({"supported": 1}, {})
+        assert part["examples"] == [("supported", f"x ({one}, {place})", ["1", "needed: above 0"])]
         assert list(part["forest"]["rows"]) == ["Accuracy & gain\neach minus BP"], (
             "a base, also with one item"
         )
@@ -1012,7 +1046,7 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", *summary.RESULT]
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
     found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
-    (finding,) = found["findings"]
+    (finding,) = found["results"]
     words = ["difference from tuned, in points: +1.00 [+0.50, +1.50]"]
     assert finding == ("better", "one / tuned (Accuracy & gain)", words)
 
