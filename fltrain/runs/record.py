@@ -79,6 +79,11 @@ def reason(error: Exception) -> str:
     return " ".join(what.split())
 
 
+def unknown_remedy() -> str:
+    """Return the remedy for a record with a component that the code lacks."""
+    return f"{own_remedy()}; if a notebook or script defines it, register it first (fltrain.register)"
+
+
 @contextmanager
 def _damage_named(where: str) -> Iterator[None]:
     """Turn errors of damaged files into one line that begins with ``where`` and ends with the remedy."""
@@ -98,8 +103,9 @@ class Results:
 
     @property
     def missing(self) -> str:
-        """Problem and the nearest name if there is no such folder, else empty."""
-        problem = "not a folder" if self.root.exists() else f"no such folder{similar(self.root)}"
+        """Problem, and the nearest name or the current folder, if there is no such folder; else empty."""
+        here = "" if self.root.is_absolute() else f"; you are in {Path.cwd()}"
+        problem = "not a folder" if self.root.exists() else f"no such folder{similar(self.root) or here}"
         return "" if self.root.is_dir() else f"{self.root}: {problem}"
 
     def existing(self) -> Results:
@@ -288,7 +294,7 @@ class Record:
             lines = [line.strip() for line in str(error).splitlines()]  # of several, the first is a heading
             text = "; ".join(lines[1:] or lines).removeprefix("spec.json: ")
             unknown = re.findall(r"[\w.]+: unknown [^;(]*'", text)  # without guesses at other names
-            remedy = own_remedy() * any(": unknown key " not in one for one in unknown)
+            remedy = unknown_remedy() * any(": unknown key " not in one for one in unknown)
             return ("; ".join(unknown) or text) + remedy
 
     @property

@@ -187,7 +187,10 @@ def value_of(settings: Mapping[str, str], key: str) -> str:
 
 
 def _same(value: str, wanted: str) -> bool:
-    """Return True for equal texts and for texts of the same number; null is none."""
+    """Return True for equal texts and for texts of the same number; null is none.
+
+    If a setting is not set, it is null in some runs, and other runs, such as runs of another method, lack it.
+    """
     value, wanted = (NONE if text == "null" else text for text in (value, wanted))
     if value == wanted:
         return True

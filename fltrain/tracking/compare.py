@@ -19,6 +19,7 @@ import pandas as pd
 
 from fltrain.core.config import VERY_CLOSE, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.floats import average
 from fltrain.core.shell import command
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.layout import (
@@ -41,6 +42,7 @@ from fltrain.reporting.frame import Runs, diverged, targets_text
 from fltrain.reporting.tables.cells import cells, layout_of
 from fltrain.reporting.tables.render import DROPPED_CELLS, EXPLORATORY, Notes, entries_of, own_margins
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, GainVerdict, TableCell, Verdict
+from fltrain.reporting.text import number_text
 from fltrain.runs.measures import MEASURES, lacking_in_all, measure
 from fltrain.runs.record import Results
 from fltrain.runs.spec import RunSpec
@@ -160,8 +162,9 @@ class Comparison:
             texts = {heading: entry.marked for heading, entry in entries.items()}
             if several:
                 texts = {"measure": cell.label, "value": texts.pop(cell.label), **texts}
-            if 0 < len(cell.gains) < cell.n:
-                texts["gain"] += f" ({count(len(cell.gains), 'pair')})"
+            unpaired = [one.n for one in self.cells if one.panel == cell.panel and not one.gains]
+            if 0 < len(cell.gains) < max([cell.n, *unpaired]):
+                texts["gain"] += f" ({count(len(cell.gains), 'pair')}{_paired_means(cell)})"
             n = max(cell.n, len(cell.gains))  # an average of gains has no values
             for name, text in texts.items():
                 line[self._gain if name == "gain" else name] = text
@@ -171,6 +174,16 @@ class Comparison:
         same = {name for name in lines[0] if len({line[name] for line in lines}) == 1}
         empty = {name for name in same if name in (table.panels, table.columns) or not lines[0][name]}
         return [{name: text for name, text in line.items() if name not in empty} for line in lines]
+
+
+def _paired_means(cell: TableCell) -> str:
+    """Return the means of the runs behind a gain, for example ``: 70.26 - 69.02``; empty for an average."""
+    paired = [one for seed, one in zip(cell.value_seeds, cell.values, strict=True) if seed in cell.gain_seeds]
+    if not (paired and cell.base_values):
+        return ""
+    return ": " + " - ".join(
+        number_text(average(values), cell.decimals) for values in (paired, cell.base_values)
+    )
 
 
 def compare(
@@ -503,12 +516,16 @@ def compare_runs(
         )
     elif dependent:
         remarks.append(f"conditions also differ in {', '.join(dependent)}")
-    if len(made) > 1 and not any(cell.gains for cell in made):
-        remarks.append(
-            f"no gains: no two runs with a value agree with {base!r} in seed and "
-            f"{listed(others, 3) or 'all settings'}; restrict these settings with --where, or compare them "
-            "with --over"
-        )
+    if len(names) > 1 and not any(cell.gains for cell in made):
+        valued = {
+            run.run_id: run.spec.seed
+            for cell in made
+            for seed in cell.value_seeds
+            for run in found[cell.panel, cell.row][seed]
+        }
+        frame = settings.loc[[*valued]].assign(seed=pd.Series(valued))
+        of_base = [variants[run] == base for run in valued]
+        remarks.append(f"no gains: {_nearest(frame, of_base, others, what.dimension or '')}")
     elif shown:
         remarks.append(
             f"gains compare runs with equal {', '.join(shown)}; to compare values of {shown[-1]}, "
@@ -517,6 +534,34 @@ def compare_runs(
     remarks += _mixed(runs, made)
     panels = {condition[run]: conditions[run] for run in condition}
     return Comparison(job, made, remarks, heading=heading, conditions=panels)
+
+
+def _nearest(frame: pd.DataFrame, of_base: Sequence[bool], others: Sequence[str], dimension: str) -> str:
+    """Return the reason why no run is paired with one of the base: all that the nearest two differ in.
+
+    Args:
+        frame: settings and seeds of the runs with a value, by run ID.
+        of_base: for each of them, if it belongs to the base.
+        others: settings that are not compared.
+        dimension: dimension of the measure, in which runs with equal settings differ.
+    """
+    bases, rest = frame[of_base], frame[[not one for one in of_base]]
+    if bases.empty or rest.empty:
+        return "only runs of one variant have a value"
+    names = list(map(str, frame))
+    pairs = itertools.product(bases[names].itertuples(index=False), rest[names].itertuples(index=False))
+    differing = (
+        [name for name, one, other in zip(names, *pair, strict=True) if one != other] for pair in pairs
+    )
+    nearest = min(differing, key=lambda found: len({*others, "seed"} & {*found}))
+    keys = [key for key in nearest if key in others or key == "seed"]
+    compared = [key for key in nearest if key not in keys]
+    compared = [key for key in compared if key in _METHOD] or compared
+    over = f"; --over {','.join([*compared, *keys])} compares them"
+    remedy = over if 0 < len(keys) <= 3 and "seed" not in keys else ""
+    return (
+        f"the nearest runs differ in {listed(keys, 3) or dimension} as well as {listed(compared, 3)}{remedy}"
+    )
 
 
 def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[str]:
@@ -553,10 +598,10 @@ def _distinguishing(conditions: pd.DataFrame) -> list[str]:
     Method and plug-ins are always among them.
     """
     shown = list(map(str, conditions))
-    distinct = len(conditions.drop_duplicates())
+    distinct = len({*conditions.itertuples(index=False)})
     for key in [key for key in reversed(shown) if key not in _METHOD]:  # the first ones are the most telling
         fewer = [other for other in shown if other != key]
-        if len(conditions[fewer].drop_duplicates()) == distinct:
+        if len({*conditions[fewer].itertuples(index=False)}) == distinct:  # without columns, all are equal
             shown = fewer
     return shown
 

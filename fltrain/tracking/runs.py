@@ -18,12 +18,12 @@ import pandas as pd
 
 from fltrain.core import arguments
 from fltrain.core.errors import FltrainError, count, listed
-from fltrain.core.own import own_remedy, places
+from fltrain.core.own import places
 from fltrain.core.shell import command, workflow
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import no_item, plan
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
-from fltrain.runs.record import Record, Results
+from fltrain.runs.record import Record, Results, unknown_remedy
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import CONDITIONS, NONE, Condition, choose, flat_settings, parse_where, short_names
 
@@ -164,6 +164,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             left[record.run_id] = record.lacking
     verify = command("fltrain verify", folder.root, config)
     warnings = _left_out(left.values(), verify)
+    recorded = len(runs)
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
@@ -178,12 +179,15 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             raise untrained(folder, name, items[0].scale.scale)
     if not runs:
         status = command("fltrain status", folder.root, config)
-        none = f"there are no runs, or only stale ones (`{status}`)"
-        wrong = f" ({Path.cwd()} may be the wrong folder)" * bool(folder.missing)
-        problem = f"{folder.runs}: {'; '.join(['no usable runs', *warnings]) if warnings else none}"
+        numbers = {"stale": recorded, "unfinished": len(folder.folders()) - recorded - len(left)}
+        only = " and ".join(count(number, f"{what} run") for what, number in numbers.items() if number)
+        none = f"{only and 'only '}{only or 'no runs'} (`{status}`)" if only or not left else "no usable runs"
+        parts = [f"{folder.runs}: {none}", *warnings]
+        parts += ["train an unfinished run again, which continues it"] * bool(numbers["unfinished"])
+        problem = "; ".join(parts)
         raise FltrainError(
             f"{folder.missing or problem}; {_imported(folder, wanted['scale'] or declared, ', ')}train runs, "
-            f"or name another results folder{wrong}"
+            "or name another results folder"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
     try:
@@ -204,7 +208,7 @@ def _left_out(reasons: Iterable[str], verify: str) -> list[str]:
 
     The command ``verify`` lists the damaged ones.
     """
-    reasons, warnings, remedy = list(reasons), list[str](), own_remedy()
+    reasons, warnings, remedy = list(reasons), list[str](), unknown_remedy()
     if lacking := list(filter(None, reasons)):
         causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
         remedy *= any(text.endswith(remedy) for text in lacking)

@@ -394,7 +394,11 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
             "y: no complete record in results/runs; `fltrain status` lists the runs",
         ),
         ("records import no.gz", "no.gz: no such file; make one with `fltrain records export`, or use publ"),
-        ("verify --results nowhere", "nowhere: no such folder; name your folder with --results, or make 're"),
+        ("verify --results nowhere", "; name your folder with --results, or make 're"),
+        (
+            "verify --results /nowhere",
+            "/nowhere: no such folder; name your folder with --results, or make 're",
+        ),
         ("verify", "error: results: nothing to verify; name your folder with --results\n"),
         ("ui", "mlflow.db does not exist yet; run `make reproduce` or `fltrain track --scale NAME` first\n"),
         ("ui --results .", "does not exist yet; run `fltrain track --scale NAME --results .` first\n"),
@@ -403,14 +407,14 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
             "in runs; `fltrain status --results .` lists the runs that have one",
         ),
         *(
-            (f"{command} --results nowhere", "nowhere: no such folder; ")
+            (f"{command} --results nowhere", "nowhere: no such folder; you are in /")
             for command in ("status", "plan", "compare", "track", "ui", "records export x.tar.gz")
         ),
         *(
             (f"{command} --results /dev/null", "/dev/null: not a folder; ")
             for command in ("verify", "compare")
         ),
-        ("compare --results nowhere", "or name another results folder (/"),
+        ("compare --results nowhere", "train runs, or name another results folder\n"),
         ("verify --results ressults", "ressults: no such folder; did you mean 'results'?"),
         *(
             (

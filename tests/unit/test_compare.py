@@ -19,6 +19,7 @@ import fltrain
 from fltrain.core.errors import FltrainError
 from fltrain.core.shell import command
 from fltrain.experiments.plan import Plan, plan
+from fltrain.methods.fedprox import FedProx
 from fltrain.reporting.claims import JUDGED, LEGEND, result_lines
 from fltrain.reporting.tables.table_cell import OF_GAIN, OF_VALUE, TableCell, from_csv, read_csv, to_csv
 from fltrain.reporting.tables.write import write
@@ -126,7 +127,7 @@ def test_settings_without_a_column_come_first_if_there_are_many(tmp_path: Path) 
     assert first == "Rows also differ in settings without a column"
     assert columns.endswith(" more): choose fewer runs with --where, or name one table or figure.")
     *_, note = found.notes
-    assert " in seed and method, model.name, training.epochs and 4 more; restrict these settings" in note
+    assert note.endswith(" differ in method, model.name, training.epochs and 4 more as well as training.lr")
 
 
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_diverged_runs_count_as_chance_accuracy(root: Path) -> None:
     row = compared.rows()[1]
     # From 50 to 40 and from 60 to 10.
     assert row["final accuracy, %"].startswith("1 of 2 diverged; 25.00")
-    assert row["gain"] == "-30.00", "two pairs have no interval"
+    assert row["gain"] == "-30.00 (2 pairs: 25.00 - 55.00)", "two pairs have no interval"
     assert "A diverged run counts as chance accuracy" in compared.notes[0]
     seconds = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,moon"), metric="seconds")
     assert by_name(seconds)["moon"]["n"] == 1 and seconds.rows()[1]["seeds"] == "1 of 2"
@@ -618,6 +619,58 @@ def test_seeds_are_counted_by_cell_if_cells_have_different_ones(tmp_path: Path) 
     assert first.startswith("Mean ± standard deviation over 2 seeds.")
 
 
+def test_a_gain_of_a_part_of_the_seeds_has_the_means_of_its_pairs(tmp_path: Path) -> None:
+    """They explain the gain if a side has further seeds, whose means it does not fit."""
+    for rate, finals in {0.05: (0.4,), 0.1: (0.45, 0.9), 0.2: (0.7,)}.items():
+        for seed, final in enumerate(finals):
+            training = {"epochs": 1, "batch_size": 32, "lr": rate}
+            record(Results(tmp_path), tiny(seed=seed, training=training), final)
+    runs = find_runs(tmp_path, (), CONFIG)[0]
+
+    def gains(**options: Any) -> list[tuple[str, str]]:
+        rows = compare_runs(runs, over=["training.lr"], **options).rows()
+        return [(row["final accuracy, %"], row["gain"]) for row in rows]
+
+    assert gains() == [
+        ("40.00", ""),
+        ("67.50 ± 31.82", "+5.00 (1 pair: 45.00 - 40.00)"),
+        ("70.00", "+30.00"),
+    ]
+    assert gains(baseline="training.lr=0.1") == [
+        ("67.50 ± 31.82", ""),
+        ("40.00", "-5.00 (1 pair: 40.00 - 45.00)"),
+        ("70.00", "+25.00 (1 pair: 70.00 - 45.00)"),
+    ]
+
+
+def test_missing_gains_have_their_reason(tmp_path: Path) -> None:
+    """The note names all settings in which the two nearest runs differ; with ``over``, there are gains."""
+
+    def note(over: str, *specs: dict[str, Any]) -> str:
+        results = Results(tmp_path / str(len(list(tmp_path.iterdir()))))
+        for spec in specs:
+            training = {"epochs": 1, "batch_size": 32, "lr": spec.pop("lr", 0.1)}
+            record(results, tiny(**{"training": training} | spec), 0.5)
+        compared = compare_runs(find_runs(results.root, (), CONFIG)[0], over=over.split())
+        return next((text for text in compared.notes if text.startswith("no gains")), "")
+
+    far = {"method": "fedprox", "lr": 0.5, "rounds": 4}
+    prox = {"method": "fedprox", "lr": 0.2}
+    remedy = "; --over method,training.lr compares them"
+    assert note("", {}, dict(far), dict(prox)) == (
+        f"no gains: the nearest runs differ in training.lr as well as method{remedy}"
+    )
+    assert note("method training.lr", {}, dict(far), dict(prox)) == ""
+    mu = {"method": {"name": "fedprox", "mu": 0.3}, "lr": 0.2}
+    assert note("training.lr", {"method": "fedprox"}, mu) == (
+        "no gains: the nearest runs differ in method.mu as well as training.lr; "
+        "--over training.lr,method.mu compares them"
+    )
+    assert note("", {}, {"method": "fedprox", "seed": 3}) == (
+        "no gains: the nearest runs differ in seed as well as method"
+    )
+
+
 def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     item = next(one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2")
     entries = item.entries[:-1]
@@ -629,7 +682,7 @@ def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     base, other = compared.rows()
     assert (base["seeds"], other["seeds"]) == ("2 of 3", "2 of 3")
     assert "1 of 3 damaged" in base["final accuracy, %"] and "1 of 3 not run" in other["final accuracy, %"]
-    assert other["gain"].endswith("(1 pair)")
+    assert other["gain"] == "+0.00 (1 pair: 48.33 - 48.33)"
     assert "A gain has no interval if fewer than three seeds have both runs." in compared.notes
 
 
@@ -657,6 +710,7 @@ def test_the_fewest_conditions_that_distinguish_lines_are_shown() -> None:
     lines = pd.DataFrame({"size": [1, 1, 2, 2], "clients": [5, 6, 7, 8], "name": list("abab")})
     assert _distinguishing(lines) == ["clients"]
     assert _distinguishing(lines.assign(clients=[5, 5, 7, 7])) == ["size", "name"]
+    assert _distinguishing(lines[["size"]]) == _distinguishing(lines[["size"]][1:3]) == ["size"]
 
 
 def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
@@ -701,7 +755,8 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
         assert len(compare(tmp_path, CONFIG).cells) == 1
     names = "method: unknown method 'mine', plugins.0: unknown plug-in 'lost'"
     assert caplog.messages == [
-        f"left out: 3 records, {names}; if it is your own, set FLTRAIN_PATH to your folder",
+        f"left out: 3 records, {names}; if it is your own, set FLTRAIN_PATH to your folder; if a notebook or "
+        "script defines it, register it first (fltrain.register)",
         f"left out: 1 record, damaged ({command('fltrain verify', tmp_path, CONFIG)} lists them)",
     ]
     shutil.rmtree(results.run(tiny(seed=0).run_id))
@@ -814,8 +869,25 @@ def test_an_empty_folder_leads_to_the_records_that_the_project_has(tmp_path: Pat
         compare(tmp_path / "nowhere", CONFIG, ["flfa/table1"])
     with pytest.raises(FltrainError, match=rf"\(`fltrain status --results .*`\); {imports}"):
         chosen(tmp_path, "scale=published")
-    with pytest.raises(FltrainError, match=r"\(`fltrain status --results .*`\); train runs, or"):
+    with pytest.raises(FltrainError, match=r"runs: no runs \(`fltrain status .*`\); train runs, or"):
         chosen(tmp_path, "scale=demo")
+
+
+def test_unfinished_and_stale_runs_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(tmp_path)
+    unfinished = results.run(tiny(seed=1).run_id)
+    unfinished.mkdir(parents=True)
+    (unfinished / "train.log").touch()
+    status, end = r"\(`fltrain status --results .*`\)", "train an unfinished run again, which continues it"
+    with pytest.raises(FltrainError, match=f"runs: only 1 unfinished run {status}; {end}; import "):
+        chosen(tmp_path)
+    record(results, tiny(method="fedprox"), 0.5)
+    monkeypatch.setattr(FedProx, "revision", 9)
+    with pytest.raises(FltrainError, match=f"only 1 stale run and 1 unfinished run {status}; {end}"):
+        chosen(tmp_path)
+    shutil.rmtree(unfinished)
+    with pytest.raises(FltrainError, match=f"only 1 stale run {status}; import "):
+        chosen(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["flfa/figure2", "flfa_figure2", "flfa"])

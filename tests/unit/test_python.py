@@ -242,7 +242,7 @@ def test_a_single_text_stands_for_a_list(tmp_path: Path) -> None:
 def test_an_unknown_item_is_named_where_no_run_is_trained(tmp_path: Path) -> None:
     with pytest.raises(FltrainError, match="'demo' has no item 'flfa/table99'; did you mean 'flfa/table1'"):
         fltrain.compare(tmp_path, items="flfa/table99", config=ROOT / "config")
-    with pytest.raises(FltrainError, match="there are no runs"):
+    with pytest.raises(FltrainError, match="runs: no runs"):
         fltrain.compare(tmp_path, items=["flfa/table1", "flfa/figure2"], config=ROOT / "config")
 
 

@@ -192,10 +192,11 @@ def test_records_of_an_own_method_need_its_folder(place: Place, monkeypatch: pyt
     unknown = {**place.records[1].spec, "method": "fedprocs"}  # as if it were a name of the user's
     monkeypatch.setattr(Record, "spec", property(lambda self: unknown))
     remedy = "; if it is your own, set FLTRAIN_PATH to your folder"
+    register = "; if a notebook or script defines it, register it first (fltrain.register)"
     problem = "method: unknown method 'fedprocs'"  # without guesses: a record has no misspelled names
-    assert place.records[1].stale == problem + remedy
+    assert place.records[1].stale == problem + remedy + register
     monkeypatch.setenv(VARIABLE, str(place.root))
-    assert Record(place.records[1].folder).stale == problem
+    assert Record(place.records[1].folder).stale == problem + register
 
 
 def test_records_of_an_unknown_method_have_one_line(place: Place) -> None:
