@@ -423,8 +423,7 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
   claim least.
 
 *Our runs* are means over seeds, with 90 % intervals in brackets. A claim is supported if one-sided tests at
-5 % show that the number lies where the *claim needs* it: around the number that the paper states, or on one
-side of zero. *Details* show runs and p values.
+5 % show that the number lies where the *claim needs* it.
 
 {papers}
 
@@ -605,8 +604,8 @@ def details(rows: Sequence[Listed]) -> str:
 
 
 SYMBOLS = {
-    "fedavg": "C is the share of clients in a round (C = 0: one client), B the batch size (inf: all images "
-    "of a client).",
+    "fedavg": "C is the share of clients in a round (C = 0: one client). B is the batch size (inf: all "
+    "images of a client).",
     "ecgr": "*Beta* is the weight of exploratory gradients; 0 discards them.",
     "fedimpro": "The *cut* divides the network. Layers above it also train on sampled features.",
     "flfa": "*BP* is training without FLFA, *DFA* direct feedback alignment. FLFA* is the paper's variant.",
