@@ -50,6 +50,7 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.runs.measures import MEASURES
 from fltrain.runs.spec import RunSpec
 
 PAGES = Path(__file__).parent
@@ -729,6 +730,12 @@ The pages of [methods](methods/README.md) list their settings.
 
 {parts}
 
+## Measures
+
+Numbers of a run, for tables and for `fltrain compare --metric`.
+
+{measures}
+
 ## Workflow
 
 `config/config.yaml`; each key can be set on the command line with `--config KEY=VALUE`.
@@ -857,7 +864,10 @@ def configuration() -> str:
     first: dict[tuple[str, str], str] = {}
     sections = [one if isinstance(one, str) else section(*one, first) for one in parts]
     workflow = (CONFIG / "config.yaml").read_text(encoding="utf-8")
-    return CONFIGURATION.format(parts="\n\n".join(sections), workflow=workflow.strip())
+    text = "\n\n".join(sections).replace("`fltrain.runs.measures`", "[measures](#measures)")
+    rows = ([f"`{name}`", one.label, one.needs and f"`{one.needs}`"] for name, one in MEASURES.items())
+    measures = table(["measure", "heading", "needed setting, method or plug-in"], rows)
+    return CONFIGURATION.format(parts=text, measures=measures, workflow=workflow.strip())
 
 
 SCHEMAS: dict[str, Any] = {

@@ -32,8 +32,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Measure to compare: best_accuracy, test_loss, seconds ... (default: the first one of the "
-            "item that you name, or final_accuracy).",
+            help="Measure to compare: best_accuracy, test_loss, seconds ... (docs/configuration.md#measures; "
+            "default: the first one of the item that you name, or final_accuracy).",
         ),
     ] = None,
     over: Annotated[

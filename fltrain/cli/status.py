@@ -19,7 +19,7 @@ from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import STATUSES, RunStatus, changed_runs, stale_runs
+from fltrain.runs.today import STATUSES, UNRECORDED, RunStatus, changed_runs, stale_runs
 from fltrain.runs.where import Condition, parse_where
 
 _MISSING = "not trained"
@@ -69,9 +69,14 @@ def status(
     whole = plan(config, scale)
     planned = whole.restricted(wanted)
     if changed:
-        found = {run: planned.runs[run] for run in changed_runs(planned.runs, folder)}
-        for run in _meeting(_states(found, folder), by_status):
+        found = _meeting(_states(planned.runs, folder), by_status)
+        for run in changed_runs({run: planned.runs[run] for run in found}, folder):
             typer.echo(folder.run(run) / "summary.json")
+        if unknown := sum(state.detail == UNRECORDED for state in found.values()):
+            text = (
+                f"not listed: {count(unknown, 'run')} whose code is not recorded, so a change is not visible"
+            )
+            typer.echo(text, err=True)
         return
     specs: Mapping[str, RunSpec | None] = planned.runs
     states, other = _states(specs, folder), dict[str, RunSpec | None]()

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import options
-from fltrain.core.errors import count
+from fltrain.core.errors import FltrainError, count
+from fltrain.core.shell import workflow
 from fltrain.experiments.plan import plan
 
 
@@ -47,8 +48,13 @@ def track(
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
     chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
+    pages = (path for item in chosen for path in (folder.root / scale).glob(f"{item.id}.*"))
+    if not (any(folder.record(run).complete for run in runs) or any(pages)):
+        others = sum(record.run_id not in whole.runs for record in folder.records())
+        also = f", or add --every for {count(others, 'run')} in none of its tables and figures"
+        raise FltrainError(
+            f"{folder.missing or f'{folder.runs} has no run of scale {scale!r}'}; train its runs with "
+            f"{workflow(f'scale={scale}', results)}{also if others else ''}"
+        )
     export = Export(folder, scale, groups_of(whole), list(runs), chosen, measures_of(whole))
-    counts = export.to(store)
-    others = sum(record.run_id not in whole.runs for record in folder.records())
-    left = f"; {count(others, 'run')} in no table or figure of scale {scale!r}: add --every"
-    typer.echo(f"{store}: {in_words(counts)}{left if others and not any(counts.values()) else ''}")
+    typer.echo(f"{store}: {in_words(export.to(store))}")

@@ -23,8 +23,8 @@ def verify(
     """Check datasets, partitions, records and tables in RESULTS.
 
     The command makes the tables again from the records and compares them. It prints a line for each problem,
-    and then ends with exit code 2, as for an empty folder. It also lists stale records and leftovers of
-    interrupted processes, which are not problems.
+    and then ends with exit code 2, as for an empty folder, or if it could check no table. It also lists stale
+    records and leftovers of interrupted processes, which are not problems.
     """
     from fltrain.reporting.verify import Verification
 
@@ -34,5 +34,5 @@ def verify(
     if verification.empty:
         raise FltrainError(f"{results}: nothing to verify; name your folder with --results")
     typer.echo(verification.summary)
-    if verification.problems:
+    if verification.failed:
         raise typer.Exit(FltrainError.exit_code)

@@ -15,6 +15,7 @@ from PIL import Image
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import digest, read_arrays, replacing, write_arrays
 from fltrain.core.hashing import short_hash
+from fltrain.core.shell import command
 from fltrain.data.datasets import Dataset, DatasetEntry
 from fltrain.data.fetch import obtain
 from fltrain.data.partition import Division, Indices, class_counts
@@ -105,7 +106,9 @@ class _Older(FltrainError):
 
 def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     """Return a prepared dataset after checking that it is complete and belongs to these settings."""
-    arrays, about = read_arrays(path, "prepared dataset", f"run `fltrain data fetch {dataset.name}`")
+    size = f" --image-size {dataset.image_size}" if dataset.image_size else ""
+    fetch = command(f"fltrain data fetch {dataset.name}{size}", path.parent.parent)
+    arrays, about = read_arrays(path, "prepared dataset", f"run `{fetch}`")
     same = about.get("dataset") == dataset.prepared.model_dump(mode="json")
     if not same or (revision := about.get("revision", 0)) != dataset.revision:
         kind = _Older if same and revision < dataset.revision else FltrainError

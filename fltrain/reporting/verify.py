@@ -43,13 +43,14 @@ class Verification:
         config: folder with ``papers/``, ``scales/`` and ``reported/``.
         chosen: the scale whose tables are checked; None for all scales that have tables.
         problems: number of problems so far.
+        unchecked: number of tables that could not be checked.
     """
 
     def __init__(self, results: Results, config: Path, scale: str | None = None) -> None:
         self.results = results.existing()
         self.config = config
         self.chosen = None if scale is None else plan(config, scale)
-        self.problems = 0
+        self.problems = self.unchecked = 0
         self._counts = dict.fromkeys(("record", "partition", "dataset", "table"), 0)
         self._digests: dict[str, str] = {}
         self._damaged: set[str] = set()
@@ -78,9 +79,23 @@ class Verification:
 
     @property
     def summary(self) -> str:
-        """Counts of checked files and of problems."""
+        """Counts of checked files, of problems and of tables that were not checked."""
         checked = ", ".join(count(number, what) for what, number in self._counts.items())
-        return f"{checked}: {count(self.problems, 'problem') if self.problems else 'all consistent'}"
+        unchecked = f"{count(self.unchecked, 'table')} not checked"
+        if self.problems:
+            return f"{checked}: {count(self.problems, 'problem')}" + f"; {unchecked}" * bool(self.unchecked)
+        return f"{checked}: {unchecked if self.unchecked else 'all consistent'}"
+
+    @property
+    def failed(self) -> bool:
+        """True if there are problems, or if there are tables and none could be checked."""
+        return bool(self.problems or (self.unchecked and not self._counts["table"]))
+
+    def _not_checked(self, path: Path, why: str) -> Problem:
+        """Return the line on a table that is left out of the counts of checked files."""
+        self._counts["table"] -= 1
+        self.unchecked += 1
+        return Problem(f"{path}: not checked: {why}", harmless=True)
 
     def _each(
         self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Problem]]
@@ -170,7 +185,8 @@ class Verification:
         if self.chosen:
             folder = self.results.root / self.chosen.scale.scale
             if not any(folder.glob("*/*.csv")):
-                yield Problem(f"{folder}: no tables to verify", harmless=True)
+                remake = self._remake(folder, "; make them with {}")
+                yield Problem(f"{folder}: no tables to verify{remake}")
             yield from self._tables_of(self.chosen)
             return
         for path in sorted(path for place in places(self.config) for path in place.glob("scales/*.yaml")):
@@ -184,18 +200,22 @@ class Verification:
 
     def _tables_of(self, planned: Plan) -> Iterator[Problem]:
         folder = self.results.root / planned.scale.scale
-        if outdated := outdated_pages(folder):
-            text = (
-                f"{count(len(outdated), 'page')} made by another version of the rule or of the reporting code"
-            )
-            remake = command(f"snakemake --config scale={folder.name} train=false")
-            # The workflow has one results folder.
-            remedy = f"; run {remake}, then verify again" if self.results.root == Path("results") else ""
-            yield Problem(f"{folder}: {text}, not checked: {listed(outdated, 3)}{remedy}", harmless=True)
-        for item in planned.items:
-            path = folder / f"{item.id}.csv"
-            if item.item.table and path.exists() and f"{item.id}.html" not in outdated:
-                yield from self._each("table", [path], partial(self._check_table, item))
+        made = {item.id: item for item in planned.items if item.item.table}
+        made = {name: item for name, item in made.items() if (folder / f"{name}.csv").exists()}
+        pages = outdated_pages(folder)
+        if outdated := [name for name in made if f"{name}.html" in pages]:
+            self.unchecked += len(outdated)
+            text = "made by another version of the rule or of the reporting code, not checked"
+            remedy = self._remake(folder, "; run {}, then verify again")
+            yield Problem(f"{folder}: {count(len(outdated), 'table')} {text}: {listed(outdated, 3)}{remedy}")
+        for name, item in made.items():
+            if name not in outdated:
+                yield from self._each("table", [folder / f"{name}.csv"], partial(self._check_table, item))
+
+    def _remake(self, folder: Path, text: str) -> str:
+        """Return a text with the command that makes the tables of a scale, which has one results folder."""
+        remake = command(f"snakemake --config scale={folder.name} train=false")
+        return text.format(remake) if self.results.root == Path("results") else ""
 
     def _check_table(self, item: PlannedItem, path: Path) -> Iterator[Problem]:
         """Make the table again from the plan's runs; a part of the plan makes another table."""
@@ -207,7 +227,7 @@ class Verification:
             yield Problem(f"{path}: names {unknown[0]}, which is neither planned nor trained; {remedy}")
             return
         if damaged := {*item.run_ids} & self._damaged:
-            yield Problem(f"{path}: not checked: made from {min(damaged)}, which is damaged", harmless=True)
+            yield self._not_checked(path, f"made from {min(damaged)}, which is damaged")
             return
         forms = {form: path.with_suffix(f".{form}") for form in FORMS["table"] if form != "html"}
         files = {form: file for form, file in forms.items() if file.is_file()}
@@ -217,7 +237,7 @@ class Verification:
         before, after = (sorted(len(cell.runs) for cell in table) for table in (cells, made))
         same_runs = runs == {run for cell in made for run in cell.runs}
         if runs and not same_runs and (others or before != after):
-            yield Problem(f"{path}: not checked: made from another selection", harmless=True)
+            yield self._not_checked(path, "made from another selection")
             return
         for form, text in again.items():
             if files[form].read_bytes().decode() != text:

@@ -26,6 +26,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -39,6 +40,7 @@ from fltrain.core.files import flush, json_text, read_arrays, replacing, save_ar
 from fltrain.core.floats import average
 from fltrain.core.hashing import canonical_json, sha256, short_hash
 from fltrain.core.own import own_remedy
+from fltrain.core.shell import command
 from fltrain.data.datasets import Dataset
 from fltrain.runs.spec import RunSpec
 
@@ -375,7 +377,9 @@ class Record:
 
     def models(self) -> dict[str, NDArray[Any]]:
         """Return the models that the record keeps, by name; refuse models of another training."""
-        remedy = "archives have none; run `fltrain train --again` on its spec.json"
+        spec = quote(str(self.folder / "spec.json"))
+        train = command(f"fltrain train --again {spec}", self.folder.parent.parent)
+        remedy = f"archives have none; run `{train}`"
         arrays, about = read_arrays(self.folder / MODELS_FILE, "file of models", remedy)
         if about["run_id"] != self.run_id:
             raise FltrainError(f"{self.run_id}: {MODELS_FILE} belongs to {about['run_id']}; retrain the run")

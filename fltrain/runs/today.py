@@ -124,10 +124,14 @@ def changed_modules(record: Record, spec: RunSpec) -> list[str]:
     return sorted(name for name in recorded.keys() & today.keys() if recorded[name] != today[name])
 
 
+UNRECORDED = "code not recorded"
+"""Remark on a record without digests of the code, such as an older one."""
+
+
 def changed_code(record: Record, spec: RunSpec) -> str:
     """Return, for example, ``the code of methods.fedprox changed since this run``; empty if none changed."""
     if not record.provenance.get("sources"):
-        return "code not recorded"
+        return UNRECORDED
     modules = changed_modules(record, spec)
     return f"the code of {listed(modules, 2)} changed since this run" if modules else ""
 

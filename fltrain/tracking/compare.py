@@ -11,6 +11,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -259,11 +260,13 @@ def _check_metric(
         return
     of_runs = [name for name in possible if not lacking_in_all(specs, name, "metric")]
     having = list(dict.fromkeys([*first, *of_runs]))
-    parts = listed((repr(name) for name in having if metric.lower() in name), 3)
+    words = {word for name in having for word in name.split("_")}  # of "acuracy", it is "accuracy"
+    (part,) = get_close_matches(metric.lower(), words, 1, VERY_CLOSE) or [metric.lower()]
+    parts = listed((repr(name) for name in having if part in name), 3)
     near = suggest(metric, MEASURES, VERY_CLOSE)
     if not near:
         near = f"; did you mean {parts}?" if parts else suggest(metric, having)
-        near += f" (known: {listed(having, 6)}; fltrain/runs/measures.py has all)"
+        near += f" (known: {listed(having, 6)}; docs/configuration.md#measures lists all)"
     raise FltrainError(f"unknown metric {metric!r}{near}")
 
 

@@ -717,6 +717,8 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {
         "drift": r"has 'drift': the runs lack evaluation\.statistics: \[drift\]",
         "x": "unknown metric 'x'",
+        "acuracy": r"did you mean 'final_accuracy', .*known: .*; docs/configuration.md#measures lists all\)$",
+        "ACC": "did you mean 'final_accuracy'",
         "acc": r"metric 'acc'; did you mean 'final_accuracy', .* 2 more\? \(known: final_accuracy, .* and",
         "traffic_to_target": "compare shows 'traffic_to_target' only of a table that declares it",
         "best_of_all_seeds": "compare shows 'best_of_all_seeds' only of a table that declares it",

@@ -1,5 +1,6 @@
 """Prepared datasets and partitions: contents of the files, and detection of damage."""
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from fltrain.data.prepared import (
 from fltrain.runs.record import Results
 
 from .conftest import Register
-from .helpers import error_line, flip, pixels, tiny, trained, write_npz
+from .helpers import cli, error_line, flip, pixels, tiny, trained, write_npz
 
 DIGITS = Dataset(name="digits")
 ARRAYS_OF_DATA = ("train_images", "train_labels", "test_images", "test_labels")
@@ -192,8 +193,18 @@ OLDER = f"prepared from other settings or an older version; {AGAIN}"
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_refused(prepared: Path, damage: str) -> None:
     DAMAGES[damage](prepared)
-    ending = "no such prepared dataset; run `fltrain data fetch digits`" if damage == "missing" else AGAIN
+    fetch = f"fltrain data fetch digits --results {prepared.parent.parent}"
+    ending = f"no such prepared dataset; run `{fetch}`" if damage == "missing" else AGAIN
     refuses(lambda: load_prepared(DIGITS, prepared), prepared, ending)
+
+
+def test_missing_data_name_the_command_that_makes_them(tmp_path: Path) -> None:
+    dataset, results = Dataset(name="digits", image_size=16), Results(tmp_path / "a folder")
+    message = error_line(lambda: load_prepared(dataset, results.data(dataset)))
+    program, *arguments = shlex.split(message.split("`")[1])
+    assert Path(program).name == "fltrain"
+    cli(*arguments)
+    assert load_prepared(dataset, results.data(dataset)).side == 16
 
 
 def test_data_of_other_settings_are_refused(prepared: Path, register: Register) -> None:

@@ -170,6 +170,13 @@ def test_an_older_record_stays_until_the_new_one_is_on_the_disk(tmp_path: Path) 
     assert Record(tmp_path / run).provenance["by"] == "the second"
 
 
+def test_missing_models_name_the_command_that_trains_them(tmp_path: Path) -> None:
+    folder = Results(tmp_path / "a folder").run("run")
+    message = f"run `fltrain train --again '{folder}/spec.json' --results '{tmp_path}/a folder'`"
+    with pytest.raises(FltrainError, match=f"file of models; archives have none; {re.escape(message)}$"):
+        Record(folder).models()
+
+
 def test_a_look_at_a_lock_stops_no_import(tmp_path: Path) -> None:
     """``held`` shares the lock for a moment, which this test prolongs."""
     lease = tmp_path / "run.lock"

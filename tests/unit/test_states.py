@@ -166,6 +166,9 @@ def test_status_summarises_runs_of_older_code(
     monkeypatch.setattr(today, "changed_code", lambda _, spec: changes[spec.composition.name])
     line = f"2 completed runs come from older or unrecorded code: see fltrain status --changed {place}\n"
     assert f"┘\n{line}" in cli("status", *place.split()).stdout
+    left = "not listed: 1 run whose code is not recorded, so a change is not visible\n"
+    assert cli("status", "--changed", *place.split()).stderr == left
+    assert cli("status", "--changed", "--where", "method=fedavg", *place.split()).stderr == ""
 
 
 def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(

@@ -137,7 +137,7 @@ def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
     flip(damaged, -1)
     place.table("kept").write_text("row\n")
     *lines, last = verify(place, code=2).splitlines()
-    assert last == "3 records, 2 partitions, 1 dataset, 2 tables: 5 problems"
+    assert last == "3 records, 2 partitions, 1 dataset, 1 table: 5 problems; 1 table not checked"
     starts = (damaged, f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
     for start in (*starts, kept.folder / MODELS_FILE, place.table("kept")):
         assert sum(line.startswith(str(start)) for line in lines) == 1, start
@@ -284,8 +284,9 @@ def test_a_page_of_another_version_is_named(place: Place, monkeypatch: pytest.Mo
     assert place.findings() == []
     page.write_text(page.read_text().replace(reporting_version(), "1-abc"))
     change_cell(place.table(), "mean", "99.0")
-    place.only("1 page made by another version", "not checked: toy/table.html", harmless=True)
+    place.only("1 table made by another version", "not checked: toy/table")
     assert not any("snakemake" in problem.text for problem in place.findings()), "it makes no other folder"
+    assert verify(place, code=2).endswith("1 dataset, 1 table: 1 problem; 1 table not checked\n")
     monkeypatch.chdir(place.root)
     (own,) = Verification(Results(Path("results")), place.root / "config").findings()
     assert own.text.endswith("; run snakemake --config scale=one train=false, then verify again")
@@ -344,6 +345,9 @@ def test_a_table_of_a_part_of_the_plan_is_not_checked(place: Place) -> None:
     items = [item.keeping("a whim", lambda entry: entry.spec.run_id == average) for item in place.plan.items]
     place.make_tables(replace(place.plan, items=[item for item in items if item.entries]))
     place.only(place.table(), "not checked: made from another selection", harmless=True)
+    assert verify(place).endswith("1 dataset, 1 table: 1 table not checked\n")
+    place.table("kept").unlink()
+    assert verify(place, code=2).endswith("1 dataset, 0 tables: 1 table not checked\n")
 
 
 def test_a_table_of_best_labels_is_checked_against_all_its_runs(place: Place) -> None:
@@ -371,7 +375,10 @@ def test_only_the_tables_of_the_chosen_scale_are_checked(place: Place) -> None:
     assert "4 tables: 1 problem\n" in verify(place, code=2)
     assert "2 tables: all consistent" in verify(place, "--scale", "other")
     shutil.rmtree(place.results.root / "other")
-    assert "other: no tables to verify\n3 records," in verify(place, "--scale", "other")
+    assert re.search(
+        r"other: no tables to verify\n3 records, .*, 0 tables: 1 problem\n$",
+        verify(place, "--scale", "other", code=2),
+    )
     with pytest.raises(FltrainError, match=r"unknown scale 'otter'; did you mean 'other'\?"):
         verify(place, "--scale", "otter")
 
