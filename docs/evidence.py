@@ -32,6 +32,7 @@ from fltrain.reporting.claims import full_verdict, result_lines, was_judged
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
+from fltrain.reporting.text import by_name
 from fltrain.reporting.verdict import without_interval
 
 
@@ -157,11 +158,11 @@ class Row:
     @property
     def cells(self) -> list[str]:
         """Line of a table: claim, verdict, our numbers, and where the claim needs them."""
-        return [
-            self.claim,
-            self.verdict,
-            *("<br>".join(part) for part in (self.numbers, self.needed.split("; "))),
-        ]
+        lines = []
+        for common, named in by_name(self.numbers):
+            lines += [f"{common}:"] * bool(common)
+            lines += [f"{'· ' * bool(common)}{name}{f': {value}' * bool(value)}" for name, value in named]
+        return [self.claim, self.verdict, "<br>".join(lines), "<br>".join(self.needed.split("; "))]
 
     def cites(self, paper: str) -> bool:
         """Return if the claim of a replication is one of this paper."""

@@ -579,9 +579,18 @@ def paper_results(paper: str) -> str:
 
 
 def listed(rows: Sequence[Listed]) -> list[str]:
-    """A table with a line for each claim that was run or tested, and its folded details."""
+    """A table with a line for each claim that was run or tested, and its folded details.
+
+    Exploratory claims are folded, too, except if there are no others.
+    """
+    late = [row for row in rows if "exploratory" in row.cells[1]]
+    planned = [row for row in rows if row not in late]
+    parts = [part for part in (planned, late) if part]
     heads = ["claim", "verdict", "our runs", "claim needs"]
-    return [table(heads, [row.cells for row in rows]), folded("Details", details(rows))] if rows else []
+    texts = [
+        f"{table(heads, [row.cells for row in part])}\n\n{folded('Details', details(part))}" for part in parts
+    ]
+    return texts[:1] + [folded(f"Exploratory claims ({len(late)})", text) for text in texts[1:]]
 
 
 def folded(summary: str, text: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from importlib.metadata import version
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from fltrain.core.errors import duration
-from fltrain.reporting.text import latex, unbroken
+from fltrain.reporting.text import by_name, latex, unbroken
 from fltrain.reporting.version import reporting_version
 from fltrain.runs.today import serious
 
@@ -40,28 +38,15 @@ CASE = "Case: a setting or method that a claim names. The weakest one supports t
 def in_lines(numbers: Sequence[str]) -> Markup:
     """Return lines ``name: value`` as terms and values of a list, and other lines as terms.
 
-    What neighbouring names share before their last comma stands once above them. The pointer shows the
-    meaning of a case.
+    What several names begin with stands once above them. The pointer shows the meaning of a case.
     """
     terms = []
-    for common, group in itertools.groupby(map(_split, filter(None, numbers)), key=itemgetter(0)):
-        lines = [*group]
-        below = bool(common) and len(lines) > 1
-        terms += [f"<dt>{escape(common)}</dt>"] * below
-        for _, last, value in lines:
-            name = last if below or not common else f"{common}, {last}"
-            terms.append(f"<dt{' class=below' * below}>{escape(name)}</dt>")
-            terms += [f"<dd>{escape(value)}</dd>"] * bool(value)
+    for common, lines in by_name(numbers):
+        terms += [f"<dt>{escape(unbroken(common))}</dt>"] * bool(common)
+        for name, value in lines:
+            terms.append(f"<dt{' class=below' * bool(common)}>{escape(unbroken(name))}</dt>")
+            terms += [f"<dd>{escape(unbroken(value))}</dd>"] * bool(value)
     return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', "".join(terms)))
-
-
-def _split(line: str) -> tuple[str, str, str]:
-    """Return the name of a line before and after its last comma, and its value; or the whole line as name."""
-    name, _, value = unbroken(line).rpartition(": ")
-    if name in ("", "needed", "numbers"):
-        return "", unbroken(line), ""
-    common, _, last = name.rpartition(", ")
-    return common, last, value
 
 
 def cited(text: str) -> Markup:

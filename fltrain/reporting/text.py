@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from fltrain.core.statistics import LEVEL, Interval
@@ -59,6 +61,27 @@ def p_text(p: float) -> str:
         return "p < 0.001"
     shown = (f"{p:.{decimals}f}" for decimals in range(3, 8))
     return f"p {next((text for text in shown if float(text) != LEVEL), f'{p:.3f}')}"
+
+
+def by_name(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """Yield what neighbouring lines ``name: value`` share before the last comma of their names, and the rest.
+
+    A line of its own shares nothing. Other lines, and what a claim needs, have no value.
+    """
+
+    def split(line: str) -> tuple[str, str, str]:
+        name, _, value = line.rpartition(": ")
+        if name in ("", "needed", "numbers"):
+            return "", line, ""
+        common, _, last = name.rpartition(", ")
+        return common, last, value
+
+    for common, group in itertools.groupby(map(split, filter(None, lines)), key=itemgetter(0)):
+        named = [(name, value) for _, name, value in group]
+        if common and len(named) == 1:
+            yield "", [(f"{common}, {name}", value) for name, value in named]
+        else:
+            yield common, named
 
 
 def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
