@@ -44,7 +44,7 @@ def in_lines(numbers: Sequence[str]) -> Markup:
     for common, lines in by_name(numbers):
         terms += [f"<dt>{escape(unbroken(common))}</dt>"] * bool(common)
         for name, value in lines:
-            terms.append(f"<dt{' class=below' * bool(common)}>{escape(unbroken(name))}</dt>")
+            terms.append(f"<dt{' class=inner' * bool(common)}>{escape(unbroken(name))}</dt>")
             terms += [f"<dd>{escape(unbroken(value))}</dd>"] * bool(value)
     return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', "".join(terms)))
 
