@@ -27,11 +27,12 @@ from rich.progress import track
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.claims import LabelChoice, quantities
+from fltrain.experiments.claims import LabelChoice, Quantity, quantities
 from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
+from fltrain.reporting.claim_text import ClaimText
 from fltrain.reporting.claims import ClaimVerdict, full_verdict, result_lines
 from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
 from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
@@ -50,8 +51,8 @@ ORDER = "tags.`order`"
 BASE = "base"
 """Label of a method without the paper's plug-in."""
 NOTES = {
-    TABLES: "One row per table or figure, with claims on it. first_cell: gain or value of one cell, decided "
-    "ones first. Open a row for its numbers, page and runs.",
+    TABLES: "One row per table or figure, with claims on it. result: number of the first claim, else gain or "
+    "value of one cell, decided ones first. Open a row for its numbers, page and runs.",
     CELLS: "One row per cell of a table, papers and decided verdicts first. Difference: mean minus published "
     "value. Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
     UNASSIGNED: "Runs that no exported table or figure uses.",
@@ -393,7 +394,7 @@ class Export:
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "claims": in_short(claims),
             "verdicts": in_words(dict(verdicts.most_common())) if verdicts else "",
-            "first_cell": first_cell(cells),
+            "result": result(item, cells, claims),
             "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
         }
@@ -483,14 +484,31 @@ def rank_of(tagged: TaggedCell) -> int:
     return (*decided, "verdict" in tags, "base" in tags, True).index(True)
 
 
-def first_cell(cells: Sequence[TaggedCell]) -> str:
-    """Return gain or value of the cell of highest rank, for two lines of a narrow column."""
-    for tags, cell in sorted(cells, key=rank_of):
-        if cell.mean is not None and "gain" in tags:
-            return f"gain {tags['gain']} ({tags['cell'].removesuffix(f', {cell.label}')})"
-        if cell.mean is not None:
-            return f"{tags['value']} ({tags['cell']})"
-    return ""
+def result(item: PlannedItem, cells: Sequence[TaggedCell], claims: Claims) -> str:
+    """Return the number of the first claim, else the gain or value of the cell of highest rank."""
+    numbers = [number for claim in claims for number in claim["number"].split("; ") if number]
+    shown = [(tags, cell) for tags, cell in sorted(cells, key=rank_of) if cell.mean is not None]
+    if numbers or not shown:
+        return numbers[0] if numbers else ""
+    tags, cell = shown[0]
+    return gain_text(item, cell) if "gain" in tags else f"{tags['cell']}: {tags['value']}"
+
+
+def gain_text(item: PlannedItem, cell: TableCell) -> str:
+    """Return the gain of a cell with its name, as that of a claim."""
+    table = item.item.table
+    assert table
+    axes = {table.rows: cell.row, table.columns: cell.column, table.panels: cell.panel}
+    over = next(one.gain_over for one in table.measures if one.heading == cell.label)
+    test = Quantity(
+        item=item.name,
+        measure=cell.measure,
+        over={axis: (label,) for axis, label in over.items()},
+        at={axis: (label,) for axis, label in axes.items() if axis in item.axes},
+    )
+    text, part = ClaimText(item.sheet, test), [axes[axis] for axis in axes if axis not in item.axes]
+    gain = cell.lost_gain or text.number(cell.gain or 0, cell.interval("gain_"))
+    return f"{text.name('', ', '.join(filter(None, part)))}: {gain}"
 
 
 def own_text(cell: TableCell) -> str:

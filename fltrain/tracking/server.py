@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 NAME = "attributes.`Run Name`"
 COLUMNS = {
     TABLES: {
-        **{NAME: 260, "params.`title`": 229, "tags.`claims`": 169, "tags.`first_cell`": 203},
-        "tags.`verdicts`": 166,
+        **{NAME: 240, "params.`title`": 205, "tags.`claims`": 155, "tags.`result`": 283},
+        "tags.`verdicts`": 144,
     },
     CELLS: {
         **{NAME: 280, "tags.`verdict`": 110, "tags.`claims`": 105, "tags.`value`": 106},
@@ -79,7 +79,7 @@ _SCRIPT = """<style>
 .note-view-outer-container td + td:not(:last-child) { white-space: nowrap; }
 .ag-header-cell[col-id="runDateAndNestInfo"] > :not(.ag-header-cell-resize) { visibility: hidden; }
 /* Tables and cells have no duration. */
-body:has([col-id*="first_cell"], [col-id*="value"]) [col-id="duration"],
+body:has([col-id*="result"], [col-id*="value"]) [col-id="duration"],
 [data-assistant-ui] { display: none !important; }
 .ag-center-cols-container .ag-cell { padding-right: 3px !important; }
 .ag-cell :is([id^="cell-tags."], [id^="cell-params."], a > span, span[title]:has(+ [role="status"])) {

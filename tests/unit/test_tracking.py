@@ -27,10 +27,10 @@ from mlflow import MlflowClient
 
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.claims import Claim, InRegion, NotJudged
-from fltrain.experiments.layout import Measured, Table
-from fltrain.reporting.tables.table_cell import TableCell, to_csv
+from fltrain.experiments.layout import ItemJob, Measured, Table
+from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
 from fltrain.runs.archive import export_records, import_records
-from fltrain.runs.measures import CURVES
+from fltrain.runs.measures import CURVES, measure
 from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
@@ -39,12 +39,14 @@ from fltrain.tracking.export import (
     TABLES,
     Export,
     _numbers,
+    gain_text,
     groups_of,
     in_words,
     measures_of,
     numbers_of,
     own_text,
     place_of,
+    result,
     skew,
 )
 from fltrain.tracking.server import (
@@ -59,8 +61,9 @@ from fltrain.tracking.server import (
 )
 from fltrain.tracking.store import NOTE, TrackedRun, writing
 
-from .helpers import seal, tiny, trained
+from .helpers import seal, shipped, tiny, trained
 
+PUBLISHED = Path(__file__).parents[2] / "published"
 EVERYTHING = {"statistics": ["drift", "similarity", "separability"]}
 PLAIN = tiny()
 MEASURED = tiny(method="fedprox", plugins=["flfa"], seed=7, evaluation=EVERYTHING)
@@ -94,6 +97,7 @@ TABLE = SimpleNamespace(
         for spec, method in ((PLAIN, "FedAvg"), (MEASURED, "FedProx"))
     ],
 )
+TABLE.sheet = ItemJob(id=TABLE.id, reduced=True, axes=TABLE.axes, table=TABLE.item.table, cells=[])
 NOT_MADE = SimpleNamespace(**{**vars(TABLE), "id": "ecgr/table2", "name": "table2"})
 
 
@@ -574,7 +578,7 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert (run["info"]["run_name"], run["paper"]) == ("ecgr/table1 (demo)", "tables")
     tags = run["data"]["tags"]
     assert tags["verdicts"] == "1 reproduced, 1 opposite"
-    assert tags["first_cell"] == "gain +1.50 [-0.50, +3.50] (FedProx)"
+    assert tags["result"] == "final accuracy, FedProx minus FedAvg: +1.5 points [-0.5, +3.5]"
     assert "claims" not in tags
     assert store.files(run).keys() == {"table1.html", "table1.csv"}
     note = tags["mlflow.note.content"]
@@ -610,7 +614,7 @@ def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports)
     del notes["flfa (demo)"]  # without an exported table
     assert notes.pop("unassigned") == "Runs that no exported table or figure uses."
     assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
-    assert "first_cell: gain or value of one cell" in notes[TABLES]
+    assert "result: number of the first claim, else gain or value of one cell" in notes[TABLES]
     for note in notes.values():
         assert re.match(r"(ECGR[.] )?One row per [\w ,]{22}", note)
 
@@ -671,7 +675,7 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
         (run,) = store.search("tags.kind = 'item'")
         tags = run["data"]["tags"]
         assert tags["claims"] == "2 supported; 1 undecided, exploratory"
-        assert (tags.get("verdicts"), "first_cell" in tags) == (verdicts, bool(verdicts))
+        assert (tags.get("verdicts"), tags["result"]) == (verdicts, "x: +1 points")
         rows = (
             "| claim | verdict | our runs |\n| --- | --- | --- |\n"
             "| A | supported | x: +1 points; needed: above 0; 1 run diverged |\n"
@@ -679,6 +683,32 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
         )
         assert rows in tags[NOTE]
         store.export(items=[TABLE])
+
+
+def test_the_result_of_a_table_without_claims_names_both_sides_of_its_gain(store: Exports) -> None:
+    base, cell = table_cells(store)
+    cells = [({"cell": "FedAvg, accuracy, %", "value": "60.00"}, base), ({"gain": "+1.50"}, cell)]
+    assert result(TABLE, cells, []) == "final accuracy, FedProx minus FedAvg: +1.5 points [-0.5, +3.5]"
+    assert result(TABLE, cells[:1], []) == "FedAvg, accuracy, %: 60.00"
+    lost = cell.replace(gains=(1.5,), base_diverged=1)
+    assert result(TABLE, [({"gain": "base diverged"}, lost)], []).endswith(" minus FedAvg: base diverged")
+    assert result(TABLE, [({}, base.replace(mean=None))], [{"number": ""}]) == ""
+
+
+def test_gains_in_the_list_of_tables_have_the_names_and_numbers_of_claims() -> None:
+    """Those of published tables, of which the claim is that of docs/results.md."""
+    texts = {}
+    for item in shipped("published").items:
+        file = PUBLISHED / f"{item.id}.csv"
+        for cell in read_csv(file) if item.item.table and file.is_file() else ():
+            if cell.gain is not None and not cell.lost_gain:
+                texts[item.id, cell.place] = text = gain_text(item, cell)
+                name, _, number = text.rpartition(": ")
+                assert name.startswith(measure(cell.measure).label.partition(",")[0]) or " rounds " in number
+                assert float(re.split("[ ,]", number)[0]) == pytest.approx(cell.gain, rel=0.05, abs=0.5)
+    assert len(texts) > 200
+    claim = "last accuracy, gain with ECGR, FedAvg: +2.66 points [+1.99, +3.32]"
+    assert claim in texts.values() and claim in (PUBLISHED.parent / "docs" / "results.md").read_text()
 
 
 def test_a_seed_far_from_the_others_is_shown(store: Exports) -> None:
