@@ -49,6 +49,8 @@ def train(
 ) -> FinishedRun:
     """Train one run; a run that has a record is not trained again.
 
+    Ctrl-C saves the state after the last complete round. The next call resumes it, also after a kill.
+
     Args:
         spec: a file of ``fltrain train`` (YAML, or a record's ``spec.json``), or its settings, for example
             ``{"dataset": "digits", ...}``.
@@ -63,6 +65,7 @@ def train(
 
     Raises:
         FltrainError: if a setting is wrong, the record is damaged, or data or device are missing.
+        KeyboardInterrupt: after Ctrl-C; the message has the saved round.
     """
     import sys
     from pathlib import Path
@@ -75,6 +78,7 @@ def train(
     from fltrain.runs.spec import RunSpec
     from fltrain.runs.today import already_trained
     from fltrain.runtime.devices import check_device, pick_device
+    from fltrain.runtime.signals import saving_at_ctrl_c
 
     device, threads = check_device(device), arguments.positive("threads", threads)
     file = Path(spec) if isinstance(spec, str | Path) else None
@@ -84,7 +88,8 @@ def train(
     record = None if again else folder.trained(parsed, "again=True")
     if record is None:
         execution = training.Execution(pick_device(device), threads)
-        record = training.train(parsed, folder, execution, again=again, quiet=quiet)
+        with saving_at_ctrl_c() as handler:
+            record = training.train(parsed, folder, execution, again=again, quiet=quiet, stopping=handler)
     elif not quiet:
         print(already_trained(record, parsed, "again=True"), file=sys.stderr)
     return FinishedRun(record, parsed, folder)
@@ -138,7 +143,7 @@ def compare(
         details: also return all other columns of the CSV files of tables.
 
     Returns:
-        A row per cell. The columns are always the same.
+        A row per cell. The columns are always the same; their display leaves out empty and long ones.
 
         * ``paper``, ``item``, ``panel``, ``row``, ``column``: labels. If runs are compared by settings,
           ``row`` is the variant, and ``panel`` names the other settings in which the runs differ. With
@@ -162,11 +167,11 @@ def compare(
     Raises:
         FltrainError: if a name is unknown, a metric is not possible, or no run is left.
     """
-    from fltrain.tracking.compare import COLUMNS
+    from fltrain.tracking.compare import COLUMNS, CellFrame
 
     texts = {"scale": scale, "metric": metric, "baseline": baseline}
     frame = _compared(results, config, items, where, over, texts).frame
-    return frame if details else frame[list(COLUMNS)]
+    return CellFrame(frame if details else frame[list(COLUMNS)])
 
 
 def plot(

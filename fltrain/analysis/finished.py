@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fltrain.core.config import check_known
+from fltrain.core.errors import FltrainError
 from fltrain.core.lazy import Tensor, torch
 from fltrain.runs.measures import recorded_curves
 from fltrain.runs.record import Record, Results
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 def round_axes(metric: str, ax: Axes | None) -> Axes:
     """Return axes for a metric over rounds: the given ones, or new ones."""
     from matplotlib import pyplot
+    from matplotlib.axes import Axes
     from matplotlib.ticker import MaxNLocator
 
-    axes = ax or pyplot.subplots()[1]
+    if not isinstance(ax, Axes | None):
+        raise FltrainError(f"ax should be axes of Matplotlib, such as pyplot.subplots()[1], got {ax!r}")
+    axes: Axes = pyplot.subplots()[1] if ax is None else ax
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("communication round")
     axes.set_ylabel(metric.replace("_", " "))

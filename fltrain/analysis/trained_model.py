@@ -20,19 +20,19 @@ class TrainedRun:
     """A finished run with its data, loaded for analysis."""
 
     def __init__(self, record: Record, results: Results, device: torch.device) -> None:
-        """Build the network and load the models of the record.
+        """Build the network, and load the data and the models of the record, if it keeps any.
 
         Raises:
-            FltrainError: if the record has no models, or models of another training.
+            FltrainError: if the record has models of another training.
         """
+        self.run_id = record.run_id
         self.spec = RunSpec.recorded(record.spec, str(record.folder))
-        if self.spec.evaluation.keep == "nothing":
-            raise FltrainError(f"{record.run_id} keeps no model; set evaluation.keep to model or clients")
         data = load_prepared(self.spec.dataset, results.data(self.spec.dataset))
         divided = partition(self.spec.division, data)
         simulation = Simulation(self.spec, data, divided, device)
+        models = record.models() if self.spec.evaluation.keep != "nothing" else {}
         self.arrays: dict[str, Tensor] = {
-            name: torch.from_numpy(np.array(array)).to(device) for name, array in record.models().items()
+            name: torch.from_numpy(np.array(array)).to(device) for name, array in models.items()
         }
         self.data, self.model = simulation.data, simulation.model
 
@@ -47,10 +47,12 @@ class TrainedRun:
         """Load the global model into the network.
 
         Raises:
-            FltrainError: if the method has none.
+            FltrainError: if the method has none, or the record keeps none.
         """
         if not self.spec.composition.needs.global_model:
             raise FltrainError(f"method {self.spec.method.name!r} has no global model to analyse")
+        if not self.arrays:
+            raise FltrainError(f"{self.run_id} keeps no model; set evaluation.keep to model or clients")
         self.model.load(self.arrays["weights"], self.arrays["buffers"], self.arrays["counters"])
 
     def each_client(self) -> Iterator[int]:

@@ -46,8 +46,8 @@ FORMS = {f"fed{form}": f"is written {{name: fedopt, form: {form}}}" for form in 
 
 
 ONE_SEED = (
-    "a run has one seed (seed: 0); `fltrain train --seeds 3` trains it with seeds 0 to 2; papers have "
-    "'seeds' beside 'settings'"
+    "a run has one seed (seed: 0); `fltrain train --seeds 3` trains it with seeds 0 to 2, in Python "
+    "a loop that calls fltrain.train; papers have 'seeds' beside 'settings'"
 )
 _OPTIONS = {
     name: f"it is no setting of a run, but an option: `fltrain train --{name}`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,3 +77,27 @@ class Stopping:
                 raise self._asked
         elif number == signal.SIGINT and time.monotonic() - self._since > SAME_SECONDS:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def saving_at_ctrl_c() -> Iterator[Stopping]:
+    """Yield a handler of Ctrl-C for training in a Python session, which goes on afterwards.
+
+    It handles none in other threads, or if the session has a handler of its own.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C; the state is saved.
+    """
+    stopping, usual = Stopping(), signal.default_int_handler
+    in_main = threading.current_thread() is threading.main_thread()
+    handled = in_main and signal.getsignal(signal.SIGINT) is usual
+    if handled:
+        signal.signal(signal.SIGINT, stopping._handle)
+    try:
+        yield stopping
+        stopping.poll()
+    except Interrupted as stopped:
+        raise KeyboardInterrupt(str(stopped)) from None
+    finally:
+        if handled:
+            signal.signal(signal.SIGINT, usual)

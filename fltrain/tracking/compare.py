@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -82,6 +82,37 @@ _TYPES: dict[Any, Any] = {
     **{kind | None: pd.CategoricalDtype([*get_args(kind)]) for kind in (Verdict, GainVerdict)},
 }
 """Types of columns in which values can be missing, by the annotation of a cell."""
+
+
+class CellFrame(pd.DataFrame):
+    """Data frame of cells, whose display leaves out empty columns, names, values and run IDs.
+
+    A selection of columns shows all of them.
+    """
+
+    @property
+    def _constructor(self) -> Callable[..., pd.DataFrame]:
+        return CellFrame
+
+    def _display(self, form: Callable[[pd.DataFrame], str], note: str) -> str:
+        frame = pd.DataFrame(self)
+        if self.empty or not {*COLUMNS} <= {*self}:
+            return form(frame)
+        left_out = {"paper", "item", "measure", "unit", "value_seeds", "values", "runs"}
+        left_out |= set() if frame["diverged"].any() else {"diverged"}
+        shown = [one for one in COLUMNS if one not in left_out and frame[one].replace("", None).notna().any()]
+        measure, unit = frame[["measure", "unit"]].iloc[0]
+        number = ("{:z.2f}" if unit else "{:.4g}").format
+        with pd.option_context("display.max_columns", None, "display.float_format", number):
+            text = form(frame[shown])
+        what = f"{measure}, {unit}" if unit else measure
+        return text + note.format(f"{what}; {len(frame.columns) - len(shown)} more columns")
+
+    def __repr__(self) -> str:
+        return self._display(repr, "\n({})")
+
+    def _repr_html_(self) -> str:
+        return self._display(lambda frame: frame.to_html(max_rows=60, na_rep=""), "<p>{}</p>")
 
 
 @dataclass(frozen=True)

@@ -495,7 +495,7 @@ def result(item: PlannedItem, cells: Sequence[TaggedCell], claims: Claims) -> st
 
 
 def gain_text(item: PlannedItem, cell: TableCell) -> str:
-    """Return the gain of a cell with its name, as that of a claim."""
+    """Return the gain of a cell with its name, in the form of a claim's number."""
     table = item.item.table
     assert table
     axes = {table.rows: cell.row, table.columns: cell.column, table.panels: cell.panel}

@@ -257,6 +257,34 @@ def test_plug_ins_are_compared_on_their_base(tmp_path: Path) -> None:
     assert {run.fields["plugins"] for run in chosen(tmp_path, "plugins=none")} == {"none"}
 
 
+def test_a_comparison_shows_its_numbers_in_a_notebook(root: Path) -> None:
+    """Empty columns, and long ones such as run IDs, are left out; a selection shows all of its columns."""
+    frame = fltrain.compare(root, where="training.lr=0.1 method=fedavg,fedprox", config=CONFIG)
+    columns = ["row", "n", "mean", "std", "low", "high", "gain", "gain_low", "gain_high"]
+    heading, first, second, note = repr(frame).splitlines()
+    assert heading.split() == columns and first.split()[:4] == ["0", "fedavg", "3", "60.00"]
+    assert second.split()[7] == "2.67" and note == "(final_accuracy, %; 17 more columns)"
+    assert not pd.get_option("display.float_format"), "other frames keep their display"
+    html = frame._repr_html_()
+    assert re.findall("<th>(.*?)</th>", html) == ["", *columns, "0", "1"]
+    assert (
+        "<td></td>" in html
+        and "NaN" not in html
+        and html.endswith("<p>final_accuracy, %; 17 more columns</p>")
+    )
+    assert frame.round(1)._repr_html_().count("<td>2.70</td>") == 1, "also after a change of its values"
+    part = frame[["row", "runs"]]
+    assert repr(part) == repr(pd.DataFrame(part)) and part._repr_html_() == pd.DataFrame(part).to_html(
+        na_rep=""
+    )
+    assert len(frame.columns) == 26 and len(frame.head(0).columns) == 26 and "Empty" in repr(frame.head(0))
+    drift = frame.assign(measure="drift", unit="", mean=0.012345)
+    assert "0.01235" in repr(drift) and repr(drift).endswith("(drift; 17 more columns)")
+    lost = fltrain.compare(root, where="method=moon", config=CONFIG)
+    assert repr(lost).split()[:4] == ["row", "n", "diverged", "mean"]
+    assert repr(lost).splitlines()[1].split()[:4] == ["0", "moon", "2", "1"]
+
+
 # -------------------------------------------------------------------------------------------------- curves
 def drawn(axes: Axes) -> dict[str, list[float]]:
     """The values of each line in the legend."""
@@ -326,6 +354,7 @@ def test_a_plot_of_an_item_has_its_labels(imported: Path) -> None:
         ({"metric": 5}, "metric should be a text, got 5"),
         ({"where": "method=fedprx"}, "no run is left with method=fedprx; did you mean 'fedprox'"),
         ({"over": "model"}, "over 'model': the chosen runs do not differ in it"),
+        ({"ax": 5}, r"ax should be axes of Matplotlib, such as pyplot\.subplots\(\)\[1\], got 5"),
         ({"results": "nowhere"}, "nowhere: no such folder; .*train runs, or name another results folder"),
     ],
 )

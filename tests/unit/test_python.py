@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -342,11 +343,60 @@ def test_a_run_shows_its_progress_and_its_last_rounds(
     assert re.findall(r"<th>(\d+)</th>", shown) == list("23456")
 
 
+INTERRUPTED = """
+import os, signal, threading, fltrain
+from typing import Literal
+from fltrain.methods.base import Aggregate, Method
+
+ROUNDS = []
+
+@fltrain.register
+class Interrupted(Method):
+    name: Literal["interrupted"] = "interrupted"
+
+    def aggregate(self, task, state, before, updates):
+        ROUNDS.append(1)
+        if len(ROUNDS) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return Aggregate()
+
+spec = {**SPEC, "rounds": 5, "method": "interrupted"}
+try:
+    fltrain.train(spec, "results")
+except KeyboardInterrupt as stopped:
+    print(stopped)
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print(fltrain.train(spec, "results").status)
+thread = threading.Thread(target=lambda: print(fltrain.train({**spec, "seed": 1}, "results").status))
+thread.start()
+thread.join()
+"""
+
+
+def test_ctrl_c_saves_a_run_of_a_session_which_goes_on(tmp_path: Path) -> None:
+    """It is pressed in the third round; the next call resumes the run. Other threads have no signals."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.replace("SPEC", repr(TINY))],
+        **{"cwd": tmp_path, "capture_output": True, "text": True, "check": True},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    stopped, *rest = done.stdout.splitlines()
+    rounds = re.fullmatch(
+        r"digits-interrupted-\w+: stopped by SIGINT after round (\d) of 5; the next start resumes after "
+        r"round (\d)",
+        stopped,
+    )
+    assert rounds and rounds[1] == rounds[2] and rounds[1] in "23" and rest == ["completed", "completed"]
+    assert f"resumed after round {rounds[1]} of 5" in done.stderr
+
+
 def test_a_run_of_a_file_without_a_model_says_how_to_keep_one(tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(json.dumps({**TINY, "rounds": 1}))
     record = fltrain.train(str(file), tmp_path)
     assert repr(record).startswith(f"<{record.run_id}: completed, final accuracy ")
+    images, labels = record.test_images()
+    assert (images.shape, labels.dtype) == ((len(labels), 1, 8, 8), torch.int64)
     with pytest.raises(fltrain.FltrainError, match=r"keeps no model; set evaluation\.keep"):
         record.model()
     assert fltrain.train(tmp_path / "runs" / record.run_id / "spec.json", tmp_path).run_id == record.run_id

@@ -696,7 +696,7 @@ def test_the_result_of_a_table_without_claims_names_both_sides_of_its_gain(store
 
 
 def test_gains_in_the_list_of_tables_have_the_names_and_numbers_of_claims() -> None:
-    """Those of published tables, of which the claim is that of docs/results.md."""
+    """Checked on all published tables; the claim stands in docs/results.md."""
     texts = {}
     for item in shipped("published").items:
         file = PUBLISHED / f"{item.id}.csv"
