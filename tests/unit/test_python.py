@@ -367,9 +367,11 @@ except KeyboardInterrupt as stopped:
     print(stopped)
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 print(fltrain.train(spec, "results").status)
-thread = threading.Thread(target=lambda: print(fltrain.train({**spec, "seed": 1}, "results").status))
+train = lambda: print(fltrain.train({**spec, "seed": 1}, "results").status, flush=True)
+thread = threading.Thread(target=train)
 thread.start()
 thread.join()
+os._exit(0)  # after a gradient in a thread, the end of Python can abort in PyTorch
 """
 
 
