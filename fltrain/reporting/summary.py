@@ -12,7 +12,7 @@ from fltrain.core.errors import count
 from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claim_text import labels_text
-from fltrain.reporting.claims import JUDGED, confirmatory_first, full_verdict, needs_lines
+from fltrain.reporting.claims import JUDGED, full_verdict, needs_lines
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
@@ -110,7 +110,7 @@ def paper_summary(
         "forest": forest(every, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], every, rows),
         "claims": rows,
-        "alike": confirmatory_first(joint),
+        "alike": joint,
         "items": list(titles),
         "parts": parts,
     }
@@ -236,7 +236,8 @@ def claim_findings(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
 def alike(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[dict[str, Any]]:
     """Join rows of claims that differ in a label only, such as the method, and have the same verdict.
 
-    The text of the first one names the labels of the others. ``evidence`` has the evidence of each by label.
+    The text of the first one names the labels of the others. ``claims`` is their number; ``evidence`` has
+    the evidence of each by label.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -252,7 +253,8 @@ def alike(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> li
         also = f", likewise {joined(names[1:])}" if names[1:] else ""
         lines = {key: "; ".join(dict.fromkeys(filter(None, (row[key] for row in group)))) for key in RESULT}
         evidence = {name if also else "": row["evidence"] for name, row in zip(names, group, strict=True)}
-        joint.append({**first, **lines, "claim": first["claim"] + also, "evidence": evidence})
+        about = {"claim": first["claim"] + also, "claims": len(group), "evidence": evidence}
+        joint.append({**first, **lines, **about})
     return joint
 
 

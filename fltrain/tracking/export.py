@@ -51,8 +51,8 @@ ORDER = "tags.`order`"
 BASE = "base"
 """Label of a method without the paper's plug-in."""
 NOTES = {
-    TABLES: "One row per table or figure, with claims on it. result: number of the first claim, else gain or "
-    "value of one cell, decided ones first. Open a row for its numbers, page and runs.",
+    TABLES: "One row per table or figure, with claims on it. result: number of the first claim on its main "
+    "measure, otherwise of one cell. Open a row for its numbers, page and runs.",
     CELLS: "One row per cell of a table, papers and decided verdicts first. Difference: mean minus published "
     "value. Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
     UNASSIGNED: "Runs that no exported table or figure uses.",
@@ -485,8 +485,16 @@ def rank_of(tagged: TaggedCell) -> int:
 
 
 def result(item: PlannedItem, cells: Sequence[TaggedCell], claims: Claims) -> str:
-    """Return the number of the first claim, else the gain or value of the cell of highest rank."""
-    numbers = [number for claim in claims for number in claim["number"].split("; ") if number]
+    """Return the number of the first claim on the main measure, else of the cell of highest rank."""
+    table = item.item.table
+    others = {
+        (claim.where, claim.claim)
+        for claim in item.paper.claims
+        for part in quantities(claim.test)
+        if table and part.item == item.name and part.measure not in (None, table.measures[0].measure)
+    }
+    main = [one for one in claims if (one["where"], one["claim"]) not in others]
+    numbers = [number for claim in main for number in claim["number"].split("; ") if number]
     shown = [(tags, cell) for tags, cell in sorted(cells, key=rank_of) if cell.mean is not None]
     if numbers or not shown:
         return numbers[0] if numbers else ""

@@ -142,7 +142,10 @@ def assert_positive_variances(federation: Simulation) -> None:
         assert (variance > 0).all()
 
 
-ROUNDING = "; if the formulas are equal and only their rounding differs, declare no `neutral`"
+ROUNDING = (
+    "; if the formulas are equal and only their rounding differs, average with `data_weighted_mean`, or "
+    "declare no `neutral`"
+)
 
 
 @pytest.mark.parametrize("method", [m for m in BASES if m.neutral is not None], ids=by_name)

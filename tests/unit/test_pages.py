@@ -556,10 +556,11 @@ def test_claims_that_runs_judged_as_planned_come_first(toy: Toy) -> None:
     """The others are folded, but the exploratory ones are open if no claim is planned."""
     planned, late, *others = SUMMARY["claims"][:-1]
     found = []
-    for claims in ([planned, late, *others], [late, *others], others):
+    for claims in ([planned, planned, late, *others], [late, *others], others):
         changed = {**SUMMARY, "reduced": False, "claims": claims, "alike": summary.alike(claims)}
         text = paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")
         found.append(re.findall(r"<summary>((?:Expl|Claims).*?)</summary>", text))
+        assert text.count(" 2 claims</td>") == claims.count(planned) // 2, "joined"
     assert found == [
         ["Exploratory claims (1)", "Claims that no run judges (4)"],
         ["Claims that no run judges (4)"],
@@ -892,6 +893,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     ]
     joint, *_ = summary.alike(rows, claims)
     assert joint["evidence"] == {"MOON": "MOON gains", "FedProx": "FedProx gains"}
+    assert joint["claims"] == 2
     rows[4]["number"] = rows[0]["number"]
     *_, last = summary.claim_findings(summary.alike(rows, claims))
     assert last[-1] == ["numbers: as above", tested, "no number at b"], "no number stands twice"

@@ -402,8 +402,8 @@ def test_counts_of_verdicts_are_published() -> None:
             (f"{rounds['not reproduced']} *not reproduced* (fewer), {{}} *inc", rounds["inconclusive"]),
             ("+3.58] (FedProx) | {} *supported*", len(bases)),
             ("rejects the {} false values and none of the {} true ones", len(cells) - len(true), len(values)),
-            ("{} of these (from Flower) are *reproduced*", len(confirmed)),
-            ("and {} (MNIST) *inconclusive*", len(values) - len(confirmed)),
+            ("Of the true values, {} (from Flower) are *reproduced*", len(confirmed)),
+            ("and {} (MNIST) are *inconclusive*", len(values) - len(confirmed)),
         ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),

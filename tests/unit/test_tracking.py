@@ -614,7 +614,7 @@ def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports)
     del notes["flfa (demo)"]  # without an exported table
     assert notes.pop("unassigned") == "Runs that no exported table or figure uses."
     assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
-    assert "result: number of the first claim, else gain or value of one cell" in notes[TABLES]
+    assert "result: number of the first claim on its main measure, otherwise of one cell" in notes[TABLES]
     for note in notes.values():
         assert re.match(r"(ECGR[.] )?One row per [\w ,]{22}", note)
 
@@ -692,7 +692,11 @@ def test_the_result_of_a_table_without_claims_names_both_sides_of_its_gain(store
     assert result(TABLE, cells[:1], []) == "FedAvg, accuracy, %: 60.00"
     lost = cell.replace(gains=(1.5,), base_diverged=1)
     assert result(TABLE, [({"gain": "base diverged"}, lost)], []).endswith(" minus FedAvg: base diverged")
-    assert result(TABLE, [({}, base.replace(mean=None))], [{"number": ""}]) == ""
+    lost_value = [({}, base.replace(mean=None))]
+    main, other = ({"where": "", "claim": name, "number": f"{name}: +1"} for name in "AC")
+    assert result(TABLE, lost_value, [main | {"number": ""}]) == ""
+    assert result(TABLE, cells, [other, main]) == "A: +1", "C is on another measure"
+    assert result(TABLE, cells[:1], [other]) == result(TABLE, cells[:1], [])
 
 
 def test_gains_in_the_list_of_tables_have_the_names_and_numbers_of_claims() -> None:
