@@ -174,6 +174,28 @@ def test_the_example_with_client_state_works(digits: PreparedData) -> None:
     assert torch.allclose(update.displacement + states["topk"]["memory"], state["topk"]["memory"], atol=1e-6)
 
 
+def test_the_example_with_server_state_works(digits: PreparedData) -> None:
+    """The server sends its last change; without a share, the method is federated averaging."""
+    namespace: dict[str, object] = {}
+    exec(examples("add-a-method", "python")[2], namespace)
+    example = namespace["FedCarry"]
+    assert examples("add-a-method", "bash")[2].startswith(
+        ".venv/bin/fltrain train calm.yaml --set method=fedcarry "
+    )
+    weights, sent = [], []
+    for method in (example(), example(**example.neutral), METHODS["fedavg"]()):
+        run = federation(RunSpec.model_construct(**{**dict(tiny(model="mlp")), "method": method}), digits)
+        run.round(0)
+        before = run.server.weights
+        run.round(1)
+        change = run.server.states.get("fedcarry", {}).get("change")
+        assert change is None or torch.equal(change, run.server.weights - before)
+        weights.append(run.server.weights)
+        sent.append(run.bytes_down)
+    assert torch.equal(weights[1], weights[2]) and not torch.equal(weights[0], weights[2])
+    assert sent[0] == 2 * sent[2], "weights and a vector of their size"
+
+
 def test_the_rows_of_a_record_are_described(
     digits: PreparedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
