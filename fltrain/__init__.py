@@ -143,7 +143,8 @@ def compare(
         details: also return all other columns of the CSV files of tables.
 
     Returns:
-        A row per cell. The columns are always the same; their display leaves out empty and long ones.
+        A data frame with a row per cell and always the same columns. Printing it hides empty ones, names,
+        units, seeds, values and run IDs.
 
         * ``paper``, ``item``, ``panel``, ``row``, ``column``: labels. If runs are compared by settings,
           ``row`` is the variant, and ``panel`` names the other settings in which the runs differ. With

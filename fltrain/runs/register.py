@@ -42,6 +42,9 @@ def register(component: Kind) -> Kind:
     Functions in lists and dictionaries count by name only. The hash is equal in a script and a notebook. A
     class of the same name that was registered before is replaced.
 
+    Returns:
+        The class.
+
     Raises:
         FltrainError: if it is no method or network, has no name, or the name of one of fltrain.
     """

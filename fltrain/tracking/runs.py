@@ -263,17 +263,19 @@ def load_runs(
 ) -> pd.DataFrame:
     """Load metrics of runs: a row per run, metric and round.
 
-    Columns: ``run``; ``paper``, ``items``, ``scale``, ``dataset``, ``partition``, ``model``, ``method``,
-    ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round`` (from 1) and ``value``.
-    Accuracies are from 0 to 1; only ``fltrain.compare`` has percent, like tables. Metrics with one value
-    belong to the last round that was trained, also of a run that diverged. A run of several items has all
-    their names in ``items``, separated by spaces, so choose items by ``where``.
+    A run of several items has all their names in ``items``, separated by spaces: choose items by ``where``.
 
     Args:
         results: folder that holds ``runs/``.
         where: conditions, for example ``"items=flfa/table1 method=fedavg,fedprox training.lr!=0.1"``; keys
             are the columns above, ``commit``, ``revisions``, ``folder``, and settings by dotted name.
         config: folder with ``papers/`` and ``scales/``, which assign runs of the folder to items.
+
+    Returns:
+        A data frame with the columns ``run``; ``paper``, ``items``, ``scale``, ``dataset``, ``partition``,
+        ``model``, ``method``, ``plugins``, ``status`` (categories), ``seed`` (integer); ``metric``, ``round``
+        (from 1) and ``value``. Accuracies are from 0 to 1; only ``fltrain.compare`` has percent, like tables.
+        Metrics with one value belong to the last round that was trained, also of a run that diverged.
 
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.
@@ -299,9 +301,15 @@ def load_settings(
 ) -> pd.DataFrame:
     """Load fields, settings and final metrics of runs: a row per run, indexed by its ID.
 
-    Columns are the names of ``load_runs``; ``revisions``, ``commit`` and ``folder``; all settings by dotted
-    name; and metrics with one value, accuracies from 0 to 1. A setting is a number if all of its values are,
-    else text; it is NaN or empty if a run does not have it. The arguments are the same as in ``load_runs``.
+    Args:
+        results: folder that holds ``runs/``.
+        where: conditions, as for ``load_runs``.
+        config: folder with ``papers/`` and ``scales/``, as for ``load_runs``.
+
+    Returns:
+        A data frame. Its columns are the names of ``load_runs``; ``revisions``, ``commit`` and ``folder``;
+        all settings by dotted name; and metrics with one value, accuracies from 0 to 1. A setting is a number
+        if all of its values are, else text; it is NaN or empty if a run does not have it.
 
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.
