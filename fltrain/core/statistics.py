@@ -57,7 +57,7 @@ LEAST_CELLS = 4
 
 @dataclass(frozen=True)
 class Prior:
-    """A scaled inverse chi-squared prior of the variances of cells that moderate each other's spreads.
+    """A scaled inverse chi-squared prior of the variances of cells that are moderated together.
 
     It is estimated by empirical Bayes (Smyth 2004, section 6.2, as in limma's ``squeezeVar``). It becomes
     the pooled variance if the variances differ by no more than chance, and loses its weight if they differ
@@ -115,8 +115,8 @@ class Sample:
         floor: smallest believable standard deviation, in the unit of the values: one test image.
         diverged: a run diverged. A chance accuracy in its place says nothing about the spread of other cells.
         shares: spreads are comparable between cells as a share of the mean: rounds, times, traffic.
-        family: equal for cells that moderate each other's spreads.
-        base: equal for gains over the same runs. They share its luck, so they do not moderate each other;
+        family: equal for cells whose spreads are moderated together.
+        base: equal for gains over the same runs. They share its luck, so they are not moderated together;
             None for a base of its own.
         prior: prior of the spread, see ``moderated``; default: the sample has its own spread.
     """

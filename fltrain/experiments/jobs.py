@@ -90,7 +90,7 @@ class Jobs:
                 "(docs/records.md#changed-code); to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
-                else f"from earlier code with the same revisions: {len(changed):,} of "
+                else f"an earlier version of the code made {len(changed):,} of "
                 f"{count(len(complete), 'record')}; their numbers are valid, no action needed "
                 "(docs/records.md#changed-code)"
             )

@@ -163,8 +163,8 @@ class Table(ItemLayout):
         best_of: axis that the table does not show, for example of learning rates. Each cell has the label
             with which its first seed is best. The other seeds with this label give its number, so that
             they have no part in the choice; with one seed it gives the number.
-        spread_by: axes along which spreads over seeds differ by design, for example the label skew. Cells
-            moderate each other's spreads only if they have the same labels on these axes.
+        spread_by: axes along which spreads over seeds differ by design, for example the label skew. Only
+            spreads of cells with the same labels on these axes are moderated together.
         mean_over: axes that the table does not show. A cell has the mean over their points, seed by seed.
     """
 
@@ -476,9 +476,9 @@ def measures_of(layout: Table | Figure) -> list[str]:
 class Cell(Settings):
     """One run with its labels on the item's axes, its seed, and its names in the published table.
 
-    ``run`` is the ID of the run, ``methods`` the names of its method and plug-ins, in order. Only cells with
-    the same ``family`` moderate each other's spreads: labels on the axes of ``Table.spread_by``. ``spec`` has
-    the settings with their revisions in an item that is made without training.
+    ``run`` is the ID of the run, ``methods`` the names of its method and plug-ins, in order. Spreads of
+    cells with the same ``family`` are moderated together: labels on the axes of ``Table.spread_by``. ``spec``
+    has the settings with their revisions in an item that is made without training.
     """
 
     labels: Labels

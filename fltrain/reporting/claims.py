@@ -363,9 +363,9 @@ class ClaimNumbers:
 
 
 def _sample(lines: pd.DataFrame, test: Quantity) -> Sample:
-    """Return the numbers of a place. As in tables, those of the same dataset moderate each other's spreads.
+    """Return the numbers of a place. As in tables, spreads of the same dataset are moderated together.
 
-    Differences do if they also have the same plug-ins, but not the same base.
+    For differences, plug-ins must also be the same, but not the base.
     """
     compared = bool(test.over or test.minus)
     plugins = lines["composition"].iloc[0][1:] if compared else ()

@@ -139,7 +139,7 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     firm = [cell for cell in cells if not cell.exploratory]
     of_values = true_values(cells) if kind == "control" else "published values"
     same = repeated(cells)
-    repeats = f" ({same} repeat another one with the same settings)" if same else ""
+    repeats = f" ({count(same, 'duplicate')}: their settings coincide)" if same else ""
     among_own = "differences among our own runs" + repeats
     found: Counts = {
         of_values: (values, expected_counts(firm, EXPECTED)),

@@ -165,7 +165,7 @@ def test_trained_runs_are_counted_before_the_workflow_starts(
     (warning,) = jobs(folder).notes()
     assert warning.startswith("older than today's code (methods.mine): 1 record, still valid if")
     valid = "their numbers are valid, no action needed (docs/records.md#changed-code)"
-    calm = f"from earlier code with the same revisions: 1 of 2 records; {valid}"
+    calm = f"an earlier version of the code made 1 of 2 records; {valid}"
     assert jobs(folder, train="false").notes() == [calm], "such as our records"
 
 

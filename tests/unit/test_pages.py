@@ -745,9 +745,11 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
         equal = [cell.replace(**both) for cell, both in zip(bare, ends, strict=True)]
         for shown, words in ((equal, expected), (equal[:1], [False, False])):
             found = [Notes.of(sheet, shown).seeds for sheet in sheets]
-            assert ["Intervals of equal width share a pooled spread" in text for text in found] == words
+            assert [
+                "If intervals have equal widths, we pooled their spread" in text for text in found
+            ] == words
     bare = [cell.replace(measure="best_accuracy") for cell in bare]
-    assert "Intervals of equal width" in Notes.of(toy.sheet, [*equal, *bare]).seeds, "of the same runs"
+    assert "If intervals have equal widths" in Notes.of(toy.sheet, [*equal, *bare]).seeds, "of the same runs"
     assert (
         "Gains are differences from BP, paired by seed, with 90 % intervals."
         in Notes.of(toy.sheet, cells).seeds
@@ -1079,10 +1081,10 @@ def test_differences_with_the_same_runs_are_named(toy: Toy) -> None:
     cell = TableCell(item="a", label="accuracy, %", gain_margin=0.5, gain_verdict="inconclusive")
     cells = [cell.replace(runs=(run,), column=name) for run in "ab" for name in ("default", "tuned")]
     (heading,) = summary.verdict_counts("comparison", [*cells, cell], [])
-    assert heading == "differences among our own runs (2 repeat another one with the same settings)"
+    assert heading == "differences among our own runs (2 duplicates: their settings coincide)"
     (note, *_) = Notes.of(toy.sheet, cells).texts
-    assert "2 differences repeat another one, because" in note and CORRECTED in note.lower()
-    assert "another one" not in "".join(Notes.of(toy.sheet, cells[:1]).texts)
+    assert "2 differences are duplicates, because" in note and CORRECTED in note.lower()
+    assert "duplicate" not in "".join(Notes.of(toy.sheet, cells[:1]).texts)
 
 
 def test_cells_with_the_same_runs_and_different_intervals_are_explained(toy: Toy) -> None:
