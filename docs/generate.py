@@ -453,7 +453,6 @@ This page shows how to check our results (version {version}), which are in `publ
   on two cores. The files must have the same bytes.
 * **With training**, you can repeat one claim by one command. The tables below list its cost, from minutes to
   a day of one core, and the expected verdict. All {count} runs took {hours:.0f} hours.
-* On another machine, the digits of trained runs can differ, but verdicts should agree (*tolerance* below).
 
 ## Hardware and installation
 
@@ -468,9 +467,8 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
-With a fast line and two idle cores, `make env` took 89 seconds. For another Python, name it:
-`make env PYTHON=python3.13`. CI verifies our records and tables on 3.11, 3.12 and 3.13, but trains
-on one of them only.
+For another Python, name it: `make env PYTHON=python3.13`. CI verifies our records and tables on 3.11, 3.12
+and 3.13, but trains on one of them only.
 
 PyPI has no CPU-only wheels of PyTorch for Linux. `uv` finds them elsewhere and makes a smaller environment,
 without the lock and its hashes (CI does not test it):
@@ -517,8 +515,7 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 * **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
   (`provenance.json` names both). Otherwise training amplifies differences in rounding: expect the same
   verdict, not the same digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
-* **Contradicted†**: significant alone, but not after the
-  [correction for the number of claims](protocol.md#7-many-cells).
+* **†** and other terms: [glossary](glossary.md#papers-and-verdicts).
 
 {papers}
 
