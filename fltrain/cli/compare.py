@@ -17,8 +17,8 @@ from fltrain.experiments.selection import comma_separated
 if TYPE_CHECKING:
     from fltrain.tracking.compare import PaperSummary
 
-MOST_LINES = 150
-"""Lines that a terminal shows."""
+MOST_LINES, MOST_ITEMS = 150, 4
+"""Lines that a terminal shows, and tables and figures of runs that no option chooses."""
 
 
 def compare(
@@ -62,8 +62,8 @@ def compare(
     If you name papers only, the output has their claims and items with verdicts. If you name one table, it
     has the numbers, labels and verdicts of its page, and of a figure with curves the final accuracies of its
     runs. In all other cases, for example a paper with --metric, it has a line for each combination of
-    settings, and names the tables of these runs if RESULTS has pages of their scale. Gains are paired by seed
-    and have intervals of 90 %.
+    settings, and names the tables of these runs if RESULTS has pages of their scale. Without any choice,
+    there can be at most four of them. Gains are paired by seed and have intervals of 90 %.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing
@@ -85,14 +85,16 @@ def compare(
     settings = comma_separated(over or "")
     compared = comparing.compare(results, config, items or (), scale, where or (), metric, settings, baseline)
     rows = compared.rows()
-    if len(rows) > MOST_LINES and not out:
+    many = len(compared.items) > MOST_ITEMS and not (where or baseline)
+    if (many or len(rows) > MOST_LINES) and not out:
+        of = f"{len(compared.items)} tables and figures" if compared.items else "several experiments"
         raise FltrainError(
-            f"{len(rows)} lines of several experiments; name a table or figure and its scale "
-            f"(`{command('fltrain plan --scale NAME', results, config)}` lists them), choose runs with "
+            f"{len(rows)} lines of {of}; name a table or figure and its scale ("
+            + (compared.example and f"for example `{compared.example}`; ")
+            + f"`{command('fltrain plan --scale NAME', results, config)}` lists them), choose runs with "
             "--where, or write all lines to a file with --out"
-            + (compared.heading and f". {compared.heading}")
         )
-    if len(rows) <= MOST_LINES:
+    if len(rows) <= MOST_LINES and not many:
         if compared.heading:
             print_text(compared.heading)
         print_table(list(rows[0]), [list(row.values()) for row in rows], grouped=compared.grouping)

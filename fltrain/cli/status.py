@@ -109,9 +109,11 @@ def status(
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
-    if further := [record for record in folder.records() if record.run_id not in whole.runs]:
+    further = [] if items else [one for one in folder.records() if one.run_id not in whole.runs]
+    if further:
         shown = command("fltrain compare --out all_runs.csv", results, config)
-        print_text(f"{count(len(further), 'other run')} in this folder; list all: {shown}")
+        text = f"{count(len(further), 'other run')} in this folder, of other scales or of your own"
+        print_text(f"{text}; list all: {shown}")
         if damaged := sum(bool(record.damage) for record in further):
             print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
     default = (results, config) == (Path("results"), Path("config"))  # the folders of the workflow

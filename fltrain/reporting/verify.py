@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import read_arrays
-from fltrain.core.own import places
 from fltrain.core.shell import command
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import FORMS, PlannedItem
 from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.schema import folders_of
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
 from fltrain.reporting.version import outdated_pages
@@ -189,7 +189,9 @@ class Verification:
                 yield Problem(f"{folder}: no tables to verify{remake}")
             yield from self._tables_of(self.chosen)
             return
-        for path in sorted(path for place in places(self.config) for path in place.glob("scales/*.yaml")):
+        for path in sorted(
+            path for place in folders_of(self.config, "scale") for path in place.glob("*.yaml")
+        ):
             if any((self.results.root / path.stem).glob("*/*.csv")):
                 try:
                     planned = plan(self.config, path.stem)

@@ -57,7 +57,15 @@ from fltrain.runs.where import (
     settings_text,
     sortable,
 )
-from fltrain.tracking.runs import RECORDED, RecordedRun, as_numbers, find_runs, untrained, warn
+from fltrain.tracking.runs import (
+    RECORDED,
+    RecordedRun,
+    as_numbers,
+    find_runs,
+    naming_left_out,
+    untrained,
+    warn,
+)
 
 _METHOD = ("method", "plugins")
 # Settings that change no number of a run, and names that are among the fields.
@@ -126,6 +134,8 @@ class Comparison:
         targets: sentence on the target accuracies that runs set.
         heading: the item with its title and scale; or settings without a column, if there are many, and the
             items of the runs; else empty.
+        items: of the runs, if they have several and are not chosen by item.
+        example: command that shows one of these items.
         conditions: by panel, the settings that it stands for; empty for an item.
     """
 
@@ -134,6 +144,8 @@ class Comparison:
     remarks: Sequence[str]
     targets: str = ""
     heading: str = ""
+    items: Sequence[str] = ()
+    example: str = ""
     conditions: Mapping[str, Labels] = field(default_factory=dict)
 
     @cached_property
@@ -251,7 +263,8 @@ def compare(
     where += (f"items={','.join(items)}",) if items else ()
     where += (f"scale={scale}",) if scale else ()
     runs, warnings = find_runs(results, where, config)
-    compared = compare_runs(runs, metric, over, baseline)
+    with naming_left_out(warnings, filter(None, [baseline]), over):
+        compared = compare_runs(runs, metric, over, baseline)
     warn(results, warnings)
     found = Counter(
         (one, run.fields["scale"].split()[0])
@@ -261,10 +274,10 @@ def compare(
     )
     if len(found) > 1:
         ((name, its_scale), _), *_ = found.most_common()
-        names = listed(dict.fromkeys(one for (one, _), _ in found.most_common()), 4)
+        names = list(dict.fromkeys(one for (one, _), _ in found.most_common()))
         one = command(f"fltrain compare {name} --scale {its_scale}", results, config)
-        heading = f"{compared.heading} Runs of {names}. For one table or figure: {one}".strip()
-        return replace(compared, heading=heading)
+        heading = f"{compared.heading} Runs of {listed(names, 4)}. For one table or figure: {one}".strip()
+        return replace(compared, heading=heading, items=names, example=one)
     return compared
 
 

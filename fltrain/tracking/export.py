@@ -380,20 +380,29 @@ class Export:
             home = store.experiment(self._home(item.paper.paper))
             address = opened(home, f"tags.items LIKE '%{item.id},%'")
             links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
+        reduced = bool(cells) and item.scale.reduces(item.paper)
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
         parts = [
             f"**{item.item.title}**: {', '.join(links)}",
             "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else "",
-            numbers_of(cells, item.scale.reduces(item.paper)) if cells else "",
+            numbers_of(cells, reduced) if cells else "",
             in_full(claims),
             item.item.caption,
         ]
         verdicts = Counter(one for _, cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
+        unjudged = "none at reduced scale" if reduced else ""
+        # Without details in parentheses, which MLflow refuses in names of metrics.
+        counted = [f"claims {one['verdict']}" for one in claims]
+        counted += [
+            f"verdicts {one}" for _, cell in cells for one in (cell.verdict, cell.gain_verdict) if one
+        ]
+        trained = sum(self.results.record(run).complete for run in item.run_ids)
+        counts = {"cells": len(cells), "runs": trained} | Counter(one.replace(" ", "_") for one in counted)
         key = f"{item.id} ({self.scale})"
         tags = {
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "claims": in_short(claims),
-            "verdicts": in_words(dict(verdicts.most_common())) if verdicts else "",
+            "verdicts": in_words(dict(verdicts.most_common())) if verdicts else unjudged,
             "result": result(item, cells, claims),
             "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
@@ -404,6 +413,7 @@ class Export:
             tags={tag: text for tag, text in tags.items() if text},
             made=made,
             params={"title": item.item.title},
+            metrics=[(name, 0, number) for name, number in sorted(counts.items())],
             files=files,
         )
 
@@ -499,7 +509,11 @@ def result(item: PlannedItem, cells: Sequence[TaggedCell], claims: Claims) -> st
     if numbers or not shown:
         return numbers[0] if numbers else ""
     tags, cell = shown[0]
-    return gain_text(item, cell) if "gain" in tags else f"{tags['cell']}: {tags['value']}"
+    if "gain" in tags:
+        return gain_text(item, cell)
+    if "difference" in tags and not cell.lost:
+        return f"{tags['cell']}, minus published: {tags['difference']}"
+    return f"{tags['cell']}: {tags['value']}"
 
 
 def gain_text(item: PlannedItem, cell: TableCell) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,10 +19,10 @@ import pandas as pd
 
 from fltrain.core import arguments
 from fltrain.core.errors import FltrainError, count, listed
-from fltrain.core.own import places
 from fltrain.core.shell import command, workflow
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import no_item, plan
+from fltrain.experiments.schema import folders_of
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
 from fltrain.runs.record import Record, Results, unknown_remedy
 from fltrain.runs.spec import RunSpec
@@ -151,7 +152,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     folder = Results(arguments.path("results", results))
     config = arguments.path("config", config)
     wanted = {key: _values(conditions, key) - {NONE} for key in ("items", "paper", "scale")}
-    declared = {path.stem for place in places(config) for path in (place / "scales").glob("*.yaml")}
+    declared = {path.stem for place in folders_of(config, "scale") for path in place.glob("*.yaml")}
     scales = {scale for scale in declared if (folder.root / scale).is_dir()}
     plans = {scale: plan(config, scale) for scale in sorted(scales | wanted["scale"])}
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
@@ -190,17 +191,27 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             "or name another results folder"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
-    try:
+    values = [value for one in conditions for value in one.values]
+    with naming_left_out(warnings, values, [one.key for one in conditions]):
         found = choose(runs, _by_id(conditions, present), lambda run: run.named)
-    except FltrainError as error:
-        values = [repr(value) for one in conditions for value in one.values]
-        concerned = [text for text in warnings if any(value in text for value in values)]
-        raise FltrainError("; ".join([str(error), *concerned])) from None
     if names and UNASSIGNED not in names:
         items = [item for planned in chosen for item in planned.items if names & item.names]
         members = {run for item in items for run in item.run_ids}
         warnings = _left_out((why for run, why in left.items() if run in members), verify)
     return found, warnings
+
+
+@contextmanager
+def naming_left_out(warnings: Iterable[str], values: Iterable[str], keys: Iterable[str]) -> Iterator[None]:
+    """Add warnings on records with these values, or with an unknown component that may have these keys."""
+    words = list(map(repr, values))
+    for kind, name, *_ in (key.split(".") for key in keys if "." in key):
+        words += [f"{kind}: unknown", repr(name)]  # of method.mu, and of plugins.flfa.n_fa
+    try:
+        yield
+    except FltrainError as error:
+        concerned = [text for text in warnings if any(word in text for word in words)]
+        raise FltrainError("; ".join([str(error), *concerned])) from None
 
 
 def _left_out(reasons: Iterable[str], verify: str) -> list[str]:

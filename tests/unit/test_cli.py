@@ -558,8 +558,10 @@ def test_plan_and_status_before_and_after_training(
     assert planned()[4] == "1"
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
-    shown = cli("status", "toy_table", "--scale", "one").stdout
-    (command,) = re.findall(r"\n1 other run in this folder; list all: fltrain (.*)\n", shown)
+    assert "other run" not in cli("status", "toy_table", "--scale", "one").stdout
+    shown = cli("status", "--scale", "one").stdout
+    others = r"\n1 other run in this folder, of other scales or of your own; list all: fltrain (.*)\n"
+    (command,) = re.findall(others, shown)
     assert "damaged" not in shown
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
     assert cli(*command.split()).stdout == "table: all_runs.csv\n"
@@ -706,6 +708,8 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             "plan --config nowhere",
             ["nowhere/scales: there is no such folder; work in", "--config PATH in a shell"],
         ),
+        ("verify --config nowhere", ["nowhere/scales: there is no such folder"]),
+        ("compare --config nowhere", ["nowhere/scales: there is no such folder"]),
         ("plan --scale one --gpu h10", ["--gpu: unknown GPU 'h10'; did you mean 'h100'?"]),
         ("plan --scale one --gpu H1000", ["--gpu: unknown GPU 'H1000'; did you mean 'h100'?"]),
         ("plan --scale one --gpu h100 --measure", ["leave out one of the two"]),

@@ -781,6 +781,16 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
     cause = "no run is left with method=mine.*; left out: 3 records, method: unknown method 'mine'"
     with pytest.raises(FltrainError, match=cause):
         compare(tmp_path, CONFIG, where="method=mine")
+    lost = ".*; left out: 3 records, method: unknown method 'mine', .* 'lost'; .* set FLTRAIN_PATH"
+    for key in ("method.bound", "plugins.lost.rank"):
+        with pytest.raises(FltrainError, match=f"over: unknown key '{key}'{lost}"):
+            compare(tmp_path, CONFIG, over=[key])
+        with pytest.raises(FltrainError, match=f"where: unknown key '{key}'{lost}"):
+            compare(tmp_path, CONFIG, where=f"{key}=1")
+    with pytest.raises(FltrainError, match=f"unknown variant 'mine'{lost}"):
+        compare(tmp_path, CONFIG, baseline="mine")
+    with pytest.raises(FltrainError, match=r"unknown key 'training.xyz'(?!.*left out)"):
+        compare(tmp_path, CONFIG, over=["training.xyz"])
     assert not caplog.messages, "errors on other things have no notes"
     for _ in range(2):  # the second time, it is silent
         assert len(compare(tmp_path, CONFIG).cells) == 1
@@ -996,6 +1006,25 @@ def test_a_terminal_shows_no_endless_table(
     table = tmp_path / "table.csv"
     assert run_compare(root, *choice, "--out", table) == f"table: {table}\n"
     assert len(read_csv(table)) == 2
+
+
+def test_runs_of_many_tables_are_no_table_in_a_terminal(tmp_path: Path) -> None:
+    """The message has a command for one table. Options that choose runs, and files, have no such limit."""
+    items = [item for item in plan(CONFIG, "demo").items if item.trains]
+    for item in items:
+        record(Results(tmp_path), item.entries[-1].spec, 0.5)
+    compared = ("compare", "--results", tmp_path, "--config", CONFIG)
+    assert cli(*compared).stdout.count("│\n") > 4
+    (tmp_path / "demo").mkdir()  # has the pages
+    message = r"^\d+ lines of 1\d tables and figures; name .* \(for example `fltrain (.* --scale demo .*)`; "
+    for options in ((), ("--metric", "best_accuracy"), ("--scale", "demo")):
+        with pytest.raises(FltrainError, match=message) as refused:
+            cli(*compared, *options)
+    (example,) = re.findall(message, str(refused.value))
+    assert "at scale demo" in cli(*example.split()).stdout
+    for options in (("--baseline", "fedavg"), ("--where", "method=fedavg"), ("--over", "method")):
+        assert "final accuracy, %" in cli(*compared, *options).stdout
+    assert "table: " in cli(*compared, "--out", tmp_path / "all.csv").stdout
 
 
 def test_the_guide_shows_what_its_code_prints(

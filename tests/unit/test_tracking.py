@@ -96,6 +96,7 @@ TABLE = SimpleNamespace(
         SimpleNamespace(spec=spec, labels={"method": method, "feedback": "BP", "dataset": "Digits"})
         for spec, method in ((PLAIN, "FedAvg"), (MEASURED, "FedProx"))
     ],
+    run_ids=[PLAIN.run_id, MEASURED.run_id],
 )
 TABLE.sheet = ItemJob(id=TABLE.id, reduced=True, axes=TABLE.axes, table=TABLE.item.table, cells=[])
 NOT_MADE = SimpleNamespace(**{**vars(TABLE), "id": "ecgr/table2", "name": "table2"})
@@ -646,6 +647,9 @@ def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> Non
     store.export(items=[TABLE])
     table, own = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
     assert table["verdicts"] == f"1 {own['verdict']}" == "1 not reproduced (as intended)"
+    write_table(store, cell.replace(verdict=None, gain_verdict=None))
+    store.export(items=[TABLE])
+    assert store.search("tags.kind = 'item'")[0]["data"]["tags"]["verdicts"] == "none at reduced scale"
 
 
 def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
@@ -682,6 +686,9 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
             "| C | supported | x: +2 points; needed: above 0 |\n| B | undecided, exploratory |  |"
         )
         assert rows in tags[NOTE]
+        counts = {"claims_supported": 2, "claims_undecided": 1, "runs": 2, "cells": 2 if verdicts else 0}
+        counts |= {"verdicts_reproduced": 1, "verdicts_opposite": 1} if verdicts else {}
+        assert run["data"]["metrics"] == counts
         store.export(items=[TABLE])
 
 
@@ -690,6 +697,10 @@ def test_the_result_of_a_table_without_claims_names_both_sides_of_its_gain(store
     cells = [({"cell": "FedAvg, accuracy, %", "value": "60.00"}, base), ({"gain": "+1.50"}, cell)]
     assert result(TABLE, cells, []) == "final accuracy, FedProx minus FedAvg: +1.5 points [-0.5, +3.5]"
     assert result(TABLE, cells[:1], []) == "FedAvg, accuracy, %: 60.00"
+    missed = [(cells[0][0] | {"difference": "-3.00 [-3.60, -2.41]"}, base)]
+    assert result(TABLE, missed, []) == "FedAvg, accuracy, %, minus published: -3.00 [-3.60, -2.41]"
+    diverged = [(missed[0][0], base.replace(diverged=3, seeds=3))]
+    assert result(TABLE, diverged, []) == "FedAvg, accuracy, %: 60.00"
     lost = cell.replace(gains=(1.5,), base_diverged=1)
     assert result(TABLE, [({"gain": "base diverged"}, lost)], []).endswith(" minus FedAvg: base diverged")
     lost_value = [({}, base.replace(mean=None))]
@@ -997,6 +1008,7 @@ def test_each_run_has_a_number_in_the_first_columns() -> None:
     expected = ["Run Name", "final", "validation", "participation.fraction"]
     assert columns[:-2] == expected and columns[-2] == "last", "empty on the first screen"
     assert widths["params.`participation.fraction`"] > 150, "the whole heading"
+    assert widths["metrics.`final`"] >= 120, "0.0245 (average)"
 
 
 @pytest.mark.slow
