@@ -58,8 +58,8 @@ class Group:
 
 BASES = (("FedAvg", "FedNova", "SCAFFOLD", "FedProx"), "each of four base methods")
 """The base methods of ECGR's paper, and their text."""
-GAIN = Group("{} gains with ECGR on MNIST", *BASES)
-SIZE = Group("{} gains one to two points with ECGR on MNIST", *BASES)
+GAIN = Group("ECGR improves {} on MNIST", *BASES)
+SIZE = Group("ECGR improves {} by one to two points on MNIST", *BASES)
 
 MAIN: dict[str, tuple[str | Group, ...]] = {
     "fedavg": (

@@ -15,6 +15,9 @@ from fltrain.reporting.pages import render
 from fltrain.reporting.tables.render import DROPPED_CELLS, GENERAL, Grid, Notes
 from fltrain.reporting.tables.table_cell import TableCell
 
+WIDEST = 10
+"""Columns of a table here. A wider one shows differences from published values on its own page only."""
+
 
 def page(
     summary: Mapping[str, Any],
@@ -47,6 +50,8 @@ def page(
         if sheet.table:
             notes = Notes.of(sheet, cells[sheet.id])
             grid = Grid.of(sheet, cells[sheet.id], notes.marks, ["verdict"])
+            if len(grid.columns) > WIDEST:
+                grid = Grid.of(sheet, cells[sheet.id], notes.marks, ["verdict", "difference"])
             items[name] |= {"grid": grid, "notes": notes, "caption": f"{sheet.caption} {notes.seeds}"}
         for text in sheet.assumptions:
             assumptions.setdefault(text, []).append(sheet.title)

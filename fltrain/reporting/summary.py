@@ -90,7 +90,7 @@ def paper_summary(
         turned = {(name, base) for base in bases} <= reverse
         if len(bases) == 1:
             differences[name] = f"difference from {bases[0]}"
-            headings[name] += f"\n{bases[0]} minus each" if turned else f"\neach minus {bases[0]}"
+            headings[name] += f": {bases[0]} minus each" if turned else f": gain over {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", *RESULT, "evidence", "item"]
     rows: list[Any] = judged[columns].to_dict("records")
@@ -163,14 +163,8 @@ def true_values(cells: Iterable[TableCell]) -> str:
     """Return in how many cells the published value is true, and how many of them the rule should confirm."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
-    power = f"at our spreads and numbers of seeds, we expect about {expected:.1f} of them to be reproduced"
-    return f"{count(len(true), 'cell')} with a true value ({_different(true)}); {power}"
-
-
-def _different(cells: Iterable[TableCell]) -> str:
-    """Return the number of different true values; several cells can have the same value."""
-    values = {cell.published for cell in cells if cell.verdict and not cell.falsified}
-    return count(len(values), "different value")
+    values = count(len(true), "true value")
+    return f"controls (with so few seeds, the rule should reproduce about {expected:.1f} of {values})"
 
 
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:
@@ -196,11 +190,9 @@ def cell_findings(
         rejected: dict[bool, list[bool]] = {True: [], False: []}
         for cell in cells:
             rejected[cell.falsified] += [cell.verdict == "not reproduced"] if cell.verdict else []
-        true, false = (
-            f"{sum(side) or 'none'} of {count(len(side), 'cell')}"
-            for side in (rejected[False], rejected[True])
-        )
-        text = f"{false} with a false value and {true} with a true value ({_different(cells)})"
+        true, false = (f"{sum(side) or 'none'} of {len(side)}" for side in (rejected[False], rejected[True]))
+        different = len({cell.published for cell in cells if cell.verdict and not cell.falsified})
+        text = f"{false} false values and {true} true ones ({count(different, 'different number')})"
         return [("", "", [f"The rule rejects {text}."])]
     first = {cell.gain_verdict: cell for cell in reversed(cells) if not cell.exploratory}
     return [
@@ -234,27 +226,24 @@ def claim_findings(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
 
 
 def alike(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[dict[str, Any]]:
-    """Join rows of claims that differ in a label only, such as the method, and have the same verdict.
+    """Join rows of claims that differ in one label only, such as the method, and have the same verdict.
 
-    The text of the first one names the labels of the others. ``claims`` is their number; ``evidence`` has
-    the evidence of each by label.
+    The common text names all labels. ``claims`` is their number; ``evidence`` has that of each by label.
     """
     labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[str, Mapping[str, Any]]]] = {}
     for row in rows:
-        text = row["claim"]
-        for label in labels.get((row["where"], text), ()):
-            text = text.replace(label, "...")
-        groups.setdefault((row["where"], text, full_verdict(row), row["needed"]), []).append(row)
+        label, *others = labels.get((row["where"], row["claim"])) or [""]
+        text = row["claim"].replace(label, "{}") if label and not others else row["claim"]
+        groups.setdefault((row["where"], text, full_verdict(row), row["needed"]), []).append((label, row))
     joint = []
-    for group in groups.values():
-        first = group[0]
-        names = [", ".join(labels.get((row["where"], row["claim"]), ())) for row in group]
-        also = f", likewise {joined(names[1:])}" if names[1:] else ""
-        lines = {key: "; ".join(dict.fromkeys(filter(None, (row[key] for row in group)))) for key in RESULT}
-        evidence = {name if also else "": row["evidence"] for name, row in zip(names, group, strict=True)}
-        about = {"claim": first["claim"] + also, "claims": len(group), "evidence": evidence}
-        joint.append({**first, **lines, **about})
+    for (_, text, *_), group in groups.items():
+        names, members = zip(*group, strict=True)
+        lines = {key: "; ".join(dict.fromkeys(filter(None, (row[key] for row in members)))) for key in RESULT}
+        several = len(group) > 1
+        evidence = {name if several else "": row["evidence"] for name, row in group}
+        about = {"claim": text.replace("{}", joined(names)), "claims": len(group), "evidence": evidence}
+        joint.append({**members[0], **lines, **about})
     return joint
 
 

@@ -17,7 +17,7 @@ import pytest
 from fltrain.experiments.claims import Claim
 from fltrain.experiments.layout import ItemJob, Measured, Table
 from fltrain.reporting import overview, paper, summary, version
-from fltrain.reporting.figures.forest import AXIS, LIMIT, forest
+from fltrain.reporting.figures.forest import AXIS, forest
 from fltrain.reporting.pages import TEMPLATES, cited, in_lines
 from fltrain.reporting.tables.html import facts
 from fltrain.reporting.tables.render import GENERAL, Grid, GridEntry, Notes
@@ -177,13 +177,11 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     )
     without = TableCell(item="b", row="no interval", margin=2.0, difference=1.0)
     plot = forest([cell, without], titles)
-    # The axis ends at 6 margins; the point lies at half a margin, the interval is cut off.
+    # The axis reaches from -2 to 6 margins; the point lies at half a margin, the interval is cut off.
     (row,) = plot["rows"][""]
-    assert (row["low"], row["middle"], row["high"]) == pytest.approx(
-        (50, 50 * (1 + 0.5 / LIMIT), 100), abs=0.01
-    )
+    assert (row["low"], row["middle"], row["high"]) == (25, 31.25, 100)
     assert (row["below"], row["above"], row["place"], row["tone"]) == (False, True, "one", "bad")
-    assert plot["ticks"]["0"] == 50 and plot["ticks"]["1"] == pytest.approx(50 * (1 + 1 / LIMIT))
+    assert plot["ticks"] == {"-2": 0, "-1": 12.5, "0": 25, "1": 37.5, "6": 100}
     assert plot["notes"] == [AXIS, "arrows: beyond the axis"]
     far = cell.replace(difference=90.0, difference_low=80.0)
     ((beyond,),) = forest([far], titles)["rows"].values()
@@ -213,8 +211,10 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
 def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
     plot = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
-    assert plot["ticks"] == {"-2": 0, "0": 50, "2": 100} and plot["notes"] == ["gain, in percentage points"]
-    assert [row["middle"] for row in plot["rows"]["A"]] == [75]
+    assert plot["ticks"] == {"0": 0, "2": 100} and plot["notes"] == ["gain, in percentage points"]
+    assert [row["middle"] for row in plot["rows"]["A"]] == [50]
+    none = forest([cell.replace(gain=0.0, gain_low=0.0, gain_high=0.0)], {"a": "A"}, "gain")
+    assert none["ticks"] == {"0": 0, "1": 100}
 
 
 def test_most_gains_of_a_forest_plot_fit_its_axis() -> None:
@@ -225,7 +225,7 @@ def test_most_gains_of_a_forest_plot_fit_its_axis() -> None:
     assert [row["below"] for row in plot["rows"]["A"]] == [False, False, False, True]
     far = near.replace(gain=14.0, gain_low=9.0, gain_high=19.2)
     plot = forest([far, far, near], {"a": "A"}, "gain")
-    assert list(plot["ticks"]) == ["-20", "0", "20"], "large gains that are usual here fit, too"
+    assert list(plot["ticks"]) == ["-1", "0", "20"], "large gains that are usual here fit, too"
     assert "arrows: beyond the axis" not in plot["notes"]
 
 
@@ -562,8 +562,8 @@ def test_claims_that_runs_judged_as_planned_come_first(toy: Toy) -> None:
         found.append(re.findall(r"<summary>((?:Expl|Claims).*?)</summary>", text))
         assert text.count(" 2 claims</td>") == claims.count(planned) // 2, "joined"
     assert found == [
-        ["Exploratory claims (1)", "Claims that no run judges (4)"],
-        ["Claims that no run judges (4)"],
+        ["Exploratory claims (1)", "Claims without verdict (4)"],
+        ["Claims without verdict (4)"],
         [],
     ]
 
@@ -712,8 +712,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"{len(true)} cells with a true value (1 different value); at our spreads and numbers of "
-        f"seeds, we expect about {expected:.1f} of them to be reproduced"
+        f"controls (with so few seeds, the rule should reproduce about {expected:.1f} of "
+        f"{len(true)} true values)"
     )
 
 
@@ -884,7 +884,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
     tested = "needed: above 0.5"
     assert summary.claim_findings(summary.alike(rows, claims)) == [
         (
-            *("supported", "MOON gains, likewise FedProx (A, sec. 1)"),
+            *("supported", "MOON and FedProx gains (A, sec. 1)"),
             ["x minus y, MOON: +10 points", "x minus y, FedProx: +13 points", tested],
         ),
         ("contradicted", "B is best (A, fig. 2)", ["x minus y, B: +9 points", tested]),
@@ -921,7 +921,7 @@ def test_values_that_are_not_reproduced_are_summed_up_for_each_table() -> None:
 
 
 def test_the_page_of_a_paper_has_its_main_intervals_beside_its_result(toy: Toy) -> None:
-    plot = {"rows": {"": [{"place": "x", "lost": "diverged", "tone": ""}]}, "ticks": {}, "notes": []}
+    plot = {"rows": {"": [{"place": "x", "lost": "diverged", "tone": ""}]}, "ticks": {"0": 0}, "notes": []}
     for changes, shown in (
         ({"picture": ""}, True),
         ({}, False),
@@ -949,7 +949,7 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
         assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
         assert part["counts"]["claims"] == ({"supported": 1}, {})
         assert part["examples"] == [("supported", f"x ({one}, {place})", ["1", "needed: above 0"])]
-        assert list(part["forest"]["rows"]) == ["Accuracy & gain\neach minus BP"], (
+        assert list(part["forest"]["rows"]) == ["Accuracy & gain: gain over BP"], (
             "a base, also with one item"
         )
     folder = toy.folder / "both"
@@ -993,12 +993,12 @@ def test_a_forest_plot_names_axes_of_numbers_and_the_base_of_gains(toy: Toy) -> 
     heading = {"paper": "paper", "title": "A paper", "kind": "paper", "scale": "one", "reduced": False}
     rows = summary.paper_summary(heading, sheets, judged, cells)["forest"]["rows"]
     assert [(name, row["place"]) for name, part in rows.items() for row in part] == [
-        ("Accuracy & gain\neach minus noise 0", "cut 3")
+        ("Accuracy & gain: gain over noise 0", "cut 3")
     ] * 2
 
 
 @pytest.mark.parametrize(
-    ("reverse", "gain", "words"), [(False, 1.0, "each minus BP"), (True, -1.0, "BP minus each")]
+    ("reverse", "gain", "words"), [(False, 1.0, "gain over BP"), (True, -1.0, "BP minus each")]
 )
 def test_a_forest_plot_has_the_direction_of_the_claims(
     toy: Toy, reverse: bool, gain: float, words: str
@@ -1014,8 +1014,8 @@ def test_a_forest_plot_has_the_direction_of_the_claims(
     cells = {toy.sheet.id: [cell], "paper/b": [cell.replace(item="b")]}
     judged["item"] = "table1, b"
     plot = summary.paper_summary(heading, sheets, judged, cells, [claim])["forest"]
-    assert next(iter(plot["rows"])) == f"Accuracy & gain\n{words}"
-    assert plot["rows"][f"Accuracy & gain\n{words}"][0]["middle"] == pytest.approx(
+    assert next(iter(plot["rows"])) == f"Accuracy & gain: {words}"
+    assert plot["rows"][f"Accuracy & gain: {words}"][0]["middle"] == pytest.approx(
         50 * (1 + gain / 3), abs=0.01
     )
 
@@ -1028,10 +1028,7 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
     (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"}, {})
-    assert found[-1] == [
-        "The rule rejects 1 of 2 cells with a false value and none of 2 cells with a true value "
-        "(1 different value)."
-    ]
+    assert found[-1] == ["The rule rejects 1 of 2 false values and none of 2 true ones (1 different number)."]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")

@@ -12,8 +12,8 @@ from fltrain.reporting.pages import tone
 from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import MISSED, NO_INTERVAL, without_interval
 
-LIMIT, MEDIANS, MOST = 6.0, 4.0, 40
-"""Ends of the axis in margins or, of gains, in medians of their ends; and the most cells of a plot."""
+LIMIT, MEDIANS, MOST = 6, 4, 40
+"""Farthest end of the axis in margins or, of gains, in medians of their ends; and the most cells of a plot."""
 AXIS = "(ours minus published) / allowed difference (margin)"
 
 
@@ -29,9 +29,9 @@ def forest(
         of: differences to published values, in margins, or gains in points.
 
     Returns:
-        ``rows`` by heading, ``ticks`` and ``notes`` of the axis. Labels leave out a panel that all cells
-        share. Numbers are in per cent of the axis; an interval can reach ``below`` or ``above`` it, and a
-        ``middle`` beyond it is None. Empty without an interval, or with too many cells.
+        ``rows`` by heading, ``ticks`` and ``notes`` of the axis, which has zero on it. Labels leave out a
+        panel that all cells share. Numbers are in per cent of the axis; an interval can reach ``below`` or
+        ``above`` it, and a ``middle`` beyond it is None. Empty without an interval, or with too many cells.
     """
     compared = of == "difference"
     known: list[tuple[TableCell, str, list[float]]] = []
@@ -48,8 +48,15 @@ def forest(
         return {}
     reaches = [max(map(abs, numbers)) for _, lost, numbers in known if not lost] or [0.0]
     # A few intervals that are much wider, for example after divergence, do not shrink all others to dots.
-    farthest, usual = max(reaches), MEDIANS * statistics.median(reaches)
-    ends = LIMIT if compared else max(1, math.ceil(min(farthest, usual)))
+    farthest = LIMIT if compared else max(1, math.ceil(MEDIANS * statistics.median(reaches)))
+    drawn = [number for _, _, numbers in known for number in numbers]
+    least, most = (-2, 2) if compared else (0, 0 if any(drawn) else 1)
+    left = max(-farthest, min(least, math.floor(min(drawn, default=0))))
+    right = min(farthest, max(most, math.ceil(max(drawn, default=0))))
+
+    def place_of(number: float) -> float:
+        return round(100 * (max(left, min(right, number)) - left) / (right - left), 2)
+
     labels = {(cell.item, cell.label) for cell, *_ in known}
     items = {item for item, _ in labels}
     panels = {cell.panel for cell, *_ in known}
@@ -57,19 +64,19 @@ def forest(
     for cell, lost, numbers in known:
         what = [cell.label.removesuffix(", %")] * (len(labels) > len(items))
         heading = ", ".join([titles[cell.item]] * (len(items) > 1 or not compared) + what)
-        low, middle, high = (round(50 + 50 * max(-1, min(1, number / ends)), 2) for number in numbers)
+        low, middle, high = map(place_of, numbers)
         verdict = cell.full_verdict if compared else cell.gain_verdict
-        inside = abs(numbers[1]) <= ends
+        inside = left <= numbers[1] <= right
         place = (cell if len(panels) > 1 else cell.replace(panel="")).place or cell.place
         row = {
             **{"place": place.replace(" / + ", " + "), "lost": lost, "tone": tone(verdict or "")},
             **{"low": low, "middle": middle if inside else None, "high": high},
-            **{"below": numbers[0] < -ends, "above": numbers[2] > ends},
+            **{"below": numbers[0] < left, "above": numbers[2] > right},
         }
         rows.setdefault(heading, []).append(row)
     without = sum(without_interval(cell.reason) == NO_INTERVAL for cell in cells) if compared else 0
     notes = [AXIS if compared else "gain, in percentage points"]
-    notes += ["arrows: beyond the axis"] * (farthest > ends)
+    notes += ["arrows: beyond the axis"] * (max(reaches) > farthest)
     notes += [f"{count(without, 'cell')} without an interval: not shown"] * bool(without)
-    ticks = (-ends, -1, 0, 1, ends) if compared else (-ends, 0, ends)
-    return {"rows": rows, "ticks": {f"{one:g}": 50 + 50 * one / ends for one in ticks}, "notes": notes}
+    ticks = sorted({left, 0, right, *((-1, 1) if compared else ())})
+    return {"rows": rows, "ticks": {f"{one:g}": place_of(one) for one in ticks}, "notes": notes}
