@@ -13,7 +13,7 @@ from fltrain.reporting.tables.table_cell import TableCell
 from fltrain.reporting.verdict import MISSED, NO_INTERVAL, without_interval
 
 LIMIT, MEDIANS, MOST = 6, 4, 40
-"""Farthest end of the axis in margins or, of gains, in medians of their ends; and the most cells of a plot."""
+"""Farthest end of the axis in margins or, of gains, in medians of their ends; most cells of a plot."""
 AXIS = "(ours minus published) / allowed difference (margin)"
 
 
