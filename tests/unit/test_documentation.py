@@ -335,8 +335,8 @@ def test_the_readme_counts_the_published_runs() -> None:
     of_papers = len(declared & published)
     assert {plans[1].runs[run].dataset.name for run in declared & published} == {"mnist"}
     text = " ".join((ROOT / "README.md").read_text().split())
-    theirs, others = f"{len(declared):,} runs", f"{len(published) - of_papers:,} other runs"
-    trained = f"Of the papers' {theirs}, we trained {of_papers}, all on MNIST. We also trained {others}"
+    theirs, others = f"{len(declared):,} runs", f"{len(published) - of_papers:,} others"
+    trained = f"we trained {of_papers} of the papers' {theirs}, all on MNIST. We trained {others}"
     ours = f"# list the papers' {theirs} and {len(plans[0].runs) - len(declared)} that we added"
     assert trained in text and ours in text
     assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text

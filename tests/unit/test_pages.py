@@ -1013,9 +1013,10 @@ def test_a_forest_plot_has_the_direction_of_the_claims(
     judged["item"] = "table1, b"
     plot = summary.paper_summary(heading, sheets, judged, cells, [claim])["forest"]
     assert next(iter(plot["rows"])) == f"Accuracy & gain: {words}"
-    # The interval reaches 2.5 points on one side, so the axis ends at zero and at three points.
+    # Item b has the other direction if there is a reversed claim, and then the axis begins at -3.
     middle = plot["rows"][f"Accuracy & gain: {words}"][0]["middle"]
-    assert middle == pytest.approx(100 * gain / 3 + 100 * (gain < 0), abs=0.01)
+    assert plot["ticks"] == ({"-3": 0, "0": 50, "3": 100} if reverse else {"0": 0, "3": 100})
+    assert middle == pytest.approx(50 * (1 + gain / 3) if reverse else 100 * gain / 3, abs=0.01)
 
 
 FALSE: dict[str, Any] = {"published": 1.0, "falsified": True}
