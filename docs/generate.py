@@ -394,7 +394,7 @@ RESULTS = """\
 This page lists the main claims of six papers with our verdicts, which follow from our
 [records](../published/README.md). In short:
 
-* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our network needs fewer rounds, so {lower} of
+* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds, so {lower} of
   {values} published numbers of rounds are *not reproduced*. {directions} claims on directions are
   *supported*, {open} on sizes are *undecided*.
 * **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The
@@ -419,7 +419,7 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
 * **Exploratory**: we chose the test after seeing the runs, or declared it exploratory.
 * **Contradicted†**: the test alone is significant, but not after the
   [correction for the number of claims](protocol.md#7-many-cells).
-* **Not reproduced (less)**: our value is smaller than the paper's.
+* **Not reproduced (fewer)**: our value is smaller than the paper's.
 * A **case** is a setting or method. Most claims must hold in every case. The *weakest* case supports the
   claim least.
 
@@ -656,7 +656,7 @@ def short(known: Evidence) -> dict[str, object]:
     *_, further, _ = known.fair()[-1]
     return {
         "further": further.partition(" ")[2],
-        "lower": rounds["not reproduced (less)"],
+        "lower": rounds["not reproduced (fewer)"],
         "values": rounds.total(),
         "directions": SMALL[fedavg["supported"]].capitalize(),
         "open": SMALL[fedavg["undecided"]],

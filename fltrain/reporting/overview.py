@@ -189,8 +189,8 @@ def _sections(
                 "cited": cited,
                 "conclusion": (conclusion := summary["conclusions"].get(cited, "")),
                 **_main_result(conclusion, part),
-                # The method's name, with which titles of papers end.
-                "short": cited or re.sub(r".*\((.+)\)$", r"\1", paper["title"]),
+                # The method's name, with which titles of papers begin or end.
+                "short": cited or re.sub(r".*\((.+)\)$|(\w+): .*", r"\1\2", paper["title"]),
                 "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
                 "title": paper["title"],
                 "page": place if (folder / page).exists() else "",

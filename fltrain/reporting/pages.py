@@ -31,7 +31,7 @@ def tone(verdict: str) -> str:
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
-CASE = "Case: a setting or method that a claim names. The weakest one supports the claim least."
+CASE = "A case is one setting or method of a claim. The weakest case supports the claim least."
 """Meaning of a word in numbers of claims."""
 
 

@@ -164,7 +164,7 @@ def true_values(cells: Iterable[TableCell]) -> str:
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
     values = count(len(true), "true value")
-    return f"controls (with so few seeds, the rule should reproduce about {expected:.1f} of {values})"
+    return f"controls (with so few seeds, we expect only about {expected:.1f} of {values} to be reproduced)"
 
 
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:

@@ -494,9 +494,9 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
     text = text_of(front(toy)).partition("It is <so>. Small <toys>.")[0]
-    assert "Case: " not in text.partition("Meaning of the verdicts")[0], "words are folded"
-    words = re.findall(r"Brackets show|Case:", text)
-    assert words == ["Brackets show", "Case:"]
+    assert "A case is" not in text.partition("Meaning of the verdicts")[0], "words are folded"
+    words = re.findall(r"Brackets show|A case is", text)
+    assert words == ["Brackets show", "A case is"]
     assert "Claims are in italics, in our own words." in text
     meanings = text.partition("Meaning of the verdicts")[2]
     assert "The opposite is significant at 5 %" in meanings
@@ -512,7 +512,7 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     path.write_text(json.dumps({**summary, "examples": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
     shown = "A grows (sec. 2) x minus y, average of 2 cases -1 points x 2 %"
-    assert shown in text and "Case: a setting or method that a claim names." in text
+    assert shown in text and "A case is one setting or method of a claim." in text
     assert "Each card shows one of the paper's claims. Links" in text and "counts the verdicts" not in text
 
 
@@ -527,8 +527,7 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
             "",
         ]
     )
-    words = re.findall(r"<abbr title=\"([\w ]+): [\w ]+[.] [\w ]+[.]\">([\w ]+)</abbr>", shown)
-    assert words == [("Case", "cases")]
+    assert re.findall(r"<abbr title=\"(A case)[^\"]+[.]\">([\w ]+)</abbr>", shown) == [("A case", "cases")]
     found = re.findall(r"<dt>(.*?)</dt>(?:<dd>(.*?)</dd>)?", re.sub("</?abbr.*?>", "", shown))
     assert found == [
         ("&lt;b&gt; minus C\u00a0=\u00a00, average of 2 cases", "-5 rounds [-6, -4]"),
@@ -574,7 +573,7 @@ def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
         changed = {**SUMMARY, "reduced": False, "claims": claims, "alike": summary.alike(claims)}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
-    meaning = "Case: a setting or method that a claim names."
+    meaning = "A case is one setting or method of a claim."
     assert meaning in text("x, average of 2 cases: +2 points") and meaning not in text("x: +2 points")
 
 
@@ -712,8 +711,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
     false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
-        f"controls (with so few seeds, the rule should reproduce about {expected:.1f} of "
-        f"{len(true)} true values)"
+        f"controls (with so few seeds, we expect only about {expected:.1f} of "
+        f"{len(true)} true values to be reproduced)"
     )
 
 
@@ -746,10 +745,10 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
         for shown, words in ((equal, expected), (equal[:1], [False, False])):
             found = [Notes.of(sheet, shown).seeds for sheet in sheets]
             assert [
-                "If intervals have equal widths, we pooled their spread" in text for text in found
+                "Intervals of equal width share one estimate of the spread" in text for text in found
             ] == words
     bare = [cell.replace(measure="best_accuracy") for cell in bare]
-    assert "If intervals have equal widths" in Notes.of(toy.sheet, [*equal, *bare]).seeds, "of the same runs"
+    assert "Intervals of equal width" in Notes.of(toy.sheet, [*equal, *bare]).seeds, "of the same runs"
     assert (
         "Gains are differences from BP, paired by seed, with 90 % intervals."
         in Notes.of(toy.sheet, cells).seeds

@@ -30,7 +30,7 @@ GENERAL = {
     "never": "A diverged run never reaches the target.",
     "no_value": "A diverged run has no value.",
     "no_gain": "If all runs of a cell or of its base diverged, there is no gain.",
-    "pooled_spread": "If intervals have equal widths, we pooled their spread (docs/protocol.md).",
+    "pooled_spread": "Intervals of equal width share one estimate of the spread (docs/protocol.md).",
 }
 """Notes that hold for any table: a page with several tables has them once."""
 

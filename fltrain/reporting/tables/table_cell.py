@@ -201,9 +201,8 @@ class TableCell(BaseModel):
     @property
     def full_verdict(self) -> str:
         """The verdict with the side of the miss or the reason for the lack of an interval."""
-        detail = (
-            "as intended" if self.intended else self.side or (self.reason if self.reason != CORRECTED else "")
-        )
+        side = "fewer" if self.side == "less" and "rounds" in self.measure else self.side
+        detail = "as intended" if self.intended else side or (self.reason if self.reason != CORRECTED else "")
         return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
 
     @property
