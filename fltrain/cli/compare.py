@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fltrain.cli.options import DEMO, ConfigOption, ItemsArgument, ResultsOption, WhereOption
+from fltrain.cli.options import DEMO, ConfigOption, ItemsArgument, ResultsOption, WhereOption, check_folder
 from fltrain.cli.output import print_entries, print_table, print_text
 from fltrain.core.errors import FltrainError, count
 from fltrain.core.files import write_text
@@ -73,6 +73,7 @@ def compare(
             raise FltrainError(f"{item!r} is a condition; write all in quotes: --where '... {item}'")
     if out and out.suffix != ".csv":
         raise FltrainError(f"{out}: name a file that ends in .csv")
+    check_folder(out)
     if items and not (where or metric or over or baseline or out):
         scale = scale or DEMO
         if summaries := comparing.summarise_papers(results, config, items, scale):

@@ -43,14 +43,23 @@ def explain(
     """
     planned = options.one_item(plan(config, scale), item)
     entries = [entry for entry in planned.entries if entry.number == 0]
-    exact = set().union(*map(_labels, entries))
+    cells, axis_words = entries, dict[str, str]()
+    exact = set().union(*map(_labels, cells))
     for word in cell or ():
         fold = str if word in exact else str.casefold
         labels = dict.fromkeys(label for entry in entries for label in entry.labels.values())
         entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
+        named = [(axis, label) for one in cells for axis, label in one.labels.items()]
+        axes = {axis for axis, label in named if fold(word) in (fold(label), fold(f"{axis}={label}"))}
+        if not entries and axes and axes <= axis_words.keys():
+            raise FltrainError(
+                f"--cell {axis_words[min(axes)]!r} and --cell {word!r} are labels of the same axis, "
+                f"{min(axes)!r}; a cell has one label of each axis: leave out one of them"
+            )
+        axis_words |= dict.fromkeys(axes, word) if len(axes) == 1 else {}
         if not entries:
             near = suggest(word, labels, VERY_CLOSE)
-            near = near or hint(word, labels, "labels") + _elsewhere(config, planned, word, labels)
+            near = near or hint(word, labels, "labels") + _elsewhere(config, planned, word, exact)
             raise FltrainError(f"no cell of {planned.id} is left with --cell {word!r}{near}")
     if len(entries) > 1:
         _show_common(planned, entries, config, every)

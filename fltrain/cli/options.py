@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,13 @@ ResultsOption = Annotated[
 def read_from(results: Path) -> Results:
     """Return the results folder; refuse a missing one, unless it is the default."""
     return Results(results) if results == Path("results") else Results(results).existing()
+
+
+def check_folder(out: Path | None) -> None:
+    """Refuse a file of an option ``--out`` in a missing folder, which may be a typing error."""
+    if out and not out.parent.is_dir():
+        remedy = shlex.join(["mkdir", "-p", str(out.parent)])
+        raise FltrainError(f"--out {out}: no folder {out.parent}; correct it, or make it: {remedy}")
 
 
 DEMO = "demo"

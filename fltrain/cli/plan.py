@@ -55,6 +55,7 @@ def show_plan(
     check_known("--gpu: unknown GPU", [gpu] if gpu else [], GPUS)
     if gpu and measure:
         raise FltrainError("--gpu is arithmetic, --measure uses this machine; leave out one of the two")
+    options.check_folder(out)
     folder = options.read_from(results)
     planned, work = plan(config, scale).restricted(options.selection_of(items, seeds, where)), Work()
     runs = planned.runs

@@ -109,7 +109,7 @@ def status(
             continue
         for detail, runs in same.items():
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
-    further = [] if items else [one for one in folder.records() if one.run_id not in whole.runs]
+    further = [] if items or other else [one for one in folder.records() if one.run_id not in whole.runs]
     if further:
         shown = command("fltrain compare --out all_runs.csv", results, config)
         text = f"{count(len(further), 'other run')} in this folder, of other scales or of your own"

@@ -60,6 +60,7 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> list[RunSpec]:
                 if key.startswith("plugins."):
                     patch = _of_list(patch["plugins"], changed, place)
                 changed = merge(changed, patch)
+                changed.place = changed.places[key.partition(".")[0]] = None  # --set has no lines
             specs.append(RunSpec.recorded(changed, place))
     if remedy := _lacking_in_some(choices, list(map(str, found))):
         raise together(where, [(place, f"{text}{remedy}") for error in found for place, text in error.parts])

@@ -123,8 +123,8 @@ def read_linked(paths: Sequence[Path]) -> list[Any]:
 
 
 def read_text(text: str, where: str) -> Any:
-    """Return the data of a YAML text; messages name its origin, ``where``."""
-    return _data([_tree_of(text, where)])[0]
+    """Return the data of a YAML text that is no file; messages name its origin, ``where``, and no lines."""
+    return _data([_tree_of(text, where, "")], where=where)[0]
 
 
 def _tree(path: Path | None) -> yaml.Node:
@@ -135,26 +135,29 @@ def _tree(path: Path | None) -> yaml.Node:
         raise FltrainError(f"{path}: {'a folder' if path.is_dir() else 'no such file'}{remedy}")
     with _refusing(where):
         text = sys.stdin.read() if path is None else path.read_text(encoding="utf-8-sig")
-    return _tree_of(text, where)
+    return _tree_of(text, where, where)
 
 
-def _tree_of(text: str, where: str) -> yaml.Node:
+def _tree_of(text: str, where: str, name: str) -> yaml.Node:
     stream: Any = StringIO(text)
-    stream.name = where  # of the marks
+    stream.name = name  # of the marks; without one, they are no places
     with _refusing(where, text):
         tree: yaml.Node | None = _Loader(stream).get_single_node()
-    return tree or yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(where, 0, 0, 0, None, 0))
+    return tree or yaml.ScalarNode(f"{_TAG}null", "", yaml.Mark(name, 0, 0, 0, None, 0))
 
 
-def _data(trees: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None) -> list[Any]:
-    with _refusing(trees[0].start_mark.name):
+def _data(
+    trees: Sequence[yaml.Node], blocks: Mapping[str, yaml.Node] | None = None, where: str = ""
+) -> list[Any]:
+    where = where or trees[0].start_mark.name
+    with _refusing(where):
         loader = _Loader("", blocks)
         data = [loader.construct_object(tree, deep=True) for tree in trees]
     found = Problems()
     for key in loader.repeated:
-        with found.collected(), _refusing(""):
+        with found.collected(), _refusing(where):
             raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
-    found.refuse(trees[0].start_mark.name)
+    found.refuse(where)
     return data
 
 
@@ -165,8 +168,8 @@ def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:
     return blocks[name.value]
 
 
-def _place(node: yaml.Node) -> FileLine:
-    return node.start_mark.name, node.start_mark.line + 1
+def _place(node: yaml.Node) -> FileLine | None:
+    return (node.start_mark.name, node.start_mark.line + 1) if node.start_mark.name else None
 
 
 def _fault(node: yaml.Node, what: str) -> ConstructorError:
@@ -186,8 +189,9 @@ def _refusing(where: str, text: str = "") -> Iterator[None]:
         late = str(getattr(error, "context", "")).endswith(("a simple key", "scanning a quoted scalar"))
         mark = getattr(error, "context_mark" if late else "problem_mark", None)
         problem = getattr(error, "problem", error)
-        place = f"{mark.name}: line {mark.line + 1}" if mark else where
-        remedy = "; check indentation, colons, quotes and brackets of this line and the line before"
+        place = f"{mark.name}: line {mark.line + 1}" if mark and mark.name else where
+        lines = " of this line and the line before" * (place != where)
+        remedy = f"; check indentation, colons, quotes and brackets{lines}"
         remedy *= isinstance(error, ParserError | ScannerError)
         if mark and "cannot start any token" in str(problem):
             letter = text[mark.index : mark.index + 1]

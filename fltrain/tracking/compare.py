@@ -513,7 +513,8 @@ def compare_runs(
     for name in over:
         keys_below(name, {key for run in runs for key in run.named}, "over")
         if not any(begins(key, [name]) for key in differing):
-            near = hint(name, differing or ["nothing but their seeds"], "they differ in")
+            near = hint(name, differing, "they differ in") if differing else ""
+            near = near or " (they differ only in their seeds)"
             raise FltrainError(f"over {name!r}: the chosen runs do not differ in it{near}")
     wanted = over or (_METHOD if any(begins(key, _METHOD) for key in differing) else differing)
     variants = _variants(runs, settings[[key for key in differing if begins(key, wanted)]])

@@ -328,7 +328,17 @@ def test_an_option_of_a_plug_in_is_changed_by_its_name(tmp_path: Path) -> None:
             "method=fedavg,fedpro",
             ["run.yaml with method=fedpro: method: unknown method 'fedpro'; did you mean"],
         ),
-        ("plugins=[", ["--set plugins", "not YAML"]),
+        (
+            "method=[fedavg",
+            [
+                "error: --set method: not YAML: did not find expected ',' or ']'; check indentation, colons, "
+                "quotes and brackets\n"
+            ],
+        ),
+        ("method='{a: 1, a: 2}'", ["error: --set method: not YAML: the key 'a' occurs twice; leave one"]),
+        ("plugins=[flfa,flfa]", ["error: run.yaml with plugins=[flfa,flfa]: 'flfa' is named twice\n"]),
+        ("plugins=[flfa,fla]", ["with plugins=[flfa,fla]: plugins.1: unknown plug-in 'fla'"]),
+        ("training='{lr: x}'", ["with training={lr: x}: training.lr: input should be a valid number"]),
         ("plugins='{name: flfa}'", ["plugins: input should be a list"]),
         ("plugins=flfa --set plugins.flfa.n_fa=2", ["plugins: input should be a list"]),
         (
@@ -568,6 +578,13 @@ def test_plan_and_status_before_and_after_training(
     other = Results(tmp_path / "results").run(RunSpec.parse({**MINUTE, "seed": 7}, "").run_id)
     (other / "summary.json").write_text("{")
     assert "\n1 of them damaged: see fltrain verify\n" in cli("status", "--scale", "one").stdout
+
+
+@pytest.mark.parametrize("command", ["plan --scale one", "compare"])
+def test_a_table_goes_to_an_existing_folder_only(config: Path, fail: Fail, command: str) -> None:
+    told = "error: --out nowhere/x.csv: no folder nowhere; correct it, or make it: mkdir -p nowhere\n"
+    assert fail(*command.split(), "--out", "nowhere/x.csv") == told
+    assert not Path("nowhere").exists()
 
 
 def test_plan_names_the_most_frequent_cohorts(config: Path) -> None:

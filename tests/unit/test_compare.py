@@ -342,6 +342,14 @@ def test_a_plot_of_an_item_has_its_labels(imported: Path) -> None:
     assert list(drawn(fltrain.plot(imported, **part, config=CONFIG))) == ["FedProx, 5 seeds"]
 
 
+def test_settings_to_compare_must_differ_between_runs(tmp_path: Path) -> None:
+    for seed in range(2):
+        record(Results(tmp_path), tiny(seed=seed), 0.5)
+    problem = r"the chosen runs do not differ in it \(they differ only in their seeds\)$"
+    with pytest.raises(FltrainError, match=problem):
+        compare_runs(chosen(tmp_path), over=["model"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -383,6 +383,8 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
     assert [line.split() for line in short if "│" in line] == rows
     for words, problem in {
         ("Fedpro",): "no cell of toy/table2 is left with --cell 'Fedpro'; did you mean 'FedProx'\\?$",
+        ("bp", "plugin=flfa"): "^--cell 'bp' and --cell 'plugin=flfa' are labels of the same axis, 'plugin';",
+        ("FLFA", "BPP"): r"is left with --cell 'BPP' \(labels: [^()]*\)$",
         ("fedprox", "nix"): "is left with --cell 'nix' \\(labels: FedProx, BP, FLFA\\)$",
     }.items():
         with pytest.raises(FltrainError, match=problem):

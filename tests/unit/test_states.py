@@ -212,6 +212,7 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
         begun: "seed  started",
         "": "1 completed, 1 damaged, 1 started, 1 unknown; of demo: 2 not trained",
     }
+    assert "other run" not in cli("status", *place).stdout, "all are listed"
     assert listed("--where", "status=damaged,started") == {
         damaged.run_id: "seed  damaged",
         begun: "seed  started",
