@@ -394,7 +394,7 @@ RESULTS = """\
 This page lists the main claims of six papers with our verdicts, which follow from our
 [records](../published/README.md). In short:
 
-* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds, so {lower} of
+* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds: {lower} of
   {values} published numbers of rounds are *not reproduced*. {directions} claims on directions are
   *supported*, {open} on sizes are *undecided*.
 * **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The
@@ -439,7 +439,7 @@ All methods had the same number of trials to tune their settings. The table coun
 ## Controls
 
 Controls test our rule on values that we know to be true or false ([protocol](protocol.md#controls),
-[tables](../published/README.md#controls)). They have {truth}.
+[tables](../published/README.md#controls)). {truth}.
 
 {controls}
 """
@@ -638,8 +638,10 @@ def notes_on(paper: str) -> list[str]:
     file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
         left = evidence().left_out(paper).items()
-        more = " and ".join(f"{number} more are *{verdict}*" for verdict, number in left)
-        notes.append(f"Of [all claims](../published/{file}), {more or 'no others have a verdict'}.")
+        more = ", ".join(f"{number} *{verdict}*" for verdict, number in left)
+        notes.append(
+            f"Claims that are not listed here ([all](../published/{file})): {more or 'none has a verdict'}."
+        )
     notes += [SYMBOLS[paper]] if paper in SYMBOLS else []
     return [" ".join(notes)] if notes else []
 
@@ -685,7 +687,7 @@ def results() -> str:
         **short(known),
         datasets=f"{', '.join(datasets[:-1])} and {datasets[-1]}",
         fair=table(["label skew", "runs", *VERDICTS], fair),
-        truth=known.truth().replace("; at", ". At"),
+        truth=known.truth().capitalize(),
         controls=table(["control", "runs", "verdicts"], controls),
     )
 

@@ -137,7 +137,7 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
         marked = [_marked(cell.gain_verdict, cell)] if cell.gain_verdict else []
         gains[cell.published_gain is not None].update(marked)
     firm = [cell for cell in cells if not cell.exploratory]
-    of_values = true_values(cells) if kind == "control" else "published values"
+    of_values = f"controls ({true_values(cells)})" if kind == "control" else "published values"
     same = repeated(cells)
     repeats = f" ({count(same, 'duplicate')}: their settings coincide)" if same else ""
     among_own = "differences among our own runs" + repeats
@@ -160,11 +160,11 @@ def _marked(verdict: str, cell: TableCell) -> str:
 
 
 def true_values(cells: Iterable[TableCell]) -> str:
-    """Return in how many cells the published value is true, and how many of them the rule should confirm."""
+    """Return how many true values the rule should confirm, of how many."""
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
     values = count(len(true), "true value")
-    return f"controls (with so few seeds, we expect only about {expected:.1f} of {values} to be reproduced)"
+    return f"with so few seeds, we expect about {expected:.1f} of {values} to be reproduced"
 
 
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:

@@ -219,7 +219,7 @@ def _side(cell: TableCell, larger: bool) -> Side:
     """Return the side of a miss from whether our number is larger than the published one."""
     if measure(cell.measure).accuracy:
         return "better" if larger else "worse"
-    return "more" if larger else "less"
+    return "more" if larger else "fewer" if "rounds" in cell.measure else "less"
 
 
 LABELS: dict[Position, Verdict] = {

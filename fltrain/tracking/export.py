@@ -51,8 +51,8 @@ ORDER = "tags.`order`"
 BASE = "base"
 """Label of a method without the paper's plug-in."""
 NOTES = {
-    TABLES: "One row per table or figure, with claims on it. result: number of the first claim on its main "
-    "measure, otherwise of one cell. Open a row for its numbers, page and runs.",
+    TABLES: "One row per table or figure, with claims on it. The column result has the number of a claim, "
+    "or of one cell if no claim has one. Open a row for its numbers, page and runs.",
     CELLS: "One row per cell of a table, papers and decided verdicts first. Difference: mean minus published "
     "value. Gain: paired difference to the base. Both over n seeds, with 90 % intervals.",
     UNASSIGNED: "Runs that no exported table or figure uses.",

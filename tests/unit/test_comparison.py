@@ -188,7 +188,7 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
         (numbers((58, 59, 61, 62), over_seeds="median", margin=12.0), "inconclusive", "too few seeds"),
         (numbers((98, 99, 99, 99, 99), over_seeds="max", margin=12.0), "not reproduced", "better"),
         (numbers((NEVER,) * 5, over_seeds="median", margin=12.0), "not reproduced", "better"),
-        (numbers((50, 50, 51), margin=3.0, measure="rounds_to_target"), "not reproduced", "less"),
+        (numbers((50, 50, 51), margin=3.0, measure="rounds_to_target"), "not reproduced", "fewer"),
         (numbers((70, 70, 71), margin=2.0, measure="selection_share"), "not reproduced", "more"),
         (numbers((58, 59, 60, NEVER, NEVER), over_seeds="median", margin=12.0), "inconclusive", ""),
         (

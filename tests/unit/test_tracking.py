@@ -615,7 +615,7 @@ def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports)
     del notes["flfa (demo)"]  # without an exported table
     assert notes.pop("unassigned") == "Runs that no exported table or figure uses."
     assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
-    assert "result: number of the first claim on its main measure, otherwise of one cell" in notes[TABLES]
+    assert "The column result has the number of a claim, or of one cell" in notes[TABLES]
     for note in notes.values():
         assert re.match(r"(ECGR[.] )?One row per [\w ,]{22}", note)
 

@@ -19,7 +19,7 @@ from fltrain.core.hashing import short_hash
 from fltrain.core.statistics import Interval, OverSeeds
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "not run"]
-Side = Literal["better", "worse", "more", "less", ""]
+Side = Literal["better", "worse", "more", "less", "fewer", ""]
 GainVerdict = Literal[
     "size reproduced", "direction reproduced", "opposite", "better", "equivalent", "worse", "inconclusive"
 ]
@@ -201,8 +201,9 @@ class TableCell(BaseModel):
     @property
     def full_verdict(self) -> str:
         """The verdict with the side of the miss or the reason for the lack of an interval."""
-        side = "fewer" if self.side == "less" and "rounds" in self.measure else self.side
-        detail = "as intended" if self.intended else side or (self.reason if self.reason != CORRECTED else "")
+        detail = (
+            "as intended" if self.intended else self.side or (self.reason if self.reason != CORRECTED else "")
+        )
         return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
 
     @property
