@@ -41,8 +41,21 @@ def _usage_error(error: TyperException) -> str:
     message = message.rstrip(".").replace("Value error, ", "")
     if command == "fltrain train" and message.startswith("No such option"):
         message = message.partition(" (")[0]
-        message += "; --set KEY=VALUE changes a setting, and snakemake --cores N trains N runs at a time"
+        setting = _setting(message.rpartition(" ")[2])
+        message += f"; --set {setting} changes a setting, and snakemake --cores N trains N runs at a time"
     return f"error: {message[:1].lower()}{message[1:]} (see {command} --help)"
+
+
+def _setting(option: str) -> str:
+    """Return the setting that an unknown option seems to mean, with its value from the command line."""
+    from fltrain.runs.spec import RunSpec
+
+    key = option.lstrip("-").replace("-", "_")
+    if key.partition(".")[0] not in RunSpec.model_fields:
+        return "KEY=VALUE"
+    words = [word for argument in sys.argv for word in argument.split("=", 1)]
+    after = [*words[words.index(option) + 1 :], "-"][0]
+    return f"{key}={'VALUE' if after.startswith('-') else after}"
 
 
 if __name__ == "__main__":

@@ -62,8 +62,9 @@ def compare(
     If you name papers only, the output has their claims and items with verdicts. If you name one table, it
     has the numbers, labels and verdicts of its page, and of a figure with curves the final accuracies of its
     runs. In all other cases, for example a paper with --metric, it has a line for each combination of
-    settings, and names the tables of these runs if RESULTS has pages of their scale. Without any choice,
-    there can be at most four of them. Gains are paired by seed and have intervals of 90 %.
+    settings, and names the tables of these runs if RESULTS has pages of their scale. If you choose
+    nothing, it refuses more than four tables and figures. Gains are paired by seed and have
+    intervals of 90 %.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing

@@ -19,7 +19,7 @@ from fltrain.experiments.plan import plan
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import STATUSES, UNRECORDED, RunStatus, changed_runs, stale_runs
+from fltrain.runs.today import STATUSES, UNRECORDED, VALID, RunStatus, changed_runs, stale_runs
 from fltrain.runs.where import Condition, parse_where
 
 _MISSING = "not trained"
@@ -103,7 +103,8 @@ def status(
             details.setdefault(state.name, {}).setdefault(state.detail, []).append(run)
     for name, same in details.items():
         if len(same) > 1 and name in _LISTED_BY and not (other and _LISTED_BY[name] == _CHANGED):
-            why = " runs come from older or unrecorded code" if _LISTED_BY[name] == _CHANGED else ""
+            why = f" runs come from older or unrecorded code; {VALID} unless you changed code"
+            why *= _LISTED_BY[name] == _CHANGED
             shown = command(f"fltrain {_LISTED_BY[name]} --scale {scale}", results, config)
             print_text(f"{sum(map(len, same.values())):,} {name}{why}: see {shown}")
             continue
@@ -111,9 +112,9 @@ def status(
             print_text(f"{listed(runs, 1)}: {name}: {detail}")
     further = [] if items or other else [one for one in folder.records() if one.run_id not in whole.runs]
     if further:
-        shown = command("fltrain compare --out all_runs.csv", results, config)
+        shown = command("fltrain compare --out compared.csv", results, config)
         text = f"{count(len(further), 'other run')} in this folder, of other scales or of your own"
-        print_text(f"{text}; list all: {shown}")
+        print_text(f"{text}; compare them by settings: {shown}")
         if damaged := sum(bool(record.damage) for record in further):
             print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
     default = (results, config) == (Path("results"), Path("config"))  # the folders of the workflow

@@ -24,7 +24,7 @@ from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import changed_runs
+from fltrain.runs.today import VALID, changed_runs
 
 if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
@@ -91,7 +91,7 @@ class Jobs:
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
                 else f"an earlier version of the code made {len(changed):,} of "
-                f"{count(len(complete), 'record')}; their numbers are valid, no action needed "
+                f"{count(len(complete), 'record')}; {VALID} "
                 "(docs/records.md#changed-code)"
             )
         return notes

@@ -79,12 +79,16 @@ class Verification:
 
     @property
     def summary(self) -> str:
-        """Counts of checked files, of problems and of tables that were not checked."""
-        checked = ", ".join(count(number, what) for what, number in self._counts.items())
-        unchecked = f"{count(self.unchecked, 'table')} not checked"
+        """Counts of checked files, of problems, and of unknown records and tables that were not checked."""
+        unknown = sum(map(len, self._lacking.values()))
+        numbers = self._counts | {"record": self._counts["record"] - unknown}
+        checked = ", ".join(count(number, what) for what, number in numbers.items())
+        left = {"unknown record": unknown, "table": self.unchecked}
+        unchecked = " and ".join(count(number, what) for what, number in left.items() if number)
+        unchecked += " not checked" * bool(unchecked)
         if self.problems:
-            return f"{checked}: {count(self.problems, 'problem')}" + f"; {unchecked}" * bool(self.unchecked)
-        return f"{checked}: {unchecked if self.unchecked else 'all consistent'}"
+            return f"{checked}: {count(self.problems, 'problem')}" + f"; {unchecked}" * bool(unchecked)
+        return f"{checked}: {f'{unchecked}, all others consistent' if unchecked else 'all consistent'}"
 
     @property
     def failed(self) -> bool:

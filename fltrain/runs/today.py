@@ -124,6 +124,9 @@ def changed_modules(record: Record, spec: RunSpec) -> list[str]:
     return sorted(name for name in recorded.keys() & today.keys() if recorded[name] != today[name])
 
 
+VALID = "their numbers are valid, no action needed"
+"""Remark on records of the current revisions whose code changed."""
+
 UNRECORDED = "code not recorded"
 """Remark on a record without digests of the code, such as an older one."""
 

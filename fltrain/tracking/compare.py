@@ -165,7 +165,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Notes below the table; the page's notes come first."""
-        marked = ["Difference: minus published, with its 90 % interval."]
+        marked = ["Difference: our value minus the published one, with a 90 % interval."]
         marked *= any(cell.interval("difference_") for cell in self.cells)
         if any(cell.gains and not cell.interval("gain_") for cell in self.cells):
             marked.append(f"A {self._gain} has no interval if fewer than three seeds have both runs.")

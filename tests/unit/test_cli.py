@@ -433,6 +433,17 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
             )
             for option in ("--lr", "--jobs")
         ),
+        *(
+            (f"train good.yaml {wrong}", f"no such option: {wrong[:6]}; --set {right} changes a setting")
+            for wrong, right in {
+                "--seed 2": "seed=2",
+                "--seed=2": "seed=2",
+                "--seed": "seed=VALUE",
+                "--seed --quiet": "seed=VALUE",
+            }.items()
+        ),
+        ("train good.yaml --local-test 0.2", "no such option: --local-test; --set local_test=0.2 changes"),
+        ("train good.yaml --training.lr 0.2", "no such option: --training.lr; --set training.lr=0.2 changes"),
         ("train good.yaml --determinism slow", "(env var: 'FLTRAIN_DETERMINISM'): 'slow' is not one of "),
         ("records export x.zip", "x.zip: name an archive that ends in .tar.gz"),
         ("train --device", "option '--device' requires an argument (see fltrain --help)"),
@@ -570,11 +581,11 @@ def test_plan_and_status_before_and_after_training(
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     assert "other run" not in cli("status", "toy_table", "--scale", "one").stdout
     shown = cli("status", "--scale", "one").stdout
-    others = r"\n1 other run in this folder, of other scales or of your own; list all: fltrain (.*)\n"
+    others = r"\n1 other run .*, of other scales or of your own; compare them by settings: fltrain (.*)\n"
     (command,) = re.findall(others, shown)
     assert "damaged" not in shown
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
-    assert cli(*command.split()).stdout == "table: all_runs.csv\n"
+    assert cli(*command.split()).stdout == "table: compared.csv\n"
     other = Results(tmp_path / "results").run(RunSpec.parse({**MINUTE, "seed": 7}, "").run_id)
     (other / "summary.json").write_text("{")
     assert "\n1 of them damaged: see fltrain verify\n" in cli("status", "--scale", "one").stdout

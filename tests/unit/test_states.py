@@ -164,7 +164,9 @@ def test_status_summarises_runs_of_older_code(
     record(tiny(), results), record(tiny(method="fedprox"), results)
     changes = {"fedavg": "the code of engine.loop changed since this run", "fedprox": "code not recorded"}
     monkeypatch.setattr(today, "changed_code", lambda _, spec: changes[spec.composition.name])
-    line = f"2 completed runs come from older or unrecorded code: see fltrain status --changed {place}\n"
+    valid = "their numbers are valid, no action needed unless you changed code"
+    why = f"2 completed runs come from older or unrecorded code; {valid}"
+    line = f"{why}: see fltrain status --changed {place}\n"
     assert f"┘\n{line}" in cli("status", *place.split()).stdout
     left = "not listed: 1 run whose code is not recorded, so a change is not visible\n"
     assert cli("status", "--changed", *place.split()).stderr == left

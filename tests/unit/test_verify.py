@@ -208,6 +208,10 @@ def test_records_of_an_unknown_method_have_one_line(place: Place) -> None:
         write_json(folder / "spec.json", spec)
         seal(folder)
     place.only("2 unknown records: method: unknown method 'mine'; if it is your own, set", harmless=True)
+    left = "1 record, 2 partitions, 1 dataset, 0 tables: 2 unknown records not checked, all others consistent"
+    assert verify(place).splitlines()[-1] == left
+    flip(next(place.results.root.glob("partitions/*.safetensors")), -1)
+    assert verify(place, code=2).endswith(": 1 problem; 2 unknown records not checked\n")
 
 
 def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,9 +349,9 @@ def test_a_table_of_a_part_of_the_plan_is_not_checked(place: Place) -> None:
     items = [item.keeping("a whim", lambda entry: entry.spec.run_id == average) for item in place.plan.items]
     place.make_tables(replace(place.plan, items=[item for item in items if item.entries]))
     place.only(place.table(), "not checked: made from another selection", harmless=True)
-    assert verify(place).endswith("1 dataset, 1 table: 1 table not checked\n")
+    assert verify(place).endswith("1 table: 1 table not checked, all others consistent\n")
     place.table("kept").unlink()
-    assert verify(place, code=2).endswith("1 dataset, 0 tables: 1 table not checked\n")
+    assert verify(place, code=2).endswith("0 tables: 1 table not checked, all others consistent\n")
 
 
 def test_a_table_of_best_labels_is_checked_against_all_its_runs(place: Place) -> None:
