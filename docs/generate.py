@@ -394,7 +394,7 @@ RESULTS = """\
 This page lists the main claims of six papers with our verdicts, which follow from our
 [records](../published/README.md). In short:
 
-* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds: {lower} of
+* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds; {lower} of
   {values} published numbers of rounds are *not reproduced*. {directions} claims on directions are
   *supported*, {open} on sizes are *undecided*.
 * **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The

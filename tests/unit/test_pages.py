@@ -420,7 +420,11 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
 
 @pytest.mark.parametrize(
     ("title", "short"),
-    [("Averages (FedAvg)", "FedAvg"), ("Two (2) parts (of it) all", "Two (2) parts (of it) all")],
+    [
+        ("Averages (FedAvg)", "FedAvg"),
+        ("FedAvg: averages of clients", "FedAvg"),
+        ("Two (2) parts (of it) all", "Two (2) parts (of it) all"),
+    ],
 )
 def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: str) -> None:
     """Without a declared conclusion, it has the first claim, or the result if there is no claim."""
@@ -677,6 +681,17 @@ def test_items_without_planned_claims_stand_folded_after_those_with_them(toy: To
         [True, False],
     ]
     assert folded[1][1] == "", "nothing is left if there are no claims at all"
+
+
+def test_wide_tables_have_their_differences_on_their_own_page_only(toy: Toy, monkeypatch: Any) -> None:
+    cells = {"paper/table1": read_csv(toy.folder / "paper" / "table1.csv")}
+    columns = len(Grid.of(toy.sheet, cells["paper/table1"], {}, ["verdict"]).columns)
+    about = {**ABOUT, "covers": {"table1": []}}
+    for widest, shown in ((columns, True), (columns - 1, False)):
+        monkeypatch.setattr(paper, "WIDEST", widest)
+        text = paper.page({**SUMMARY, "reduced": False}, about, [toy.sheet], cells, toy.folder / "paper")
+        head = text.partition('id="table1-values"')[2].partition("</thead>")[0]
+        assert ("difference" in head) == shown and "published" in head
 
 
 def test_a_page_has_sentences_once_that_hold_for_all_its_tables(toy: Toy) -> None:
