@@ -62,22 +62,22 @@ PLUGINS = [name for name, method in METHODS.items() if method.plugin]
 INDEX = """\
 # Methods
 
-This page lists all methods with their costs. Each is one file in `fltrain/methods` that follows the
-[method interface](../method-interface.md). Name a base method in `method:` of a run and plug-ins in
-`plugins:`; see [combinations](#combinations). Tests in `tests/properties` compare each method with its
-formulas, and its neutral settings with federated averaging.
+This page lists all methods with their costs. Each is one file in `fltrain/methods` that follows the [method
+interface](../method-interface.md). In a run, name a base method in `method:` and plug-ins in `plugins:`.
+Tests in `tests/properties` compare each method with its formulas, and its neutral settings with federated
+averaging.
 
 The pages of the methods use these conventions:
 
 * $w^t$ are the global weights in round $t$, $r$ the received weights (usually $w^t$), $w_k$ the weights of
-  client $k$ after training. $\\eta$ is the learning rate of the round.
-* $S_t$ are the $m$ sampled of all $N$ clients, $p_k = n_k / \\sum_{{j \\in S_t}} n_j$ their shares of the
+  client $k$ after local training. $\\eta$ is the learning rate of the round.
+* $S_t$ is the cohort: $m$ of all $N$ clients. $p_k = n_k / \\sum_{{j \\in S_t}} n_j$ are their shares of the
   images. $F_k$ or $f_k$ is the client's mean cross entropy.
-* Methods add corrections to the gradient before weight decay and momentum. The recorded training loss is the
-  cross entropy without the terms that a method adds.
+* Methods correct the gradient before weight decay and momentum. The recorded training loss is the cross
+  entropy alone, without the method's own terms.
 * The server averages BatchNorm statistics by data size, unless the page or `batchnorm: local` states
-  otherwise. Clients that keep their model keep its statistics.
-* Personalised methods need `local_test`: each client is tested on its own images, sampled or not.
+  otherwise. A client that keeps its model also keeps its statistics.
+* Personalised methods need `local_test`: every client is tested on its own images, also outside the cohort.
 
 In the table:
 
@@ -98,14 +98,14 @@ Every base method combines with any plug-ins, in any order, except for these pai
 
 {combinations}
 
-A run names each method once. FLFA acts in the backward passes, FedImpro in the forward pass and the loss,
-ECGR on the upload. Hooks run base method first, then plug-ins as configured; only `client_final` runs
-plug-ins first, so that the base method sees the final upload.
+A run names each method once. FLFA changes the backward pass, FedImpro the forward pass and the loss, ECGR the
+upload. The engine calls hooks of the base method first, then of plug-ins in their order. Only for
+`client_final`, plug-ins come first, so that the base method receives the final upload.
 
-With these settings, the result equals the base method, bit for bit (tested): FLFA with `n_fa: 0`, on the
-first layer alone, or with `feedback: local`; FedImpro with `n_hat: 0`; ECGR with `beta: 1` or `kappa: 1`;
-FLFA and ECGR with one local step. Per-FedAvg is an exception for `feedback: local` and one local step,
-because it takes several passes in a step.
+With these settings, a plug-in gives the same result as its base method, bit for bit (tested): FLFA with
+`n_fa: 0`, on the first layer alone, or with `feedback: local`; FedImpro with `n_hat: 0`; ECGR with `beta: 1`
+or `kappa: 1`; FLFA and ECGR with one local step. Per-FedAvg is an exception for `feedback: local` and one
+local step, because it makes several passes in a step.
 """
 
 METHOD_MARK = "<!-- docs/generate.py writes the rest of this page from fltrain/methods. -->"
@@ -449,16 +449,15 @@ ARTIFACT = """\
 
 This page shows how to check our results (version {version}), which are in `published/`. In short:
 
-* **Without training**, you can make all tables and verdicts again from our records. This takes five minutes
-  on two cores. The files must have the same bytes.
-* **With training**, you can repeat one claim by one command. The tables below list its cost, from minutes to
-  a day of one core, and the expected verdict. All {count} runs took {hours:.0f} hours.
+* **Without training**, you can make all tables and verdicts again from our records, in five minutes on two
+  cores. The files must have the same bytes.
+* **With training**, you can repeat one claim with one command. The tables below list its cost (minutes to a
+  day of one core) and the expected verdict. All {count} runs took {hours:.0f} hours.
 
 ## Hardware and installation
 
 * Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`. Two cores and 4 GB of memory are enough: a
-  run takes up to 1.5 GB. No check needs a GPU: most of our runs used one core of an AMD EPYC or an Intel
-  Xeon.
+  run takes up to 1.5 GB. No check needs a GPU.
 * 7 GB of disk: 6 GB for the packages, because PyTorch brings CUDA, and less than 1 GB for images and results.
 * Internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
 
@@ -467,11 +466,11 @@ git clone <this repository> fltrain && cd fltrain
 make env          # installs the locked, hash-checked packages into .venv
 ```
 
-For another Python, name it: `make env PYTHON=python3.13`. CI verifies our records and tables on 3.11, 3.12
-and 3.13, but trains on one of them only.
+To choose a Python version, use `make env PYTHON=python3.13`. CI verifies our records and tables on 3.11, 3.12
+and 3.13, but trains on only one of them.
 
-PyPI has no CPU-only wheels of PyTorch for Linux. `uv` finds them elsewhere and makes a smaller environment,
-without the lock and its hashes (CI does not test it):
+For a smaller environment without CUDA, use `uv`. This environment ignores the lock and its hashes, and CI
+does not test it:
 
 ```bash
 python3 -m venv .venv && .venv/bin/pip install uv
@@ -479,7 +478,7 @@ python3 -m venv .venv && .venv/bin/pip install uv
 .venv/bin/snakemake --cores all    # instead of `make reproduce`
 ```
 
-Use a clone: a wheel lacks `config/` and `workflow/`.
+A wheel lacks `config/` and `workflow/`, so use a clone.
 
 ## Check in five minutes
 
@@ -489,15 +488,15 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 .venv/bin/fltrain verify --scale published
 ```
 
-The loop prints nothing if all tables, figures and claims in `published/` follow from the records, byte for
-byte. If you ran `make quick` before, the last digits of its five control runs can differ. `fltrain verify`
-checks the digests of records and makes the tables again. Then open `results/published/index.html`. To see
-training, run `make reproduce` (three to seven minutes).
+The loop prints nothing if the records give all tables, figures and claims in `published/`, byte for byte. If
+you ran `make quick` before, the last digits of its five control runs can differ. `fltrain verify` checks the
+digests of records and makes the tables again. Then open `results/published/index.html`. To see training, run
+`make reproduce` (three to seven minutes).
 
 ## Make a claim again
 
-Use a fresh clone: after `make results`, the records exist and nothing is trained. Take `items=...` from the
-tables below:
+Use a fresh clone: after `make results`, the records exist and Snakemake trains nothing. Take `items=...` from
+the tables below:
 
 ```bash
 .venv/bin/snakemake --cores 2 --config scale=published items=ecgr/figure2
@@ -505,15 +504,15 @@ tables below:
 
 Then compare `results/published/<paper>/claims.md`, and the table of the item, with the expected verdict.
 
-* **Hours** are hours of one core, from the records; on two cores, expect half. Some runs of ECGR were
-  paused, and their hours include the pause.
-* **(GPU)** marks runs that shared an H100. We estimate six to nine times these hours on one core: about 1.5
-  for `fedimpro`, two each for `fedfcd` and `flfa_bases`.
+* **Hours** are hours of one core, from the records. On two cores, expect half. The hours of some ECGR runs
+  include a pause.
+* **(GPU)** marks runs that shared an H100. On one core, we estimate six to nine times these hours: about 1.5
+  hours for `fedimpro`, two each for `fedfcd` and `flfa_bases`.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
 * **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* is a range that must contain the 90 %
-  interval. *At most x* is the accuracy of a failed run in %.
+  interval. *At most x*: a run with at most this accuracy, in %, counts as failed.
 * **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
-  (`provenance.json` names both). Otherwise training amplifies differences in rounding: expect the same
+  (`provenance.json` names both). Otherwise, training amplifies differences in rounding, so expect the same
   verdict, not the same digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
 * **†** and other terms: [glossary](glossary.md#papers-and-verdicts).
 
@@ -528,8 +527,8 @@ without `items`.
 
 ## [The fair table](fair-table.md)
 
-The selection is part of the repository, so you can train the final runs without the trials. The expected
-verdicts compare with tuned FedAvg. Both skews are in one table.
+The repository contains the selected settings, so you can train the final runs without the trials. The
+verdicts compare with tuned FedAvg. One command makes both skews.
 
 {fair}
 
