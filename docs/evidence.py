@@ -337,7 +337,7 @@ class Evidence:
             items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
             verdict, evidence, one = "", "", {}
             if isinstance(claim.test, Tested):
-                verdict, evidence = "tested", f"Tested by `{claim.test.by}`."
+                verdict, evidence = "by definition", f"Tested by `{claim.test.by}`."
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
             elif one := judged.get((claim.where, claim.claim), {}):
@@ -422,7 +422,7 @@ class Evidence:
             return Listed([], row.claim, f"we have not run it yet. It needs {len(needed)} runs.")
         if row.verdict == "not judged":
             return Listed([], row.claim, f"we do not judge it. {row.evidence.rstrip('.')}.")
-        if row.verdict == "tested":
+        if row.verdict == "by definition":
             return Listed(row.cells, row.claim, evidence=row.evidence)
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)

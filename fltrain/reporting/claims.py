@@ -60,7 +60,7 @@ from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 
 ClaimVerdict = Literal[
-    "supported", "contradicted", "undecided", "reduced scale", "not run", "tested", "not judged"
+    "supported", "contradicted", "undecided", "reduced scale", "not run", "by definition", "not judged"
 ]
 
 JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
@@ -178,7 +178,7 @@ class Judge:
     def _find(self, test: Test, statement: Statement) -> Finding:
         match test:
             case Tested():
-                return Finding("tested", f"It follows from the definition; a test checks it ({test.by}).")
+                return Finding("by definition", f"A unit test checks it ({test.by}).")
             case NotJudged():
                 return Finding("not judged", test.why)
             case All():

@@ -105,24 +105,22 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     shown = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if shown else ():
         if section["headline"]:
-            place = f" ({section['compared']})" if section["compared"] else ""
             text = f"{section['short']}: {section['headline']}"
-            lines.append(text + f" Main verdict: {section['verdict']}{place}." * bool(section["verdict"]))
+            lines.append(text + f" Main verdict: {section['verdict']}." * bool(section["verdict"]))
     return lines
 
 
 def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, str]:
     """Return the conclusion on a paper, or its first result or claim (``headline``), and its ``verdict``.
 
-    ``compared`` is the cell that the first result compares with another one of our own.
+    A conclusion on our own methods is about many cells, so it has no single verdict.
     """
     first = next(iter([*part["results"], *part["examples"]]), None)
     if first is None:
-        return dict.fromkeys(("headline", "verdict", "compared"), "")
+        return {"headline": "", "verdict": ""}
     verdict, about, lines = first
     text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
-    compared = about.partition(" (")[0] if verdict in AMONG_OWN else ""
-    return {"headline": conclusion or text, "verdict": verdict, "compared": compared}
+    return {"headline": conclusion or text, "verdict": "" if conclusion and verdict in AMONG_OWN else verdict}
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:

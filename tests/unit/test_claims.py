@@ -353,7 +353,7 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
             "not run",
             "No complete run, or pair of runs, that it needs has final_accuracy.",
         ),
-        (LACKING, {"kind": "tested", "by": "tests/x.py"}, "tested", ""),
+        (LACKING, {"kind": "tested", "by": "tests/x.py"}, "by definition", ""),
         (LACKING, {"kind": "not_judged", "why": "No."}, "not judged", "No."),
     ],
 )
@@ -1092,4 +1092,4 @@ def test_the_papers_claims_are_judged_without_any_run(paper: str, tmp_path: Path
     sheets = [item.sheet for item in items]
     judged = Judge(sheets, Results(tmp_path).record, published, False).judge(claims, stated)
     assert len(judged) == len(claims)
-    assert {*judged["verdict"]} <= {"not run", "tested", "not judged"}
+    assert {*judged["verdict"]} <= {"not run", "by definition", "not judged"}

@@ -227,8 +227,7 @@ class Grid:
             gain = gain_heading(layout, cell)
             entries = entries_of(cell, intervals[cell.label], sheet.reduced, marks, gain)
             for heading, entry in entries.items():
-                if entry.kind not in without:
-                    columns.setdefault((*place, heading), {})[cell.row] = entry
+                columns.setdefault((*place, heading), {})[cell.row] = entry
         columns = {
             place: column
             for place, column in columns.items()
@@ -238,6 +237,11 @@ class Grid:
         forms = {one: next((FORMS[form] for form in FORMS if form in texts[one]), "") for one in columns}
         if {*FORMS.values()} <= {*forms.values()}:
             columns = {(*place[:3], place[3] + forms[place]): column for place, column in columns.items()}
+        columns = {
+            place: column
+            for place, column in columns.items()
+            if not any(entry.kind in without for entry in column.values())
+        }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         return cls(
             corner=layout.rows,
