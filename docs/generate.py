@@ -132,35 +132,36 @@ PAPER = """\
 
 ## Assumptions
 
-[Our copy](../glossary.md#papers-and-verdicts) of the text lost some values, and the text leaves others open.
-The entries of `config/register.yaml` show how we fill these gaps. Our tables and figures print the
-assumptions that they depend on.
+These are our choices for settings that the text leaves open, or that are missing in our copy. [Our
+copy](../glossary.md#papers-and-verdicts) is a plain text that was extracted from the paper. Some numbers and
+symbols are missing or unreadable in it. The choices come from `config/register.yaml`. Our tables and figures
+print the assumptions that they depend on.
 
 {assumptions}
 
 ## Doubtful cells
 
-Our tables mark these published values. Parentheses name their rows in `config/reported`. The column `doubt`
-there has the reasons.
+Our tables mark these published values. Each line names a table, its rows in parentheses, and the reason. Rows
+and reasons come from `config/reported`, column `doubt`.
 
 {doubtful}
 
 ## Tables and figures
 
-The column *runs* counts the runs that the text implies (?: unknown), *ours* the runs of our items. Both
-assume the paper's number of seeds, or one seed if it states none.
+*Runs* is the number of runs that the text implies (?: unknown). *Ours* is the number of runs of our items.
+Both assume the paper's number of seeds, or one seed if it states none.
 
 {coverage}
 
-Rows can share runs. Each run counts once here:
+Several rows can share a run. These totals count each run once:
 
 {count}
 
 ## Items
 
-We added the items that the table above does not name. *Runs* counts the runs at `scale=paper`; items share
-runs with equal settings. To train them, use `snakemake --config scale=paper items={name}`.
-[Reproduce a paper](../reproduce.md) explains restrictions and hours.
+Items that the table above does not name are our additions. *Runs* is the number of runs at `scale=paper`.
+Items share runs with equal settings. To train all items, use `snakemake --config scale=paper items={name}`.
+[Reproduce a paper](../reproduce.md) explains how to restrict them, and their hours.
 
 {items}
 """
@@ -394,9 +395,9 @@ RESULTS = """\
 This page lists the main claims of six papers with our verdicts, which follow from our
 [records](../published/README.md). In short:
 
-* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds; {lower} of
-  {values} published numbers of rounds are *not reproduced*. {directions} claims on directions are
-  *supported*, {open} on sizes are *undecided*.
+* **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds than the paper's.
+  So {lower} of {values} published numbers of rounds are *not reproduced*. {directions} claims on directions
+  are *supported*, {open} on sizes are *undecided*.
 * **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The
   published size of this gain is *supported* only for {sized}.
 * **[Conceptual replications](replication.md)** of {replicated} papers: of {claims} claims, {supported} are
@@ -408,9 +409,9 @@ This page lists the main claims of six papers with our verdicts, which follow fr
 A *conceptual replication* tests the direction of a paper's claim on a small network, not its numbers
 ([tables](../published/README.md#conceptual-replications)).
 
-These results come from {datasets}. Our images of CIFAR-10 come from a JPEG copy and have 16 x 16 pixels.
-[Our copy](glossary.md#papers-and-verdicts) of some papers lacks values, which we assume. All other
-experiments are declared, but not run yet.
+These results come from {datasets}. Our images of CIFAR-10 had been saved as JPEG and have 16 x 16 pixels.
+Some values of the papers are missing in [our copy](glossary.md#papers-and-verdicts), so we assume them. All
+other experiments are declared, but not run yet.
 
 Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#papers-and-verdicts)):
 
@@ -423,15 +424,15 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
 * A **case** is a setting or method. Most claims must hold in every case. The *weakest* case supports the
   claim least.
 
-*Our runs* are means over seeds, with 90 % intervals in brackets. A claim is supported if one-sided tests at
-5 % show that the number lies where the *claim needs* it.
+*Our runs* are means over seeds, with 90 % intervals in brackets. *Claim needs* is the range that supports the
+claim. A claim is supported if one-sided tests at 5 % show that our number lies in this range.
 
 {papers}
 
 ## The fair table
 
-All methods had the same number of trials to tune their settings. The table counts how many methods end
-*better* or *worse* than tuned FedAvg in final accuracy ([protocol](fair-table.md),
+All methods had the same number of trials to tune their settings. The table counts the verdicts of their
+comparisons with tuned FedAvg in final accuracy ([protocol](fair-table.md),
 [tables](../published/README.md#the-fair-table)).
 
 {fair}
@@ -614,7 +615,8 @@ SYMBOLS = {
     "images of a client).",
     "ecgr": "*Beta* is the weight of exploratory gradients; 0 discards them.",
     "fedimpro": "The *cut* divides the network. Layers above it also train on sampled features.",
-    "flfa": "*BP* is training without FLFA, *DFA* direct feedback alignment. FLFA* is the paper's variant.",
+    "flfa": "*BP* is training without FLFA, *DFA* direct feedback alignment. FLFA* is the paper's "
+    "variant with a random matrix instead of the global weights.",
 }
 """Paper -> the symbols in its claims."""
 
@@ -638,9 +640,7 @@ def notes_on(paper: str) -> list[str]:
     if (PAGES.parent / "published" / file).exists():
         left = evidence().left_out(paper).items()
         more = ", ".join(f"{number} *{verdict}*" for verdict, number in left)
-        notes.append(
-            f"Claims that are not listed here ([all](../published/{file})): {more or 'none has a verdict'}."
-        )
+        notes.append(f"Verdicts on the claims left out here ([all](../published/{file})): {more or 'none'}.")
     notes += [SYMBOLS[paper]] if paper in SYMBOLS else []
     return [" ".join(notes)] if notes else []
 

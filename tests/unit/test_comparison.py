@@ -789,7 +789,7 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
         assert texts[form].count("70.00 ± 0.50 [3]") == 1
         assert "[3] Doubtful as published: the two are alike." in texts[form]
         assert "F-1: something is assumed." in texts[form]
-        assert ("Assumed at full scale, where" in texts[form]) == reduced
+        assert ("Assumptions at full scale about" in texts[form]) == reduced
         assert ("The margin is " in texts[form]) != reduced
     assert [cell.anomalies for cell in read_csv(outputs["csv"])].count(("the two are alike",)) == 2
 

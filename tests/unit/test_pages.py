@@ -95,7 +95,7 @@ def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
 
 def test_at_a_reduced_scale_there_is_no_verdict(tmp_path: Path) -> None:
     page = read(Toy(tmp_path, reduced=True).write(), "paper/table1.html")
-    assert any("not comparable with the published ones" in text for text in page.of("p"))
+    assert any("Do not compare these values" in text for text in page.of("p"))
     assert not any("reproduced" in text or "inconclusive" in text for text in page.of("span"))
 
 

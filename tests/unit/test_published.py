@@ -268,7 +268,7 @@ def test_captions_describe_what_ran() -> None:
     """Captions of the full scale name further methods and settings, so each reduced item has its own."""
     assert not [item.id for item in shipped("demo").items if item.item.caption.startswith("At full scale")]
     (item,) = (one for one in shipped("small").items if one.id == "flfa/table1")
-    assert item.item.caption.startswith("At full scale: Mean of the test accuracy")
+    assert item.item.caption.startswith("At full scale: The table shows the final test accuracy")
 
 
 def test_gains_have_three_seeds() -> None:

@@ -408,7 +408,7 @@ def test_counts_of_verdicts_are_published() -> None:
             ("rejects all {} false values and no true one", len(cells) - len(true)),
             (f"it confirms {{}}; {len(open_cells)} are *inconclusive*", len(true) - len(open_cells)),
         ],
-        "docs/results.md": [(f"fewer rounds; {rounds['not reproduced']} of {published} published numbers",)],
+        "docs/results.md": [(f"So {rounds['not reproduced']} of {published} published numbers",)],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
             *(("{} claims are " + verdict, fedavg[verdict]) for verdict in ("supported", "undecided")),
