@@ -57,14 +57,13 @@ def compare(
     results: ResultsOption = Path("results"),
     config: ConfigOption = Path("config"),
 ) -> None:
-    """Show the claims of a paper or the cells of an item, or compare trained runs by their settings.
+    """Compare trained runs, or show the results of a paper, table or figure.
 
-    If you name papers only, the output has their claims and items with verdicts. If you name one table, it
-    has the numbers, labels and verdicts of its page, and of a figure with curves the final accuracies of its
-    runs. In all other cases, for example a paper with --metric, it has a line for each combination of
-    settings, and names the tables of these runs if RESULTS has pages of their scale. If you choose
-    nothing, it refuses more than four tables and figures. Gains are paired by seed and have
-    intervals of 90 %.
+    Name a paper to see its claims, tables and figures with their verdicts. Name a table to see the numbers,
+    labels and verdicts of its page, or a figure with curves to see the final accuracies of its runs. In all
+    other cases, for example a paper with --metric, the output has a line for each combination of settings.
+    It refuses more than four tables and figures unless you choose runs with --where. Gains are paired by seed
+    and have intervals of 90 %.
     """
     from fltrain.reporting.tables.table_cell import to_csv
     from fltrain.tracking import compare as comparing

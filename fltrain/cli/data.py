@@ -38,7 +38,7 @@ def list_data(results: ResultsOption = Path("results")) -> None:
         where = whereabouts(name, entry, Results(results).downloads)
         rows.append((name, counts, _count(entry.classes), pixels, download, entry.licence or "", where))
     numbers = ("images", "classes", "pixels", "download")
-    print_table(("name", *numbers, "licence", "where"), rows, right=numbers)
+    print_table(("name", *numbers, "licence", "where"), rows, numbers, ["licence", "pixels"])
 
 
 def _count(number: int | None) -> str:

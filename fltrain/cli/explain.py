@@ -36,10 +36,10 @@ def explain(
     config: options.ConfigOption = Path("config"),
     every: Annotated[bool, typer.Option("--all", help="Also show settings that have their default.")] = False,
 ) -> None:
-    """Show the axes and settings of an item, or the origin of each setting of a cell.
+    """Show the settings of a table or figure, and the file and line of each.
 
-    To see layer, file and line of a cell's settings, name its labels with --cell. If several cells have these
-    labels, the output shows their common settings, the settings that differ, and the command for one cell.
+    To see the settings of one cell, name its labels with --cell. If several cells have these labels, the
+    output shows their common settings, the settings that differ, and the command for one cell.
     """
     planned = options.one_item(plan(config, scale), item)
     entries = [entry for entry in planned.entries if entry.number == 0]
@@ -65,7 +65,7 @@ def explain(
         _show_common(planned, entries, config, every)
         return
     (entry,) = entries
-    typer.echo(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
+    print_text(f"{planned.id} ({', '.join(entry.labels.values())}) at scale {scale}, run {entry.spec.run_id}")
     _print_settings(_settings(entry), every)
 
 
@@ -125,10 +125,10 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, e
     """
     seeds = dict.fromkeys(str(entry.seed) for entry in planned.entries)
     axes = with_labels(planned.axes, (entry.labels for entry in entries))
-    typer.echo(f"{planned.id} at scale {planned.scale.scale}: {planned.item.title} ({planned.scale_title})")
+    print_text(f"{planned.id} at scale {planned.scale.scale}: {planned.item.title} ({planned.scale_title})")
     if planned.item.caption:
-        typer.echo(planned.item.caption)
-    typer.echo(f"{count(len(entries), 'cell')}, {count(len(seeds), 'seed')} ({listed(seeds, 8)})")
+        print_text(planned.item.caption)
+    print_text(f"{count(len(entries), 'cell')}, {count(len(seeds), 'seed')} ({listed(seeds, 8)})")
     print_table(("axis", "labels"), [(axis, "; ".join(labels)) for axis, labels in axes.items()])
     tables = [{row[0]: row for row in _settings(entry)} for entry in entries]
     differing, common = [], []
@@ -146,7 +146,7 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, e
     scale = [] if planned.scale.scale == options.DEMO else ["--scale", planned.scale.scale]
     words = [planned.id, *(word for label in cell for word in ("--cell", label)), *scale]
     shown = command(f"fltrain explain {shlex.join(words)}", config=config)
-    typer.echo(f"To explain one cell, name its labels: {shown}")
+    print_text(f"To explain one cell, name its labels: {shown}")
 
 
 def _by_axis(values: Sequence[str], entries: Sequence[Entry]) -> tuple[str, str]:

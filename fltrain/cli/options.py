@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.shell import command
 from fltrain.experiments.items import PlannedItem
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.selection import Selection
@@ -40,8 +41,20 @@ ConfigOption = Annotated[
 ]
 ItemsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ITEM", help="Papers (flfa) or items (flfa/table1) (default: all)."),
+    typer.Argument(metavar="ITEM", help="Papers (flfa), tables or figures (flfa/table1); default: all."),
 ]
+
+
+def workflow_of(
+    results: Path, config: Path, scale: str, chosen: Selection, train: Literal["", "false"] = ""
+) -> str:
+    """Return the workflow's command for a part of a scale; empty for folders that it does not use."""
+    if (results, config) != (Path("results"), Path("config")):
+        return ""
+    stated = {"scale": scale, "items": ",".join(chosen.items), "seeds": chosen.seeds}
+    stated |= {"where": " ".join(chosen.where), "train": train}
+    options = (f"{key}={value}" for key, value in stated.items() if value)
+    return command(shlex.join(["snakemake", "--config", *options]))
 
 
 def number_of_seeds(text: str) -> int:

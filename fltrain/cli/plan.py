@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fltrain.cli import options
-from fltrain.cli.output import print_table
+from fltrain.cli.output import print_table, print_text
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, count, duration, listed
 from fltrain.core.files import write_text
@@ -44,7 +44,7 @@ def show_plan(
     results: options.ResultsOption = Path("results"),
     config: options.ConfigOption = Path("config"),
 ) -> None:
-    """Show the runs behind each table and figure, and their costs.
+    """List tables and figures with their runs and costs.
 
     The costs of a run are its multiply-adds, counted from the shapes of its network. They include gradients,
     tests and all further passes of methods. The count is exact for clients of equal size. If a pass needs an
@@ -57,7 +57,8 @@ def show_plan(
         raise FltrainError("--gpu is arithmetic, --measure uses this machine; leave out one of the two")
     options.check_folder(out)
     folder = options.read_from(results)
-    planned, work = plan(config, scale).restricted(options.selection_of(items, seeds, where)), Work()
+    chosen, work = options.selection_of(items, seeds, where), Work()
+    planned = plan(config, scale).restricted(chosen)
     runs = planned.runs
     counts = {run: n for run, spec in runs.items() if (n := work.multiply_adds(spec)) is not None}
     speeds: dict[str, Range] = {}
@@ -71,11 +72,11 @@ def show_plan(
         )
         speeds = {run: GPUS[gpu].speed(runs[run].precision) for run in counts}
     elif measure:
-        chosen = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
+        fastest = pick_device(device, runs=1)  # if other runs used the GPU, measurements would be too slow
         busy = os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1)
         warning = "; other processes keep it busy, so these times are too long" if busy else ""
-        origin = f"time left: one run at a time on this machine ({chosen}), measured with FedAvg{warning}"
-        measured = {run: work.speed(runs[run], chosen) for run in counts}
+        origin = f"time left: one run at a time on this machine ({fastest}), measured with FedAvg{warning}"
+        measured = {run: work.speed(runs[run], fastest) for run in counts}
         speeds = {run: (speed, speed) for run, speed in measured.items()}
     needed = {run: hours(counts[run], speed) for run, speed in speeds.items()}
     done = {run for run in runs if folder.record(run).complete}
@@ -84,7 +85,7 @@ def show_plan(
         """Return the numbers of an item; a + marks runs without a number of multiply-adds."""
         known = [counts[run] for run in runs if run in counts]
         more = "" if len(known) == len(runs) else " +"
-        texts = [*map(str, (cells, len(runs), len(done & set(runs))))]
+        texts = [*map("{:,}".format, (cells, len(runs), len(done & set(runs))))]
         texts.append(_prefixed(sum(known)) + more if known or not runs else "?")
         texts.append(_prefixed(sum(known) / len(known)) if known else "")
         if speeds:
@@ -102,23 +103,30 @@ def show_plan(
     page = f" ({planned.scale.page})" if planned.scale.page else ""
     title = planned.title and f": {planned.title}"
     part = f"; restricted to {', '.join(planned.restrictions)}" * bool(planned.restrictions)
-    typer.echo(f"{planned.scale.scale}{page}{title}{part}")
+    print_text(f"{planned.scale.scale}{page}{title}{part}")
     optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
     print_table(("item", "title", *numbers), [*rows, (), total], numbers, optional, whole=["item"])
     cohorts = Counter(spec.participation.in_words(spec.partition.clients) for spec in runs.values())
-    typer.echo(f"cohorts: {listed((cohort for cohort, _ in cohorts.most_common()), 3)}")
+    of_papers = {run for item in planned.items if item.paper.kind == "paper" for run in item.run_ids}
+    if added := len(of_papers) and len(runs) - len(of_papers):
+        print_text(f"runs: {len(of_papers):,} of the papers, {added:,} only of comparisons or controls")
+    print_text(f"cohorts: {listed((cohort for cohort, _ in cohorts.most_common()), 3)}")
     prefixes = "G 1e9, T 1e12, P 1e15, E 1e18"
-    typer.echo(f"multiply-adds: of convolutions and linear layers ({prefixes}); mean per run")
+    print_text(f"multiply-adds: of convolutions and linear layers ({prefixes}); mean per run")
     if unknown := [spec.dataset.name for run, spec in runs.items() if run not in counts]:
         names = ", ".join(dict.fromkeys(unknown))
         lack = f"datasets.yaml has no counts or size of the images of {names}"
-        typer.echo(f"{count(len(unknown), 'run')} (+) not counted: {lack}")
-    typer.echo(origin)
+        print_text(f"{count(len(unknown), 'run')} (+) not counted: {lack}")
+    print_text(origin)
     if out:
         import pandas as pd
 
         write_text(out, pd.DataFrame(run_table(planned, counts, needed)).to_csv(index=False))
         typer.echo(f"run table: {out}")
+    left = len(runs) - len(done)
+    if workflow := options.workflow_of(results, config, scale, chosen, "" if left else "false"):
+        train = f"train {count(left, 'run')} and " * bool(left)
+        print_text(f"to {train}make tables and figures: {workflow}")
 
 
 def _prefixed(number: float) -> str:

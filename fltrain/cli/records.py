@@ -48,7 +48,7 @@ def export_archive(
     if scale:
         planned = plan(config, scale)
         runs = [run_id for run_id in planned.runs if where.record(run_id).complete]
-        typer.echo(f"{scale}: {len(runs)} of {len(planned.runs)} runs are trained")
+        typer.echo(f"{scale}: {len(runs):,} of {len(planned.runs):,} runs are trained")
     if runs is None:
         trained = list(where.records())
         current = [one for one in trained if not one.stale]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from fltrain.core.config import check_known
 from fltrain.core.errors import count, listed
 from fltrain.core.shell import command
 from fltrain.experiments.plan import plan
+from fltrain.experiments.selection import Selection
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -23,15 +23,10 @@ from fltrain.runs.today import STATUSES, UNRECORDED, VALID, RunStatus, changed_r
 from fltrain.runs.where import Condition, parse_where
 
 _MISSING = "not trained"
-_VERIFY, _CHANGED = "verify", "status --changed"
-_LISTED_BY = {
-    "damaged": _VERIFY,
-    "stale": _VERIFY,
-    "unknown": _VERIFY,
-    "completed": _CHANGED,
-    "diverged": _CHANGED,
-}
-"""Command that lists the runs of a state, if they differ in their details."""
+_VERIFIED = ("damaged", "stale", "unknown")
+"""States whose runs `fltrain verify` lists."""
+_TRAINED = ("completed", "diverged")
+"""States whose detail is changed code."""
 
 
 def status(
@@ -88,7 +83,7 @@ def status(
         specs, states = other, _states(other, folder)
     states, rows = _meeting(states, by_status), []
     for run, state in states.items():
-        members, spec = ", ".join(planned.memberships.get(run, ())), specs[run]
+        members, spec = listed(planned.memberships.get(run, ()), 2), specs[run]
         final = "" if state.final is None else f"{100 * state.final:.2f}"
         seconds = "" if state.seconds is None else f"{state.seconds:.1f}"
         rows.append((run, str(spec.seed) if spec else "", members, state.name, final, seconds))
@@ -100,16 +95,20 @@ def status(
     details: dict[str, dict[str, list[str]]] = {}
     for run, state in states.items():
         if state.detail:
-            details.setdefault(state.name, {}).setdefault(state.detail, []).append(run)
+            name = "" if state.name in _TRAINED else state.name
+            details.setdefault(name, {}).setdefault(state.detail, []).append(run)
     for name, same in details.items():
-        if len(same) > 1 and name in _LISTED_BY and not (other and _LISTED_BY[name] == _CHANGED):
-            why = f" runs come from older or unrecorded code; {VALID} unless you changed code"
-            why *= _LISTED_BY[name] == _CHANGED
-            shown = command(f"fltrain {_LISTED_BY[name]} --scale {scale}", results, config)
-            print_text(f"{sum(map(len, same.values())):,} {name}{why}: see {shown}")
-            continue
-        for detail, runs in same.items():
-            print_text(f"{listed(runs, 1)}: {name}: {detail}")
+        number = f"{sum(map(len, same.values())):,}"
+        if len(same) > 1 and name in _VERIFIED:
+            print_text(f"{number} {name}: see {command(f'fltrain verify --scale {scale}', results, config)}")
+        elif len(same) > 1 and not (name or other):
+            shown = command(f"fltrain status --changed --scale {scale}", results, config)
+            why = "runs come from older or unrecorded code"
+            print_text(f"{number} {why}; {VALID} unless you changed code: see {shown}")
+        else:
+            for detail, runs in same.items():
+                text = f"{name}: {detail}" if name else f"{detail}; {VALID} unless you changed code"
+                print_text(f"{listed(runs, 1)}: {text}")
     further = [] if items or other else [one for one in folder.records() if one.run_id not in whole.runs]
     if further:
         shown = command("fltrain compare --out compared.csv", results, config)
@@ -117,19 +116,17 @@ def status(
         print_text(f"{text}; compare them by settings: {shown}")
         if damaged := sum(bool(record.damage) for record in further):
             print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
-    default = (results, config) == (Path("results"), Path("config"))  # the folders of the workflow
     if outdated := outdated_pages(folder.root / scale):
-        remedy = f"; run {command(f'snakemake --config scale={scale} train=false')}" if default else ""
+        make = options.workflow_of(results, config, scale, Selection(), "false")
+        remedy = f"; run {make}" * bool(make)
         text = "made by another version of the rule or of the reporting code"
         print_text(f"{listed(outdated, 1)}: {text}{remedy}")
     counts = Counter(state.name for state in states.values())
     missing = f"; of {scale}: {len(planned.runs)} {_MISSING}" if other else ""
-    if {*counts} == {_MISSING} and default:
-        given = {"items": ",".join(items or ()), "seeds": seeds, "where": " ".join(where or ())}
-        words = [f"{key}={value}" for key, value in {"scale": scale, **given}.items() if value]
-        missing += f"; to train them: {command(shlex.join(['snakemake', '--config', *words]))}"
+    train = options.workflow_of(results, config, scale, wanted)
+    missing += f"; to train them: {train}" * bool(train and {*counts} == {_MISSING})
     if counts:
-        print_text(", ".join(f"{number} {name}" for name, number in sorted(counts.items())) + missing)
+        print_text(", ".join(f"{number:,} {name}" for name, number in sorted(counts.items())) + missing)
 
 
 def _states(specs: Mapping[str, RunSpec | None], results: Results) -> dict[str, RunStatus]:

@@ -12,6 +12,7 @@ import typer
 from fltrain.cli.options import ResultsOption, number_of_seeds
 from fltrain.core.config import check_known
 from fltrain.core.errors import FltrainError, Problems, together
+from fltrain.core.shell import command
 from fltrain.core.strict_yaml import read_plain, read_text
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
@@ -203,3 +204,5 @@ def train(
             accuracy = record.summary["accuracy"]["final"]
             final = "" if accuracy is None else f", final accuracy {100 * accuracy:.2f} %"
             typer.echo(f"{record.run_id}: {record.summary['status']}{final}, see {record.folder}")
+    if len(parsed) > 1:
+        typer.echo(f"compare them: {command('fltrain compare', results)}", err=True)

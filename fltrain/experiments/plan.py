@@ -7,6 +7,7 @@ the settings of a cell.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -255,6 +256,8 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         return FltrainError(f"{problem}; {those}: {remedy}{claims}")
     if (Path(name) / "runs").is_dir():
         return FltrainError(f"{problem}; {name} is a folder with runs: write --results {name}")
+    if re.search("-[0-9a-f]{10}$", name):
+        return FltrainError(f"{problem}; it is a run ID: see RESULTS/runs/{name}, or use --where")
     every = {one for ids in scales.values() for one in ids}
     papers = {one.partition("/")[0] for one in {*present} | every}
     named = max((one for one in papers if name.startswith((f"{one}/", f"{one}_"))), key=len, default="")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.files import read_arrays
-from fltrain.core.shell import command
+from fltrain.core.shell import command, workflow
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import FORMS, PlannedItem
@@ -83,6 +83,9 @@ class Verification:
         unknown = sum(map(len, self._lacking.values()))
         numbers = self._counts | {"record": self._counts["record"] - unknown}
         checked = ", ".join(count(number, what) for what, number in numbers.items())
+        if not (self.problems or unknown or self.unchecked or numbers["table"]):
+            remedy = f"make them with {workflow('scale=NAME train=false', self.results.root)}"
+            return f"{checked.removesuffix(', 0 tables')}: all consistent; no tables yet: {remedy}"
         left = {"unknown record": unknown, "table": self.unchecked}
         unchecked = " and ".join(count(number, what) for what, number in left.items() if number)
         unchecked += " not checked" * bool(unchecked)

@@ -68,12 +68,9 @@ from fltrain.tracking.runs import (
 )
 
 _METHOD = ("method", "plugins")
-# Settings that change no number of a run, and names that are among the fields.
-_NEUTRAL = (
-    "seed",
-    "revisions",
-    *(f"evaluation.{name}" for name in ("statistics", "targets", "extra", "keep")),
-)
+# Settings that change no number of a run, except its costs, and names that are among the fields.
+_NEUTRAL = tuple(f"evaluation.{name}" for name in ("statistics", "targets", "extra", "keep"))
+_COSTS = ("seconds", "round_seconds", "peak_memory")
 
 
 COLUMNS = (
@@ -508,8 +505,8 @@ def compare_runs(
         )
     if lack := lacking_in_all((run.spec for run in runs), metric, "metric"):
         raise FltrainError(f"none of the chosen runs has {metric!r}: the runs lack {lack}")
-    settings = _differing(runs)
-    differing = list(map(str, settings))
+    settings = _differing(runs, () if metric in _COSTS else _NEUTRAL)
+    differing, over = list(map(str, settings)), [name.removesuffix(".name") for name in over]
     for name in over:
         keys_below(name, {key for run in runs for key in run.named}, "over")
         if not any(begins(key, [name]) for key in differing):
@@ -533,7 +530,7 @@ def compare_runs(
     condition = {run: ", ".join(map("=".join, texts.items())) for run, texts in conditions.items()}
     axes = {
         "condition": tuple(dict.fromkeys(condition.values())),
-        "compared": tuple(dict.fromkeys([base, *names])),
+        "variant": tuple(dict.fromkeys([base, *names])),
     }
     found = defaultdict[tuple[str, ...], dict[int, list[RecordedRun]]](lambda: defaultdict(list))
     for run in runs:
@@ -543,10 +540,10 @@ def compare_runs(
         reduced=True,
         axes=axes,
         table=Table(
-            rows="compared",
+            rows="variant",
             columns=what.dimension,
             panels="condition",
-            measures=(Measured(measure=metric, gain_over={"compared": base}),),
+            measures=(Measured(measure=metric, gain_over={"variant": base}),),
         ),
         cells=tuple(
             _cell(dict(zip(axes, place, strict=True)), seed, same, metric)
@@ -632,7 +629,7 @@ def _cell(labels: Labels, seed: int, runs: Sequence[RecordedRun], metric: str) -
     if len({value for _, value in known}) > 1:
         raise FltrainError(
             f"{' and '.join(run.run_id for run in runs)} have the same settings and seed, but not the same "
-            "value: they differ in revisions, or in time; choose with --where status=..., items=... or "
+            "value: they differ in revisions; choose with --where status=..., items=... or "
             "revisions.methods=..."
         )
     run = known[0][0] if known else runs[0]
@@ -654,18 +651,26 @@ def _distinguishing(conditions: pd.DataFrame) -> list[str]:
     return shown
 
 
-def _differing(runs: Sequence[RecordedRun]) -> pd.DataFrame:
+def _differing(runs: Sequence[RecordedRun], neutral: Collection[str]) -> pd.DataFrame:
     """Return the settings that are not the same in all runs, method and plug-ins first: a row per run ID.
 
-    Settings of methods and plug-ins count only if they differ between runs of one method.
+    Settings of methods and plug-ins count only if they differ between runs of one method; settings that only
+    one network, for example, has, only if they differ between its runs. ``neutral`` ones do not count.
     """
     names = [{key: run.fields[key] for key in _METHOD} for run in runs]
     rows = [{**name, **run.settings, **name} for name, run in zip(names, runs, strict=True)]
-    frame = pd.DataFrame(rows, index=[run.run_id for run in runs]).fillna(NONE)
+    known = pd.DataFrame(rows, index=[run.run_id for run in runs])
+    frame = known.fillna(NONE)
     inner = [key for key in map(str, frame) if begins(key, _METHOD) and key not in _METHOD]
     values = frame.nunique()
     values.update(frame.groupby([run.spec.composition.name for run in runs])[inner].nunique().max())
-    return frame[[key for key in map(str, values[values > 1].index) if not begins(key, _NEUTRAL)]]
+    for key in map(str, values[values > 1].index):
+        name = f"{key.rpartition('.')[0]}.name"
+        if name in frame and key not in (name, *inner):
+            values[key] = max(known[key].nunique(), frame.groupby(name)[key].nunique().max())
+    found = [key for key in map(str, values[values > 1].index) if not begins(key, ("seed", "revisions"))]
+    shown = frame[[key for key in found if not begins(key, neutral)]]
+    return shown.rename(columns=lambda key: key.removesuffix(".name"))
 
 
 def _variants(runs: Sequence[RecordedRun], compared: pd.DataFrame) -> dict[str, str]:

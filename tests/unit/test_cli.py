@@ -284,7 +284,9 @@ def test_damaged_records_are_refused_before_any_run_is_trained(tmp_path: Path, f
 def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**MINUTE, "method": "scaffold", "seed": 7}))
     changes = ("--set", "method=fedavg,fedprox", "--set", "training.lr=5e-2", "--set", "plugins=[flfa]")
-    trained = cli("train", "run.yaml", *changes, "--seeds", "2", "--device", "cpu", "--quiet").stdout
+    done = cli("train", "run.yaml", *changes, "--seeds", "2", "--device", "cpu", "--quiet")
+    assert done.stderr.endswith("compare them: fltrain compare\n")
+    trained = done.stdout
     expected = [
         RunSpec.parse(
             {
@@ -568,6 +570,9 @@ def test_plan_and_status_before_and_after_training(
         return next(cells_of(line) for line in lines if "toy/table" in line)
 
     assert planned()[:5] == ["toy/table", "Two methods", "2", "2", "0"]
+    make = "make tables and figures: snakemake --config scale=one"
+    chosen = ("plan", "toy", "--scale", "one", "--where", "method=fedavg")
+    assert cli(*chosen).stdout.endswith(f"\nto train 1 run and {make} items=toy where=method=fedavg\n")
     assert not (tmp_path / "results").exists(), "the command writes no files"
     rows = csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())
     assert {row["cell"]: row["run"] for row in rows} == runs
@@ -577,6 +582,8 @@ def test_plan_and_status_before_and_after_training(
     started.mkdir()
     (started / "train.log").touch()
     assert planned()[4] == "1"
+    assert cli(*chosen).stdout.endswith(f"\nto {make} items=toy where=method=fedavg train=false\n")
+    assert "make tables" not in cli(*chosen, "--config", config.resolve()).stdout, "not the workflow's folder"
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     assert "other run" not in cli("status", "toy_table", "--scale", "one").stdout
@@ -596,6 +603,22 @@ def test_a_table_goes_to_an_existing_folder_only(config: Path, fail: Fail, comma
     told = "error: --out nowhere/x.csv: no folder nowhere; correct it, or make it: mkdir -p nowhere\n"
     assert fail(*command.split(), "--out", "nowhere/x.csv") == told
     assert not Path("nowhere").exists()
+
+
+def test_plan_counts_the_runs_that_no_paper_has(config: Path) -> None:
+    assert "of the papers" not in cli("plan", "--scale", "one").stdout
+    methods = {**TWO_METHODS, "axes": {"method": ["fedavg", "fedprox", "moon"]}}
+    ours = {
+        **PAPER,
+        "paper": "ours",
+        "kind": "comparison",
+        "settings": {**TINY, "rounds": 1},
+        "items": {"table": methods},
+    }
+    write_papers(config, ours)
+    (config / "scales" / "one.yaml").write_text(yaml.safe_dump({**SCALE, "items": ["toy", "ours"]}))
+    line = "\nruns: 2 of the papers, 1 only of comparisons or controls\n"
+    assert line in cli("plan", "--scale", "one").stdout
 
 
 def test_plan_names_the_most_frequent_cohorts(config: Path) -> None:
@@ -747,6 +770,10 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ),
         ("compare --scale one trial", ["'trial'; trial is a folder with runs: write --results trial\n"]),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (items of toy: table)\n"]),
+        (
+            "plan --scale one x-0123456789",
+            ["is a run ID: see RESULTS/runs/x-0123456789, or use --where\n"],
+        ),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (values of seed: '0')\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
         (

@@ -127,7 +127,7 @@ def test_settings_without_a_column_come_first_if_there_are_many(tmp_path: Path) 
     assert first == "Rows also differ in settings without a column"
     assert columns.endswith(" more): choose fewer runs with --where, or name one table or figure.")
     *_, note = found.notes
-    assert note.endswith(" differ in method, model.name, training.epochs and 4 more as well as training.lr")
+    assert note.endswith(" differ in method, model, training.epochs and 3 more as well as training.lr")
 
 
 def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> None:
@@ -137,6 +137,24 @@ def test_a_metric_with_several_values_has_a_line_for_each(tmp_path: Path) -> Non
     frame = compare_runs(chosen(tmp_path), "extra_accuracy").frame
     assert frame[["column", "row"]].values.tolist() == [["digits", "fedavg"], ["digits", "fedprox"]]
     assert frame["gain"][1] == pytest.approx(5)
+
+
+def test_a_network_has_the_key_that_users_set_and_hides_its_own_options(tmp_path: Path) -> None:
+    """Options that only one of the networks has follow from it; shared ones, such as clients, do not."""
+    results = Results(tmp_path)
+    for model, final in {"2nn": 0.5, "mlp": 0.6}.items():
+        record(results, tiny(model=model), final)
+    for over in ([], ["model"], ["model.name"]):
+        compared = compare_runs(chosen(tmp_path), over=over, baseline="2nn")
+        assert [row["variant"] for row in compared.rows()] == ["model=2nn", "model=mlp"]
+    record(results, tiny(model={"name": "mlp", "hidden": 7}), 0.7)
+    names = [row["variant"] for row in compare_runs(chosen(tmp_path)).rows()]
+    hidden = {"2nn": ["none"], "mlp": ["100", "7"]}
+    assert {*names} == {f"model={one}, model.hidden={size}" for one in hidden for size in hidden[one]}
+    other = {"name": "dirichlet", "alpha": 0.5, "clients": 7}
+    record(results, tiny(model="2nn", partition=other), 0.7)
+    by_clients = compare_runs(chosen(tmp_path, "model=2nn"), over=["partition"]).rows()
+    assert all("clients=" in row["variant"] for row in by_clients)
 
 
 def test_any_setting_can_be_compared(root: Path) -> None:
@@ -191,7 +209,7 @@ def test_a_difference_is_no_measurement_if_all_runs_of_a_side_diverged(
         for seed in (0, 1, 2):
             record(results, tiny(method=method, seed=seed), 0.5 + seed / 100, diverged=method == lost)
     compared = compare_runs(chosen(tmp_path))
-    lines, printed = by_name(compared), {row["compared"]: row for row in compared.rows()}
+    lines, printed = by_name(compared), {row["variant"]: row for row in compared.rows()}
     assert printed["moon"]["gain"] == text
     assert printed[lost]["final accuracy, %"] == "3 of 3 diverged"
     numbers = ("gain", "gain_std", "gain_low", "gain_high")
@@ -232,6 +250,13 @@ def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     base, other = by_name(compare_runs(chosen(tmp_path))).values()
     assert base["runs"] in ((plain,), (measured,)) and base["seeds"] == 1
     assert other["gain"] == pytest.approx(10)
+    seconds = compare_runs(chosen(tmp_path), "seconds")  # they take time
+    lines = [(row["evaluation.statistics"], row["variant"], row["change"]) for row in seconds.rows()]
+    assert lines == [
+        ('["drift"]', "fedavg", ""),
+        ('["drift"]', "fedprox", "+0.00"),
+        ("[]", "fedavg", ""),
+    ]
     record(results, tiny(evaluation={"targets": [0.5]}), 0.7)
     with pytest.raises(FltrainError, match="have the same settings and seed, but not the same value"):
         compare_runs(chosen(tmp_path))

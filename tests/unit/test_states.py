@@ -165,12 +165,21 @@ def test_status_summarises_runs_of_older_code(
     changes = {"fedavg": "the code of engine.loop changed since this run", "fedprox": "code not recorded"}
     monkeypatch.setattr(today, "changed_code", lambda _, spec: changes[spec.composition.name])
     valid = "their numbers are valid, no action needed unless you changed code"
-    why = f"2 completed runs come from older or unrecorded code; {valid}"
+    why = f"2 runs come from older or unrecorded code; {valid}"
     line = f"{why}: see fltrain status --changed {place}\n"
     assert f"┘\n{line}" in cli("status", *place.split()).stdout
+    shown = cli("status", "--where", "method=fedavg", *place.split()).stdout
+    assert f"┘\n{tiny().run_id}: {changes['fedavg']}; {valid}\n1 completed\n" in shown
     left = "not listed: 1 run whose code is not recorded, so a change is not visible\n"
     assert cli("status", "--changed", *place.split()).stderr == left
     assert cli("status", "--changed", "--where", "method=fedavg", *place.split()).stderr == ""
+
+
+def test_status_names_two_items_of_a_run_and_counts_the_others(tmp_path: Path, results: Results) -> None:
+    results.create()
+    config = write_config(tmp_path / "config", dict.fromkeys(["a", "b", "c", "d"], TWO_METHODS))
+    shown = cli("status", "--scale", "one", "--results", results.root, "--config", config).stdout
+    assert shown.count(" toy/a, toy/b and 2 more ") == 2 and "toy/c" not in shown
 
 
 def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
