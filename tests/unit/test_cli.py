@@ -23,6 +23,7 @@ import fltrain
 from fltrain import FltrainError, __version__
 from fltrain.__main__ import main
 from fltrain.cli import app
+from fltrain.cli.data import list_data
 from fltrain.cli.output import print_table
 from fltrain.cli.train import runs_of
 from fltrain.core.config import plain
@@ -490,6 +491,16 @@ def custom(register: Callable[[Yaml], None]) -> None:
     by_hand, lost = {"obtain": "Ask its owner."}, {"path": "nowhere.npz"}
     others = {name: {"reader": "npz", **entry} for name, entry in (("by-hand", by_hand), ("lost", lost))}
     register({"digits": {"reader": "digits"}, **others})
+
+
+def test_a_narrow_terminal_lists_datasets_without_licence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    list_data(Path("results"))
+    shown = capsys.readouterr().out
+    assert " 50,000 + 10,000 " in shown and "without licence, pixels" in shown
 
 
 def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
