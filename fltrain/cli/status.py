@@ -103,8 +103,8 @@ def status(
             print_text(f"{number} {name}: see {command(f'fltrain verify --scale {scale}', results, config)}")
         elif len(same) > 1 and not (name or other):
             shown = command(f"fltrain status --changed --scale {scale}", results, config)
-            why = "runs come from older or unrecorded code"
-            print_text(f"{number} {why}; {VALID} unless you changed code: see {shown}")
+            why = f"runs come from older or unrecorded code; {VALID} unless you changed code"
+            print_text(f"{number} {why}: see {shown}")
         else:
             for detail, runs in same.items():
                 text = f"{name}: {detail}" if name else f"{detail}; {VALID} unless you changed code"
@@ -118,9 +118,8 @@ def status(
             print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
     if outdated := outdated_pages(folder.root / scale):
         make = options.workflow_of(results, config, scale, Selection(), "false")
-        remedy = f"; run {make}" * bool(make)
-        text = "made by another version of the rule or of the reporting code"
-        print_text(f"{listed(outdated, 1)}: {text}{remedy}")
+        text = "made by another version of the rule or of the reporting code" + f"; run {make}" * bool(make)
+        print_text(f"{listed(outdated, 1)}: {text}")
     counts = Counter(state.name for state in states.values())
     missing = f"; of {scale}: {len(planned.runs)} {_MISSING}" if other else ""
     train = options.workflow_of(results, config, scale, wanted)

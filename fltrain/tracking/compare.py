@@ -668,9 +668,9 @@ def _differing(runs: Sequence[RecordedRun], neutral: Collection[str]) -> pd.Data
         name = f"{key.rpartition('.')[0]}.name"
         if name in frame and key not in (name, *inner):
             values[key] = max(known[key].nunique(), frame.groupby(name)[key].nunique().max())
-    found = [key for key in map(str, values[values > 1].index) if not begins(key, ("seed", "revisions"))]
-    shown = frame[[key for key in found if not begins(key, neutral)]]
-    return shown.rename(columns=lambda key: key.removesuffix(".name"))
+    neutral = ("seed", "revisions", *neutral)
+    shown = [key for key in map(str, values[values > 1].index) if not begins(key, neutral)]
+    return frame[shown].rename(columns=lambda key: key.removesuffix(".name"))
 
 
 def _variants(runs: Sequence[RecordedRun], compared: pd.DataFrame) -> dict[str, str]:
