@@ -128,7 +128,7 @@ tables: env ## make tables, figures, claims and report from existing records; tr
 	$(call WHERE)
 
 results: SCALE = published
-results: env ## the same from our records, without the export to MLflow
+results: env site/index.html ## the same from our records, without the export to MLflow
 	@$(BIN)/fltrain records import published/records.tar.gz
 	@$(call WORKFLOW,false) --omit-from track
 	$(call WHERE,$(BIN)/fltrain track --scale published && )
@@ -177,6 +177,11 @@ format: env ## rewrite the sources in the project's style
 docs: env ## make the documentation's site in site/; open site/index.html
 	@rm -rf site
 	@$(BIN)/sphinx-build --quiet --fail-on-warning --conf-dir docs . site
+
+# Pages of results link to the site, if it exists.
+site/index.html: README.md $(wildcard docs/*.md docs/*/*.md) | env
+	@echo "Building the documentation (half a minute)"
+	-@$(MAKE) docs
 
 ui: env ## browse the runs with MLflow on 127.0.0.1:PORT
 	@$(BIN)/fltrain ui --port $(PORT)

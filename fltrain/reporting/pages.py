@@ -102,8 +102,10 @@ def render(template: str, folder: Path, **values: Any) -> str:
     def link(found: re.Match[str]) -> str:
         # The front page lies one level above the pages of papers.
         for up in ("../..", "../../.."):
-            if (folder / up / found["file"]).exists():
-                return f'<a data-file href="{up}/{found["file"]}{found["place"] or ""}">{found[0]}</a>'
+            # Browsers do not render Markdown, so the site comes first if somebody has built it.
+            for file in (f"site/{found['file'].removesuffix('.md')}.html", found["file"]):
+                if (folder / up / file).exists():
+                    return f'<a data-file href="{up}/{file}{found["place"] or ""}">{found[0]}</a>'
         return found[0]
 
     names = r"(?<![\w/])(?P<file>(?:docs|published|tests)/[\w/-]+\.(?:md|py))(?P<place>#[\w-]+)?"

@@ -211,21 +211,22 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
 def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
     plot = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
-    assert plot["ticks"] == {"0": 0, "2": 100} and plot["notes"] == ["gain, in percentage points"]
+    assert plot["ticks"] == {"0": 0, "0.5": 25, "1": 50, "1.5": 75, "2": 100} and plot["margin"] == []
+    assert plot["notes"] == ["gain, in percentage points"]
     assert [row["middle"] for row in plot["rows"]["A"]] == [50]
     none = forest([cell.replace(gain=0.0, gain_low=0.0, gain_high=0.0)], {"a": "A"}, "gain")
-    assert none["ticks"] == {"0": 0, "1": 100}
+    assert none["ticks"] == {"0": 0, "0.5": 50, "1": 100}
 
 
 def test_most_gains_of_a_forest_plot_fit_its_axis() -> None:
     near = TableCell(item="a", row="one", label="accuracy, %", gain=-0.2, gain_low=-0.4, gain_high=0.1)
     wide = near.replace(gain=-28.0, gain_low=-112.0, gain_high=56.0)
     plot = forest([near, near, near, wide], {"a": "A"}, "gain")
-    assert list(plot["ticks"]) == ["-2", "0", "2"] and "arrows: beyond the axis" in plot["notes"]
+    assert list(plot["ticks"]) == ["-2", "-1", "0", "1", "2"] and "arrows: beyond the axis" in plot["notes"]
     assert [row["below"] for row in plot["rows"]["A"]] == [False, False, False, True]
     far = near.replace(gain=14.0, gain_low=9.0, gain_high=19.2)
     plot = forest([far, far, near], {"a": "A"}, "gain")
-    assert list(plot["ticks"]) == ["-1", "0", "20"], "large gains that are usual here fit, too"
+    assert list(plot["ticks"]) == ["0", "5", "10", "15", "20"], "large gains that are usual here fit, too"
     assert "arrows: beyond the axis" not in plot["notes"]
 
 
@@ -252,6 +253,7 @@ def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
     plot = {
         "rows": {"A\nminus B": rows},
         "ticks": {"-6": 0, "-1": 42, "0": 50, "1": 58, "6": 100},
+        "margin": [42, 58],
         "notes": ["x"],
     }
     file = toy.folder / "paper" / "summary.json"
@@ -933,7 +935,12 @@ def test_values_that_are_not_reproduced_are_summed_up_for_each_table() -> None:
 
 
 def test_the_page_of_a_paper_has_its_main_intervals_beside_its_result(toy: Toy) -> None:
-    plot = {"rows": {"": [{"place": "x", "lost": "diverged", "tone": ""}]}, "ticks": {"0": 0}, "notes": []}
+    plot = {
+        "rows": {"": [{"place": "x", "lost": "diverged", "tone": ""}]},
+        "ticks": {"0": 0},
+        "notes": [],
+        "margin": [],
+    }
     for changes, shown in (
         ({"picture": ""}, True),
         ({}, False),
@@ -1027,7 +1034,7 @@ def test_a_forest_plot_has_the_direction_of_the_claims(
     assert next(iter(plot["rows"])) == f"Accuracy & gain: {words}"
     # Item b has the other direction if there is a reversed claim, and then the axis begins at -3.
     middle = plot["rows"][f"Accuracy & gain: {words}"][0]["middle"]
-    assert plot["ticks"] == ({"-3": 0, "0": 50, "3": 100} if reverse else {"0": 0, "3": 100})
+    assert [*plot["ticks"]] == (["-2", "0", "2"] if reverse else ["0", "1", "2", "3"])
     assert middle == pytest.approx(50 * (1 + gain / 3) if reverse else 100 * gain / 3, abs=0.01)
 
 
@@ -1183,6 +1190,12 @@ def test_pages_lead_to_the_documentation_of_their_project(
         assert named and named <= {link.removeprefix(up) for link in page.links}, name
         bare = re.sub(r"<a [^>]*>[^<]*</a>", "", page.text)
         assert re.findall(r"(?:docs|tests)/[\w/.-]+", bare) == ["docs/no.md"] * ("index" in name), name
+    site = tmp_path / "site" / "docs" / "records.html"
+    site.parent.mkdir(parents=True)
+    site.touch()
+    toy.write_pages()
+    links = read(toy, "index.html").links
+    assert {"../../site/docs/records.html#changed-code", "../../docs/papers/toy.md"} <= {*links}
 
 
 def test_the_title_of_a_scale_stands_over_items_that_share_it(toy: Toy) -> None:

@@ -14,6 +14,8 @@ from fltrain.reporting.verdict import MISSED, NO_INTERVAL, without_interval
 
 LIMIT, MEDIANS, MOST = 6, 4, 40
 """Farthest end of the axis in margins or, of gains, in medians of their ends; most cells of a plot."""
+STEPS = (0.5, 1, 2, 5, 10, 20, 50)
+"""Distances of ticks, in points."""
 AXIS = "(ours minus published) / allowed difference (margin)"
 
 
@@ -29,9 +31,10 @@ def forest(
         of: differences to published values, in margins, or gains in points.
 
     Returns:
-        ``rows`` by heading, ``ticks`` and ``notes`` of the axis, which has zero on it. Labels leave out a
-        panel that all cells share. Numbers are in per cent of the axis; an interval can reach ``below`` or
-        ``above`` it, and a ``middle`` beyond it is None. Empty without an interval, or with too many cells.
+        ``rows`` by heading; ``ticks``, ``notes`` and ends of the allowed ``margin`` of the axis, which has
+        zero on it. Labels leave out a panel that all cells share. Numbers are in per cent of the axis; an
+        interval can reach ``below`` or ``above`` it, and a ``middle`` beyond it is None. Empty without an
+        interval, or with too many cells.
     """
     compared = of == "difference"
     known: list[tuple[TableCell, str, list[float]]] = []
@@ -78,5 +81,7 @@ def forest(
     notes = [AXIS if compared else "gain, in percentage points"]
     notes += ["arrows: beyond the axis"] * (max(reaches) > farthest)
     notes += [f"{count(without, 'cell')} without an interval: not shown"] * bool(without)
-    ticks = sorted({left, 0, right, *((-1, 1) if compared else ())})
-    return {"rows": rows, "ticks": {f"{one:g}": place_of(one) for one in ticks}, "notes": notes}
+    step = next((one for one in STEPS if right - left <= 5 * one), STEPS[-1])
+    even = [step * one for one in range(math.ceil(left / step), math.floor(right / step) + 1)]
+    ticks = {f"{one:g}": place_of(one) for one in (sorted({left, -1, 0, 1, right}) if compared else even)}
+    return {"rows": rows, "ticks": ticks, "notes": notes, "margin": [*map(place_of, (-1, 1))] * compared}
