@@ -37,6 +37,7 @@ NAVIGATION = {
             "published/README",
             "docs/reproduce",
             "docs/protocol",
+            "docs/protocol-audit",
             "docs/compare",
             "docs/python",
             "docs/papers/*",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -462,7 +463,9 @@ def counted(verdicts: pd.Series[str]) -> str:
 def tolerance(test: Test) -> str:
     """Return the tolerance of a test, in the unit of its number."""
     if isinstance(test, All):
-        return "; ".join(dict.fromkeys(filter(None, map(tolerance, test.tests))))
+        text = "; ".join(dict.fromkeys(filter(None, map(tolerance, test.tests))))
+        numbers = {one.model_dump_json(exclude={"kind", "by"}) for one in test.tests}
+        return re.sub(r"above (\S+); below", r"between \1 and", text) if len(numbers) == 1 else text
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"
     if not isinstance(test, InRegion):
@@ -470,5 +473,5 @@ def tolerance(test: Test) -> str:
     unit = " %" if test.relative else ""
     low, high = test.region(test.by or 0.0)
     if test.kind in ("positive", "negative"):
-        return f"above {low:g}, p < 0.05" if test.kind == "positive" else f"below {high:z.4g}, p < 0.05"
+        return f"above {low:g}" if test.kind == "positive" else f"below {high:z.4g}"
     return f"± {high:g}{unit}" if test.by else "the rule's margin"

@@ -439,7 +439,7 @@ comparisons with tuned FedAvg in final accuracy ([protocol](fair-table.md),
 
 ## Controls
 
-Controls test our rule on values that we know to be true or false ([protocol](protocol.md#controls),
+Controls test our rule on values that we know to be true or false ([protocol](protocol-audit.md#controls),
 [tables](../published/README.md#controls)). {truth}.
 
 {controls}
@@ -510,8 +510,8 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 * **(GPU)** marks runs that shared an H100. On one core, we estimate six to nine times these hours: about 1.5
   hours for `fedimpro`, two each for `fedfcd` and `flfa_bases`.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
-* **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* is a range that must contain the 90 %
-  interval. *At most x*: a run with at most this accuracy, in %, counts as failed.
+* **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* and *between x and y* are ranges that
+  must contain the 90 % interval. *At most x*: a run with at most this accuracy, in %, counts as failed.
 * **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
   (`provenance.json` names both). Otherwise, training amplifies differences in rounding, so expect the same
   verdict, not the same digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
@@ -533,7 +533,7 @@ verdicts compare with tuned FedAvg. One command makes both skews.
 
 {fair}
 
-## [Controls](protocol.md#controls)
+## [Controls](protocol-audit.md#controls)
 
 {controls}
 """
@@ -787,6 +787,8 @@ def allowed(schema: Mapping[str, Any]) -> str:
         "maximum": "at most",
         "exclusiveMaximum": "below",
     }
+    if "minimum" in schema and schema["minimum"] == schema.get("maximum"):
+        return f"`{schema['minimum']:g}`"
     bounds = [f"{word} {schema[key]:g}" for key, word in limits.items() if key in schema]
     words = {"object": "mapping", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}
     return ", ".join([words.get(kind, kind), *bounds])

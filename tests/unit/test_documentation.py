@@ -367,3 +367,14 @@ def test_commands_in_the_documentation_parse() -> None:
                     command = command.commands[words.pop(0)]
                 words = [word for word in words if word != "--help"]
                 command.make_context(line, words)
+
+
+def test_generated_pages_name_ranges_and_fixed_values_plainly() -> None:
+    """A range is one text, parts on different numbers are two, and a key with one value has no bounds."""
+    costs, keys = (
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("artifact.md", "configuration.md")
+    )
+    (size,) = re.findall(r"by one to two points on MNIST .*", costs)
+    (parts,) = re.findall(r"without adaptive scaling the gain turns negative .*", costs)
+    assert "| between 0.5 and 2.5 |" in size and "| above 0; below 0 |" in parts
+    assert not re.findall(r"at least (\S+), at most \1(?= )", keys)

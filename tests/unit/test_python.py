@@ -77,7 +77,7 @@ def test_the_page_shows_what_its_code_prints(
     if rounds == 20:
         shown, made = (
             np.asarray(Image.open(picture).convert("RGB"), dtype=float)
-            for picture in (PAGE.parent / "images" / "python.webp", "curves.png")
+            for picture in (PAGE.parent / "images" / "python.webp", "results/curves.png")
         )
         assert shown.shape == made.shape and abs(shown - made).mean() < 2
 

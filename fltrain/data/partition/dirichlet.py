@@ -35,7 +35,7 @@ class Dirichlet(LabelSkew):
         alpha: concentration; smaller values give more skew.
         capped: a client with the average number of images gets nothing of the following classes, as in FedML,
             MOON, FedMA and PFLlib. False: the scheme of Hsu et al.
-        balance_sizes, min_p: constants; run IDs contain them.
+        balance_sizes, min_p: always this value; kept because run IDs contain it.
         max_draws: maximum number of draws.
     """
 
