@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from io import TextIOWrapper
 
@@ -39,8 +40,9 @@ def _usage_error(error: TyperException) -> str:
         return message
     command = context.command_path if context else "fltrain"
     message = message.rstrip(".").replace("Value error, ", "")
+    message = re.sub(r" \(Possible options: (.*)\)|\. Did you mean (.*)\?", r"; did you mean \1\2?", message)
     if command == "fltrain train" and message.startswith("No such option"):
-        message = message.partition(" (")[0]
+        message = message.partition(";")[0]
         setting = _setting(message.rpartition(" ")[2])
         message += f"; --set {setting} changes a setting, and snakemake --cores N trains N runs at a time"
     return f"error: {message[:1].lower()}{message[1:]} (see {command} --help)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -72,8 +73,9 @@ def explain(
 def _elsewhere(config: Path, planned: PlannedItem, word: str, labels: Collection[str]) -> str:
     """Return a hint at a close label that the item only has at other scales, and at one of these scales."""
     hidden = [label for axis in planned.item.axes.values() for label in axis if label not in labels]
-    for scale in [name for name, ids in items_of_scales(config).items() if planned.id in ids]:
-        if suggest(word, hidden):
+    having = [name for name, ids in items_of_scales(config).items() if planned.id in ids]
+    for scale in having if suggest(word, hidden) else ():
+        with suppress(FltrainError):  # of a scale that cannot be planned
             axes = options.one_item(plan(config, scale), planned.id).axes
             there = [label for label in hidden if any(label in axis for axis in axes.values())]
             if near := suggest(word, there, text=f"scale {scale} has {{}}: add --scale {scale}"):
@@ -91,7 +93,8 @@ def _print_settings(rows: Sequence[_Row], every: bool, heading: str = "setting")
     """Print the stated settings, then the defaults, or only their number."""
     stated = [row for row in rows if row[2] != _DEFAULT]
     defaults = sorted(row for row in rows if row[2] == _DEFAULT)
-    print_table((heading, "value", "layer", "place"), [*stated, (), *defaults] if every else stated)
+    headings = (heading, "value", "layer", "place")
+    print_table(headings, [*stated, (), *defaults] if every else stated, below=headings[2:])
     if defaults and not every:
         print_text(f"settings with their default: {len(defaults)} (--all shows them)")
 
@@ -139,7 +142,7 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, e
             common.append(rows[0] if len({*rows}) == 1 else (name, values[0], "several", ""))
         elif len(rows) == len(tables) or any(row[2] != _DEFAULT for row in rows):
             differing.append((name, *_by_axis(values, entries)))
-    print_table(("differing setting", "axis", "values"), differing)
+    print_table(("differing setting", "axis", "values"), differing, below=["axis", "values"])
     _print_settings(common, every, "common setting")
     several = [axis for axis, labels in planned.axes.items() if len(labels) > 1]
     cell = [f"{axis}={entries[-1].labels[axis]}" for axis in several]

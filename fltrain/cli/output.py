@@ -48,6 +48,7 @@ def print_table(
     optional: Sequence[str] = (),
     whole: Collection[str] = (),
     grouped: Collection[str] = (),
+    below: Collection[str] = (),
 ) -> None:
     """Print a table, folded to the width of the terminal; at its full width into a file or pipe.
 
@@ -55,7 +56,8 @@ def print_table(
     the terminal is narrow, ``optional`` columns are left out, one after another, until the table fits with
     columns of at most a third of the width, except those with a heading in ``whole``, which are never folded.
     Words of other columns are folded only if the table does not fit without spaces at the lines either.
-    Before that, a number replaces the ``grouped`` columns, and a list below the table has their values.
+    Before that, a number replaces the ``grouped`` columns, and a list below the table has their values; or
+    each row has its columns ``below`` on a second line. The terminal folds these lines: copies are whole.
     """
     console = _console()
     for number in range(len(optional) + 1):
@@ -73,6 +75,13 @@ def print_table(
     words = [max(width, min(_WORD, word)) for width, word in zip(fixed, longest, strict=True)]
     if grouped and sum(unbroken) + len(unbroken) >= console.width:
         _print_grouped(headings, rows, right, whole, grouped)
+        return
+    if below and sum(unbroken) + len(unbroken) >= console.width:
+        for cells in filter(None, [headings, *rows]):
+            named = list(zip(headings, cells, strict=True))
+            for low, indent in ((False, ""), (True, "    ")):
+                if texts := [text for name, text in named if text and (name in below) == low]:
+                    console.print(Text(indent + "  ".join(texts)), soft_wrap=True)
         return
     least_widths = (1, unbroken), (0, unbroken), (1, words), (0, words), (0, fixed)
     trials = itertools.product(least_widths, range(console.width, 0, -1))

@@ -19,7 +19,7 @@ from fltrain.experiments.selection import Selection
 from fltrain.reporting.version import outdated_pages
 from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import STATUSES, UNRECORDED, VALID, RunStatus, changed_runs, stale_runs
+from fltrain.runs.today import IF_CHANGED, STATUSES, UNRECORDED, RunStatus, changed_runs, stale_runs
 from fltrain.runs.where import Condition, parse_where
 
 _MISSING = "not trained"
@@ -81,7 +81,8 @@ def status(
         other = {record.run_id: record.run_spec if record.usable else None for record in records}
     if other:
         specs, states = other, _states(other, folder)
-    states, rows = _meeting(states, by_status), []
+    states = _meeting(states, by_status)
+    rows: list[tuple[str, ...]] = []
     for run, state in states.items():
         members, spec = listed(planned.memberships.get(run, ()), 2), specs[run]
         final = "" if state.final is None else f"{100 * state.final:.2f}"
@@ -89,7 +90,10 @@ def status(
         rows.append((run, str(spec.seed) if spec else "", members, state.name, final, seconds))
     numbers = ("final accuracy, %", "seconds")
     if rows:
-        print_table(("run", "seed", "items", "status", *numbers), rows, right=numbers, whole=["run"])
+        headings: tuple[str, ...] = ("run", "seed", "items", "status", *numbers)
+        if not any(row[1] for row in rows):  # of runs that have not ended, no file has the seed
+            headings, rows = headings[:1] + headings[2:], [row[:1] + row[2:] for row in rows]
+        print_table(headings, rows, right=numbers, whole=["run"])
     else:
         print_text(f"no run of {scale} has {' '.join(map(str, by_status))}")
     details: dict[str, dict[str, list[str]]] = {}
@@ -103,11 +107,10 @@ def status(
             print_text(f"{number} {name}: see {command(f'fltrain verify --scale {scale}', results, config)}")
         elif len(same) > 1 and not (name or other):
             shown = command(f"fltrain status --changed --scale {scale}", results, config)
-            why = f"runs come from older or unrecorded code; {VALID} unless you changed code"
-            print_text(f"{number} {why}: see {shown}")
+            print_text(f"{number} runs come from older or unrecorded code; {IF_CHANGED}: see {shown}")
         else:
             for detail, runs in same.items():
-                text = f"{name}: {detail}" if name else f"{detail}; {VALID} unless you changed code"
+                text = f"{name}: {detail}" if name else f"{detail}; {IF_CHANGED}"
                 print_text(f"{listed(runs, 1)}: {text}")
     further = [] if items or other else [one for one in folder.records() if one.run_id not in whole.runs]
     if further:
@@ -121,9 +124,8 @@ def status(
         text = "made by another version of the rule or of the reporting code" + f"; run {make}" * bool(make)
         print_text(f"{listed(outdated, 1)}: {text}")
     counts = Counter(state.name for state in states.values())
-    missing = f"; of {scale}: {len(planned.runs)} {_MISSING}" if other else ""
     train = options.workflow_of(results, config, scale, wanted)
-    missing += f"; to train them: {train}" * bool(train and {*counts} == {_MISSING})
+    missing = f"; to train them: {train}" * bool(train and {*counts} == {_MISSING})
     if counts:
         print_text(", ".join(f"{number:,} {name}" for name, number in sorted(counts.items())) + missing)
 

@@ -360,7 +360,11 @@ def _unknown(key: str, value: Any, kinds: Sequence[type[BaseModel]]) -> str:
         return f"unknown key {key!r}; did you mean {' or '.join(map(repr, elsewhere))}?"
     if word in fields:
         return f"unknown key {key!r}; did you mean {word!r}?"
-    return f"unknown key {key!r}{hint(word, sorted(fields))}"
+    bases = {base for kind in kinds if _names(kind) for base in kind.__bases__ if issubclass(base, BaseModel)}
+    others = {one for base in bases for one in base.__subclasses__() if word in one.model_fields}
+    having = sorted(name for one in others for name in _names(one))
+    has = f"; {listed(having, 4)} {'has' if len(having) == 1 else 'have'} it" * bool(having)
+    return f"unknown key {key!r}{hint(word, sorted(fields))}{has}"
 
 
 def _nested_form(keys: Sequence[str], value: Any, kinds: Iterable[type[BaseModel]]) -> str:

@@ -22,7 +22,9 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration, for example ``45 s``, ``12 min`` or ``3.4 h``."""
+    """Format a duration, for example ``< 1 s``, ``45 s``, ``12 min`` or ``3.4 h``."""
+    if 0 < seconds < 0.5:
+        return "< 1 s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -24,7 +24,7 @@ from fltrain.experiments.schema import Paper, reported_folder
 from fltrain.experiments.selection import Request, Resource
 from fltrain.runs.record import MODELS_FILE, Results
 from fltrain.runs.spec import RunSpec
-from fltrain.runs.today import VALID, changed_runs
+from fltrain.runs.today import IF_CHANGED, changed_runs
 
 if TYPE_CHECKING:
     from snakemake.settings.types import DAGSettings
@@ -85,14 +85,11 @@ class Jobs:
             modules = sorted({module for found in changed.values() for module in found})
             records = count(len(changed), "record")
             notes.append(
-                f"older than today's code ({listed(modules, 2)}): {records}, still "
-                "valid if your change does not affect results; otherwise increase `revision` "
-                "(docs/records.md#changed-code); to train "
+                f"{listed(modules, 2)} changed after {records}; {IF_CHANGED}; to train "
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
                 else f"an earlier version of the code made {len(changed):,} of "
-                f"{count(len(complete), 'record')}; {VALID} "
-                "(docs/records.md#changed-code)"
+                f"{count(len(complete), 'record')}; {IF_CHANGED}"
             )
         return notes
 

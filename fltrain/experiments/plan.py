@@ -110,8 +110,9 @@ class Plan:
         for item in items:
             if item.refused:
                 raise FltrainError(item.refused)
+        what = "paper" if {item.paper.paper for item in self.items} >= {*selection.items} else "item"
         plural = "s" if len(selection.items) > 1 else ""
-        named = [f"item{plural} {', '.join(selection.items)}"] if selection.items else []
+        named = [f"{what}{plural} {', '.join(selection.items)}"] if selection.items else []
         rest = self.reduced_to(items, *named)
         if seeds := selection.seeds:
             rest = rest._keeping(count(seeds, "seed"), lambda entry: entry.number < seeds)
@@ -209,6 +210,12 @@ def plan(config: Path, scale: str) -> Plan:
             if chosen.items.get(name) == Reduction():
                 _check_exceptions(name, paper.exceptions, [item for item in planned if item.paper is paper])
     return Plan(config, chosen, planned)
+
+
+def unplanned(scale: str, error: FltrainError) -> str:
+    """Return one line on a scale that cannot be planned, with the first problem."""
+    first = " ".join(map(str.strip, str(error).splitlines()[:2])).removeprefix(f"scale {scale!r}: ")
+    return f"scale {scale!r} cannot be planned and is left out: {first}"
 
 
 def items_of_scales(config: Path) -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,10 +58,16 @@ def guarded(method: Any, hook: str, *arguments: Any, tensors: Sequence[Tensor] |
     try:
         result = getattr(method, hook)(*arguments)
     except KeyError as error:
-        if any(isinstance(item, Local) and not item.state for item in arguments):
-            error.add_note(
-                "local.state is empty before a client's first participation: use local.state.get(key, value)"
-            )
+        of_payload = ".payload[" in (traceback.extract_tb(error.__traceback__)[-1].line or "")
+        for local in (item for item in arguments if isinstance(item, Local)):
+            if of_payload:
+                names = ", ".join(local.payload) or "nothing"
+                error.add_note(f"local.payload has what the hook 'payload' returns: {names}")
+            elif not local.state:
+                error.add_note(
+                    "local.state is empty before a client's first participation: use "
+                    "local.state.get(key, value)"
+                )
         raise
     if _versions(tensors) != before:
         raise FltrainError(

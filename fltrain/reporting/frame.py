@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from fltrain.core.config import hint
 from fltrain.core.errors import FltrainError
 from fltrain.core.floats import total
 from fltrain.experiments.claims import LabelChoice, Quantity
@@ -62,10 +63,10 @@ def curve(record: Record, name: str) -> pd.DataFrame:
     """
     found = points(record, name)
     if not found and not diverged(record):
-        raise FltrainError(
-            f"{record.run_id} has no {name!r}; add it to evaluation.statistics if it is a statistic "
-            f"(kinds of rows: {', '.join(sorted({row['kind'] for row in record.metrics}))})"
-        )
+        kind = name.partition(".")[0]
+        rows = record.rows(kind) or record.metrics
+        fields = {f"{row['kind']}.{field}" for row in rows for field in row.keys() - {"kind", "round"}}
+        raise FltrainError(f"{record.run_id} has no {name!r}{hint(name, sorted(fields))}")
     return pd.DataFrame.from_dict(found, orient="index", dtype=float)
 
 

@@ -17,7 +17,7 @@ from fltrain.core.shell import command, workflow
 from fltrain.data.datasets import Dataset
 from fltrain.data.prepared import changed
 from fltrain.experiments.items import FORMS, PlannedItem
-from fltrain.experiments.plan import Plan, plan
+from fltrain.experiments.plan import Plan, plan, unplanned
 from fltrain.experiments.schema import folders_of
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import from_csv, read_csv
@@ -199,11 +199,12 @@ class Verification:
         for path in sorted(
             path for place in folders_of(self.config, "scale") for path in place.glob("*.yaml")
         ):
-            if any((self.results.root / path.stem).glob("*/*.csv")):
+            if tables := [*(self.results.root / path.stem).glob("*/*.csv")]:
                 try:
                     planned = plan(self.config, path.stem)
                 except FltrainError as error:
-                    yield Problem(str(error))
+                    self.unchecked += len(tables)
+                    yield Problem(unplanned(path.stem, error), harmless=True)
                 else:
                     yield from self._tables_of(planned)
 

@@ -124,7 +124,7 @@ def changed_modules(record: Record, spec: RunSpec) -> list[str]:
     return sorted(name for name in recorded.keys() & today.keys() if recorded[name] != today[name])
 
 
-VALID = "their numbers are valid, no action needed"
+IF_CHANGED = "if a change of yours affects results, increase `revision` (docs/records.md#changed-code)"
 """Remark on records of the current revisions whose code changed."""
 
 UNRECORDED = "code not recorded"
@@ -132,11 +132,11 @@ UNRECORDED = "code not recorded"
 
 
 def changed_code(record: Record, spec: RunSpec) -> str:
-    """Return, for example, ``the code of methods.fedprox changed since this run``; empty if none changed."""
+    """Return, for example, ``methods.fedprox changed after this run``; empty if none changed."""
     if not record.provenance.get("sources"):
         return UNRECORDED
     modules = changed_modules(record, spec)
-    return f"the code of {listed(modules, 2)} changed since this run" if modules else ""
+    return f"{listed(modules, 2)} changed after this run" if modules else ""
 
 
 def already_trained(record: Record, spec: RunSpec, again: str) -> str:
@@ -144,10 +144,7 @@ def already_trained(record: Record, spec: RunSpec, again: str) -> str:
     remark = changed_code(record, spec)
     if not changed_modules(record, spec):
         return f"{spec.run_id}: already trained ({again} retrains it){remark and f'; {remark}'}"
-    remedy = (
-        f"increase its revision if results change, or retrain with {again} (docs/records.md#changed-code)"
-    )
-    return f"{spec.run_id}: already trained, by other code; {remark}; {remedy}"
+    return f"{spec.run_id}: already trained; {remark}; {IF_CHANGED}; {again} retrains it"
 
 
 def changed_runs(runs: Mapping[str, RunSpec], results: Results) -> dict[str, list[str]]:

@@ -306,8 +306,8 @@ def _check_metric(
     parts = listed((repr(name) for name in having if part in name), 3)
     near = suggest(metric, MEASURES, VERY_CLOSE)
     if not near:
-        near = f"; did you mean {parts}?" if parts else suggest(metric, having)
-        near += f" (known: {listed(having, 6)}; docs/configuration.md#measures lists all)"
+        near = f"; did you mean {parts}? (" if parts else f"{suggest(metric, having)} (known: "
+        near += f"{listed(having, 6)}; " * (not parts) + "docs/configuration.md#measures lists all)"
     raise FltrainError(f"unknown metric {metric!r}{near}")
 
 

@@ -21,7 +21,7 @@ from fltrain.core import arguments
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.shell import command, workflow
 from fltrain.experiments.items import names_of
-from fltrain.experiments.plan import no_item, plan
+from fltrain.experiments.plan import Plan, no_item, plan, unplanned
 from fltrain.experiments.schema import folders_of
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
 from fltrain.runs.record import Record, Results, unknown_remedy
@@ -142,10 +142,10 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     """Return the chosen runs of a results folder, without stale ones, and warnings for ``warn``.
 
     Records with settings that the code lacks, and damaged ones, are left out. They have one warning each, of
-    named items and papers only on their own runs.
+    named items and papers only on their own runs. A scale that cannot be planned has a warning, too.
 
     Raises:
-        FltrainError: if a key is unknown, no run is left, or the configuration is not valid.
+        FltrainError: if a key is unknown, no run is left, or a scale in the conditions cannot be planned.
     """
     conditions = parse_where(arguments.texts("where", where, CONDITIONS))
     conditions = tuple(sorted(conditions, key=lambda one: one.key not in ("scale", "items", "paper")))
@@ -154,7 +154,14 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     wanted = {key: _values(conditions, key) - {NONE} for key in ("items", "paper", "scale")}
     declared = {path.stem for place in folders_of(config, "scale") for path in place.glob("*.yaml")}
     scales = {scale for scale in declared if (folder.root / scale).is_dir()}
-    plans = {scale: plan(config, scale) for scale in sorted(scales | wanted["scale"])}
+    plans: dict[str, Plan] = {}
+    for scale in sorted(scales | wanted["scale"]):
+        try:
+            plans[scale] = plan(config, scale)
+        except FltrainError as error:
+            if scale in wanted["scale"]:
+                raise
+            _warn(folder.root, unplanned(scale, error))
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
     left: dict[str, str] = {}

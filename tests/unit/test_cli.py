@@ -24,6 +24,7 @@ from fltrain import FltrainError, __version__
 from fltrain.__main__ import main
 from fltrain.cli import app
 from fltrain.cli.data import list_data
+from fltrain.cli.explain import explain
 from fltrain.cli.output import print_table
 from fltrain.cli.train import runs_of
 from fltrain.core.config import plain
@@ -354,9 +355,15 @@ def test_an_option_of_a_plug_in_is_changed_by_its_name(tmp_path: Path) -> None:
         ),
         (
             "method=fedavg,fedprox,scaffold --set method.mu=0.5",
-            ["'mu' (known: name); write --set 'method=fedavg,{name: fedprox, mu: 0.5},scaffold'\n"],
+            [
+                "'mu' (known: name); ",
+                "fedprox, moon have it; write --set 'method=fedavg,{name: fedprox, mu: 0.5},scaffold'\n",
+            ],
         ),
-        ("method=fedavg,scaffold --set method.mu=0.5", ["unknown key 'mu' (known: name)\n"]),
+        (
+            "method=fedavg,scaffold --set method.mu=0.5",
+            ["unknown key 'mu' (known: name); ", "fedprox, moon have it\n"],
+        ),
         (".=3", ["--set: '.=3': write KEY=VALUE"]),
         (
             "rounds=1 --set rounds=2",
@@ -394,11 +401,11 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("trian", "no such command 'trian'. Did you mean 'train', 'track'? (see fltrain --help)"),
+        ("trian", "no such command 'trian'; did you mean 'train', 'track'? (see fltrain --help)"),
         ("train", "missing argument 'FILE' (see fltrain train --help)"),
         (
             "data fetch --imagesize 3 mnist",
-            "(Possible options: --image-size) (see fltrain data fetch --help)",
+            "--imagesize; did you mean --image-size? (see fltrain data fetch --help)",
         ),
         ("ui --port x", "invalid value for '--port': "),
         ("explain a b", "got unexpected extra argument(s) (b) (see fltrain explain --help)"),
@@ -548,6 +555,20 @@ def test_wrong_data_arguments(custom: None, fail: Fail, arguments: str, words: l
     message = fail("data", *arguments.split())
     assert [word for word in words if word not in message] == [], message
     assert list(Path().rglob("*.safetensors")) == []
+
+
+def test_explain_splits_no_keys_or_paths_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for width in (40, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        explain("flfa/table1", config=ROOT / "config", every=True)
+        lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).replace("│", " ").splitlines()
+        (line,) = [line for line in lines if line.split()[:1] == ["training.weight_decay"]]
+        below = lines[lines.index(line) + 1]
+        assert re.search(r"/config/papers/flfa/paper\.yaml:\d+ *$", below if width < 200 else line)
+        assert len(line.split()) == (2 if width < 200 else 4)
 
 
 def test_the_help_of_explain_names_cells_of_its_item() -> None:
@@ -739,6 +760,7 @@ def test_the_heading_of_a_plan_holds_for_all_of_its_runs(
         (): "one",
         ("toy/table",): "one: two seeds; restricted to item toy/table",
         ("toy/table", "--seeds", "1"): "one: two seeds; restricted to item toy/table, 1 seed",
+        ("toy", "--seeds", "1"): "one; restricted to 1 seed",
         ("toy", "--where", "method=fedprox"): "one; restricted to method=fedprox",
     }.items():
         assert cli("plan", "--scale", "one", *arguments).stdout.partition("\n")[0] == heading
@@ -757,7 +779,8 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     )
     assert without == line[:7]
     assert line[:5] == ["toy/table", "Two methods", "2", "2", "0"]
-    assert re.fullmatch(r"[\d.]+ G", line[5]) and re.fullmatch(r"\d+ s( to \d+ s)?", line[7])
+    assert re.fullmatch(r"[\d.]+ G", line[5]) and re.fullmatch(r"< 1 s|\d+ s( to \d+ s)?", line[7])
+    assert "< 1 s" in line[7]
     assert float(line[5][:-2]) == pytest.approx(2 * float(line[6][:-2]), rel=0.01), "of two equal runs"
     measured = cli("plan", "--scale", "one", "--measure", "--device", "cpu").stdout
     assert "time left: one run at a time on this machine (cpu), measured with FedAvg" in measured

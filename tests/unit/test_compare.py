@@ -36,7 +36,7 @@ from fltrain.tracking.compare import (
 )
 from fltrain.tracking.runs import RecordedRun, find_runs
 
-from .helpers import cli, seal, tiny, write_config
+from .helpers import PAPER, SCALE, TINY, TWO_METHODS, cli, seal, tiny, write_config, write_papers
 
 GUIDE = Path(__file__).parents[2] / "docs" / "compare.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -647,11 +647,11 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
         (
             "accuracy",
             "fair/accuracy",
-        ): r"unknown metric 'accuracy'; did you mean 'final_accuracy', 'best_.* \(known: final_accuracy",
+        ): r"unknown metric 'accuracy'; did you mean 'final_accuracy', 'best_[^:]* \(docs/configuration",
         (
             "acc",
             "fair/costs",
-        ): r"mean 'accuracy_at_equal_traffic', .* 4 more\? \(known: interpolated_.* 16 more",
+        ): r"mean 'accuracy_at_equal_traffic', [^:]* 4 more\? \(docs/configuration.md#measures lists all\)$",
     }
     for (metric, name), reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
@@ -779,9 +779,10 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     refusals = {
         "drift": r"has 'drift': the runs lack evaluation\.statistics: \[drift\]",
         "x": "unknown metric 'x'",
-        "acuracy": r"did you mean 'final_accuracy', .*known: .*; docs/configuration.md#measures lists all\)$",
+        "acuracy": r"did you mean 'final_accuracy', [^:]*\? \(docs/configuration.md#measures lists all\)$",
         "ACC": "did you mean 'final_accuracy'",
-        "acc": r"metric 'acc'; did you mean 'final_accuracy', .* 2 more\? \(known: final_accuracy, .* and",
+        "acc": r"metric 'acc'; did you mean 'final_accuracy', .* 2 more\? \(docs/configuration.md#measures",
+        "zzz": r"metric 'zzz' \(known: final_accuracy, .* and \d+ more; docs/configuration.md#measures lists",
         "traffic_to_target": "compare shows 'traffic_to_target' only of a table that declares it",
         "best_of_all_seeds": "compare shows 'best_of_all_seeds' only of a table that declares it",
     }
@@ -984,6 +985,28 @@ def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
         chosen(tmp_path, "items=fair/accuracy")
     with pytest.raises(FltrainError, match=r"no run .* scale=published \(values of scale: 'demo', 'none'\)"):
         chosen(tmp_path, "scale=published")
+
+
+def test_a_scale_that_cannot_be_planned_hides_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only if it is named, it is an error."""
+    config, results = write_config(tmp_path / "config", {"table": TWO_METHODS}), Results(tmp_path / "results")
+    settings = {**TINY, "plugins": ["lost"]}
+    broken = {**PAPER, "paper": "broken", "items": {"table": TWO_METHODS}, "settings": settings}
+    write_papers(config, broken, scale={**SCALE, "scale": "other", "items": ["broken"]})
+    for scale in ("one", "other"):
+        (results.root / scale).mkdir(parents=True)
+    for method in FINAL:
+        record(results, tiny(method=method), 0.5)
+    for where in ("", "method=fedavg,fedprox", "items=toy/table scale=one"):
+        runs, warnings = find_runs(results.root, where, config)
+        assert [run.fields["items"] for run in runs] == ["toy/table"] * 2 and warnings == []
+    (warning,) = caplog.messages
+    assert warning.startswith("scale 'other' cannot be planned and is left out: ") and "\n" not in warning
+    assert "unknown plug-in 'lost'" in warning
+    with pytest.raises(FltrainError, match="unknown plug-in 'lost'"):
+        find_runs(results.root, "scale=other", config)
 
 
 def run_compare(root: Path, *arguments: object) -> str:

@@ -515,6 +515,15 @@ def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
     assert figures.curve(runs.results.record(run), "evaluation.accuracy")[""].tolist() == [0.5, 0.7]
 
 
+def test_a_misspelt_field_of_a_method_is_named_with_the_recorded_ones(runs: Runs) -> None:
+    rows = [{"round": 1, "kind": "fedema", "gap": 0.5, "norm": 1.0}, *accuracies(0.5)]
+    record = runs.results.record(runs.add({"method": "FedEMA"}, 0.5, rows=rows))
+    known = {"gpa": r"; did you mean 'fedema\.gap'\?", "x": r".* \(known: fedema\.gap, fedema\.norm\)"}
+    for field, words in known.items():
+        with pytest.raises(FltrainError, match=rf"has no 'fedema\.{field}'{words}$"):
+            figures.curve(record, f"fedema.{field}")
+
+
 # ---------------------------------------------------------------- images of each class at each client
 IMAGES = {"few": ((12, 0, 0), (0, 7, 1)), "many": ((4, 5, 1), (8, 2, 0))}
 """Images of three classes at two clients."""

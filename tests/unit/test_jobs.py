@@ -163,8 +163,8 @@ def test_trained_runs_are_counted_before_the_workflow_starts(
     assert jobs(folder).notes() == []
     monkeypatch.setattr("fltrain.experiments.jobs.changed_runs", lambda *_: {first.run_id: ["methods.mine"]})
     (warning,) = jobs(folder).notes()
-    assert warning.startswith("older than today's code (methods.mine): 1 record, still valid if")
-    valid = "their numbers are valid, no action needed (docs/records.md#changed-code)"
+    valid = "if a change of yours affects results, increase `revision` (docs/records.md#changed-code)"
+    assert warning.startswith(f"methods.mine changed after 1 record; {valid}; to train again: snakemake")
     calm = f"an earlier version of the code made 1 of 2 records; {valid}"
     assert jobs(folder, train="false").notes() == [calm], "such as our records"
 

@@ -146,7 +146,7 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
     arguments = ("train", tmp_path / "run.json", "--results", results.root)
     edited = {**original["sources"], "methods.fedprox": "0"}
     for sources, expected in {
-        "edited": (edited, "the code of methods.fedprox changed since this run"),
+        "edited": (edited, "methods.fedprox changed after this run"),
         "none": (None, "code not recorded"),
     }.values():
         write_json(record.folder / "provenance.json", sealed({**original, "sources": sources}))
@@ -155,8 +155,10 @@ def test_changed_code_is_reported(prox: Record, tmp_path: Path) -> None:
         assert RunStatus.of(spec.run_id, spec, results)[:2] == ("completed", expected)
         line = f"{spec.run_id}: already trained (--again retrains it); {expected}\n"
         if sources:
-            line = f"{spec.run_id}: already trained, by other code; {expected}; increase its revision if "
-            line += "results change, or retrain with --again (docs/records.md#changed-code)\n"
+            line = (
+                f"{spec.run_id}: already trained; {expected}; if a change of yours affects results, increase "
+            )
+            line += "`revision` (docs/records.md#changed-code); --again retrains it\n"
         assert cli(*arguments).stdout == line
         assert changed_modules(changed, spec) == (["methods.fedprox"] if sources else [])
     assert changed_code(trained(spec, results.root), spec) == ""

@@ -162,9 +162,9 @@ def test_status_summarises_runs_of_older_code(
     config = write_config(tmp_path / "config", {"table": TWO_METHODS})
     place = f"--scale one --results {results.root} --config {config}"
     record(tiny(), results), record(tiny(method="fedprox"), results)
-    changes = {"fedavg": "the code of engine.loop changed since this run", "fedprox": "code not recorded"}
+    changes = {"fedavg": "engine.loop changed after this run", "fedprox": "code not recorded"}
     monkeypatch.setattr(today, "changed_code", lambda _, spec: changes[spec.composition.name])
-    valid = "their numbers are valid, no action needed unless you changed code"
+    valid = "if a change of yours affects results, increase `revision` (docs/records.md#changed-code)"
     why = f"2 runs come from older or unrecorded code; {valid}"
     line = f"{why}: see fltrain status --changed {place}\n"
     assert f"┘\n{line}" in cli("status", *place.split()).stdout
@@ -191,7 +191,7 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
     def listed(*arguments: str, place: tuple[object, ...] = place) -> dict[str, str]:
         *lines, last = cli("status", *arguments, *place).stdout.splitlines()
         cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│ digits-" in line]
-        return {run: f"seed {seed} {status}" for run, seed, _, status, *_ in cells} | {"": last}
+        return {run: f"seed {''.join(seed)} {status}" for run, *seed, _, status, _, _ in cells} | {"": last}
 
     declared = dict.fromkeys([tiny().run_id, tiny(method="fedprox").run_id], "seed 0 not trained")
     declared |= {"": "2 not trained"}
@@ -221,14 +221,16 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
         unknown.run_id: "seed  unknown",
         damaged.run_id: "seed  damaged",
         begun: "seed  started",
-        "": "1 completed, 1 damaged, 1 started, 1 unknown; of demo: 2 not trained",
+        "": "1 completed, 1 damaged, 1 started, 1 unknown",
     }
     assert "other run" not in cli("status", *place).stdout, "all are listed"
     assert listed("--where", "status=damaged,started") == {
         damaged.run_id: "seed  damaged",
         begun: "seed  started",
-        "": "1 damaged, 1 started; of demo: 2 not trained",
+        "": "1 damaged, 1 started",
     }
+    begun_only = cli("status", "--where", "status=started", *place).stdout
+    assert " items " in begun_only and " seed " not in begun_only, "no file has the seed yet"
     assert listed("toy/table", "--seeds", "1", place=()) == declared | {
         "": f"2 not trained{remedy} items=toy/table seeds=1"
     }

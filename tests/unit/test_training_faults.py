@@ -121,6 +121,16 @@ def test_a_missing_client_state_names_the_remedy(invoke: Invoke, monkeypatch: py
     assert re.search(rf"KeyError: 'memory' {remedy}", output), output
 
 
+def test_a_missing_payload_names_the_hook(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scaffold, "client_init", lambda self, local: {"c": local.payload["memory"]})
+    code, output = invoke(SPEC)
+    assert code == 1 and "local.state" not in output
+    assert "KeyError: 'memory' (in round 1, " in output
+    assert "local.payload has what the hook 'payload' returns: " in output, output
+    monkeypatch.setattr(Scaffold, "payload", lambda self, state: {})
+    assert "local.payload has what the hook 'payload' returns: nothing" in invoke(SPEC)[1]
+
+
 def test_a_fault_in_an_own_file_names_its_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     own: dict[str, Any] = {"__name__": "own.methods.bad"}
     exec(compile("def fail(*_):\n    return 1 / 0", "/mine/methods/bad.py", "exec"), own)

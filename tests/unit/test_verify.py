@@ -389,6 +389,16 @@ def test_only_the_tables_of_the_chosen_scale_are_checked(place: Place) -> None:
         verify(place, "--scale", "otter")
 
 
+def test_a_scale_that_cannot_be_planned_hides_no_other(place: Place) -> None:
+    broken = {**TOY, "paper": "broken", "settings": {**TOY["settings"], "plugins": ["lost"]}}
+    write_papers(place.root / "config", broken, scale={**SCALE, "scale": "other", "items": ["broken"]})
+    shutil.copytree(place.results.root / "one", place.results.root / "other")
+    place.only("scale 'other' cannot be planned and is left out: ", "unknown plug-in 'lost'", harmless=True)
+    assert verify(place).endswith("2 tables: 2 tables not checked, all others consistent\n")
+    with pytest.raises(FltrainError, match="unknown plug-in 'lost'"):
+        verify(place, "--scale", "other")
+
+
 def test_tables_of_the_own_scales_are_checked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     own = place.root / "own" / "scales"
     own.mkdir(parents=True)

@@ -49,5 +49,5 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
     assert re.search(r"FedProx +│ ECGR", compared)
     assert re.search(r"^train +2$", listed, re.MULTILINE), listed
     assert "clip" in final
-    assert "older than today's code (methods.clip): 2 records, " in edited
+    assert "methods.clip changed after 2 records; " in edited
     assert not re.search(r"^train\b", edited, re.MULTILINE), edited

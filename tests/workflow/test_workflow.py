@@ -330,8 +330,8 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
     source = changed.root / "fltrain" / "methods" / "fedprox.py"
     source.write_text(f"{source.read_text()}\n_UNUSED = 1\n")
     told = (
-        "older than today's code (methods.fedprox): 1 record, still valid if your change does not "
-        "affect results; otherwise increase `revision` (docs/records.md#changed-code); to train again: "
+        "methods.fedprox changed after 1 record; if a change of yours "
+        "affects results, increase `revision` (docs/records.md#changed-code); to train again: "
         "snakemake --config scale=tiny"
     )
     code, output = changed.snakemake("--dry-run")
