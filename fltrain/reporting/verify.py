@@ -204,7 +204,7 @@ class Verification:
                     planned = plan(self.config, path.stem)
                 except FltrainError as error:
                     self.unchecked += len(tables)
-                    yield Problem(unplanned(path.stem, error), harmless=True)
+                    yield Problem(unplanned(path.stem, error))
                 else:
                     yield from self._tables_of(planned)
 

@@ -393,8 +393,8 @@ def test_a_scale_that_cannot_be_planned_hides_no_other(place: Place) -> None:
     broken = {**TOY, "paper": "broken", "settings": {**TOY["settings"], "plugins": ["lost"]}}
     write_papers(place.root / "config", broken, scale={**SCALE, "scale": "other", "items": ["broken"]})
     shutil.copytree(place.results.root / "one", place.results.root / "other")
-    place.only("scale 'other' cannot be planned and is left out: ", "unknown plug-in 'lost'", harmless=True)
-    assert verify(place).endswith("2 tables: 2 tables not checked, all others consistent\n")
+    place.only("scale 'other' cannot be planned and is left out: ", "unknown plug-in 'lost'")
+    assert verify(place, code=2).endswith("2 tables: 1 problem; 2 tables not checked\n")
     with pytest.raises(FltrainError, match="unknown plug-in 'lost'"):
         verify(place, "--scale", "other")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"(?:(?:Write|Change) `([^`]+)`:\n\n)?```(bash|yaml|python|diff)\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?:(?:Write|Change)\s`([^`]+)`:\n\n)?```(bash|yaml|python|diff)\n(.*?)```", re.DOTALL)
 
 
 def changed(text: str, diff: str) -> str:
