@@ -115,7 +115,7 @@ quick: env ## make the two controls, tables whose verdicts are known beforehand,
 	@$(BIN)/fltrain compare controls/flower
 	@$(BIN)/fltrain compare controls/flower_spiked
 	@echo
-	@echo "Known beforehand:    all values of flower are true, one of flower_spiked is false"
+	@echo "Known beforehand:    all values of flower are true, the last accuracy of flower_spiked is false"
 	@echo "Overview:            results/demo/index.html  (open it in a browser)"
 	@echo "All tables:          make reproduce"
 

@@ -23,8 +23,8 @@ def verify(
     """Check datasets, partitions, records and tables in RESULTS.
 
     The command makes the tables again from the records and compares them. It prints a line for each problem,
-    and then ends with exit code 2, as for an empty folder, or if it could check no table. It also lists stale
-    records and leftovers of interrupted processes, which are not problems.
+    and then ends with exit code 2, as for an empty folder, or if it could check none of the tables. It also
+    lists stale records and leftovers of interrupted processes, which are not problems.
     """
     from fltrain.reporting.verify import Verification
 

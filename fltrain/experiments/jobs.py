@@ -89,7 +89,8 @@ class Jobs:
                 f"again: snakemake --config scale={scale} -R $(fltrain status --changed --scale {scale})"
                 if self.request.train
                 else f"an earlier version of the code made {len(changed):,} of "
-                f"{count(len(complete), 'record')}; {IF_CHANGED}"
+                f"{count(len(complete), 'record')}; their run IDs are unchanged, so they count as valid "
+                "(docs/records.md#changed-code)"
             )
         return notes
 

@@ -248,7 +248,10 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
     """
     if name.endswith(".yaml"):
         written = name.removesuffix(".yaml").rpartition("papers/")[2].removesuffix("/paper")
-        return FltrainError(f"{name!r} is a file; name the paper or item: {written}")
+        remedy = (
+            f"name the paper or item: {written}" if "papers/" in name else "name a paper or item: flfa/table1"
+        )
+        return FltrainError(f"{name!r} is a file; {remedy}")
     problem, scales = f"{place} has no item {name!r}", items_of_scales(config)
     paper = name.removesuffix("/claims")
     if having := [scale for scale, ids in scales.items() if any(paper in names_of(one) for one in ids)]:

@@ -825,6 +825,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
             ["scale 'one' has no item 'toy/tabel'; did you mean 'toy/table'?\n"],
         ),
         ("plan --scale one config/papers/toy/table.yaml", ["is a file; name the paper or item: toy/table\n"]),
+        ("plan --scale one toy/run.yaml", ["is a file; name a paper or item: flfa/table1\n"]),
         (
             "plan --scale toy/table",
             ["'toy/table' is no name of a scale; write the stem of a file in"],

@@ -307,7 +307,7 @@ def test_ranges_of_fedavg_are_published() -> None:
     ratios = sorted(float(row["mean"]) / float(row["published"]) for row in decided)
     assert f"{100 * ratios[0]:.0f} to {100 * ratios[-1]:.0f} % of the published rounds" in page
     low, high = (100 * one for one in (ratios[0], ratios[-1]))
-    assert f"settings need {low:.0f} to {high:.0f} % of the published number" in written("README.md")
+    assert f"settings reach 97 % in {low:.0f} to {high:.0f} % of the published rounds" in written("README.md")
     iid, others = (
         sorted(float(row["mean"]) for row in explained if row["panel"] == panel)
         for panel in ("IID", "non-IID")
@@ -401,11 +401,11 @@ def test_counts_of_verdicts_are_published() -> None:
     published = rounds.total() + counted("fedavg/table1_cnn_iid.csv").total()
     stated: dict[str, list[tuple[Any, ...]]] = {
         "README.md": [
-            (f"(2NN): {rounds['not reproduced']} of {rounds.total()} settings need ",),
+            (f"(2NN): {rounds['not reproduced']} of {rounds.total()} settings reach ",),
             (f"| {rounds['not reproduced']} *not reproduced* (fewer) |",),
             ("{} settings of the 2NN miss the target", rounds["inconclusive"]),
             ("+3.58] | {} *supported*", len(bases)),
-            (f"Of {len(true)} true values ({len(values)} different numbers), it confirms",),
+            (f"In {len(true)} comparisons with true values ({len(values)} different numbers), it confirms",),
             ("rejects all {} false values and no true one", len(cells) - len(true)),
             (f"it confirms {{}} and leaves {len(open_cells)} *inconclusive*", len(true) - len(open_cells)),
         ],
