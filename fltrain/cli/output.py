@@ -73,10 +73,11 @@ def print_table(
     longest = [max(map(len, " ".join(texts).split()), default=0) for texts in columns]
     unbroken = list(map(max, fixed, longest))
     words = [max(width, min(_WORD, word)) for width, word in zip(fixed, longest, strict=True)]
-    if grouped and sum(unbroken) + len(unbroken) >= console.width:
+    narrow = sum(unbroken) + len(unbroken) >= console.width
+    if grouped and narrow:
         _print_grouped(headings, rows, right, whole, grouped)
         return
-    if below and sum(unbroken) + len(unbroken) >= console.width:
+    if below and narrow:
         for cells in filter(None, [headings, *rows]):
             named = list(zip(headings, cells, strict=True))
             for low, indent in ((False, ""), (True, "    ")):

@@ -267,7 +267,7 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
     if (Path(name) / "runs").is_dir():
         return FltrainError(f"{problem}; {name} is a folder with runs: write --results {name}")
     if re.search("-[0-9a-f]{10}$", name):
-        return FltrainError(f"{problem}; it is a run ID: see RESULTS/runs/{name}, or use --where")
+        return FltrainError(f"{problem}; it is a run ID: see RESULTS/runs/{name}")
     every = {one for ids in scales.values() for one in ids}
     papers = {one.partition("/")[0] for one in {*present} | every}
     named = max((one for one in papers if name.startswith((f"{one}/", f"{one}_"))), key=len, default="")

@@ -68,7 +68,7 @@ from fltrain.tracking.runs import (
 )
 
 _METHOD = ("method", "plugins")
-# Settings that change no number of a run, except its costs, and names that are among the fields.
+# Settings that change only the costs of a run.
 _NEUTRAL = tuple(f"evaluation.{name}" for name in ("statistics", "targets", "extra", "keep"))
 _COSTS = ("seconds", "round_seconds", "peak_memory")
 

@@ -806,7 +806,7 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (items of toy: table)\n"]),
         (
             "plan --scale one x-0123456789",
-            ["is a run ID: see RESULTS/runs/x-0123456789, or use --where\n"],
+            ["is a run ID: see RESULTS/runs/x-0123456789\n"],
         ),
         ("plan --scale one --where seed=77", ["no run is left with seed=77 (values of seed: '0')\n"]),
         ("status --where scale=one", ["--where scale=one: write --scale one\n"]),
