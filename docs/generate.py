@@ -639,8 +639,8 @@ def notes_on(paper: str) -> list[str]:
     file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
         left = evidence().left_out(paper).items()
-        more = ", ".join(f"{number} *{verdict}*" for verdict, number in left)
-        notes.append(f"Verdicts on the claims left out here ([all](../published/{file})): {more or 'none'}.")
+        more = ", ".join(f"{number} are *{verdict}*" for verdict, number in left)
+        notes.append(f"Further claims ([all](../published/{file})): {more or 'none'}.")
     notes += [SYMBOLS[paper]] if paper in SYMBOLS else []
     return [" ".join(notes)] if notes else []
 

@@ -90,7 +90,7 @@ def print_table(
         widths = [max(small, min(large, level)) for small, large in zip(least, most, strict=True)]
         if sum(widths) + (1 + 2 * padding) * len(widths) < console.width:
             break
-    caption = f"without {', '.join(absent)}; wider terminals show them" if absent else None
+    caption = f"Hidden columns: {', '.join(absent)}; wider terminals show them" if absent else None
     table = Table(caption=caption, caption_justify="left", padding=(0, padding))
     for (heading, *_), width in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if heading in right else "left"

@@ -57,4 +57,4 @@ def track(
             f"{workflow(f'scale={scale}', results)}{also if others else ''}"
         )
     export = Export(folder, scale, groups_of(whole), list(runs), chosen, measures_of(whole))
-    typer.echo(f"{store}: {in_words(export.to(store))}")
+    typer.echo(f"{store}: MLflow runs: {in_words(export.to(store))}")

@@ -351,13 +351,13 @@ def _unknown(key: str, value: Any, kinds: Sequence[type[BaseModel]]) -> str:
     if first in fields and all(rest) and rest:
         return f"unknown key {key!r}; write `{_nested_form([first, *rest], value, kinds)}`"
     word = _SYNONYMS.get(key, key)
-    elsewhere = [
-        f"{name}.{word}"
-        for name, field in fields.items()
-        if word not in fields and any(word in inner.model_fields for inner in nested(field.annotation))
-    ]
+    elsewhere = []
+    for name, field in fields.items() if word not in fields else ():
+        if having := [inner for inner in nested(field.annotation) if word in inner.model_fields]:
+            owners = sorted(one for inner in having for one in _names(inner))
+            elsewhere.append(f"'{name}.{word}'" + f" of {listed(owners, 4)}" * (0 < len(owners) < 5))
     if elsewhere:
-        return f"unknown key {key!r}; did you mean {' or '.join(map(repr, elsewhere))}?"
+        return f"unknown key {key!r}; did you mean {' or '.join(elsewhere)}?"
     if word in fields:
         return f"unknown key {key!r}; did you mean {word!r}?"
     bases = {base for kind in kinds if _names(kind) for base in kind.__bases__ if issubclass(base, BaseModel)}

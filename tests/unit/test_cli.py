@@ -507,7 +507,7 @@ def test_a_narrow_terminal_lists_datasets_without_licence(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     list_data(Path("results"))
     shown = capsys.readouterr().out
-    assert " 50,000 + 10,000 " in shown and "without licence, pixels" in shown
+    assert " 50,000 + 10,000 " in shown and "Hidden columns: licence, pixels;" in shown
 
 
 def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -679,7 +679,7 @@ def test_a_narrow_terminal_keeps_titles_on_two_lines(
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
     assert cells_of(lines[1]) == shown
     assert max(map(len, lines)) <= width
-    note = f"without {HEADINGS[2]}; wider terminals show them"
+    note = f"Hidden columns: {HEADINGS[2]}; wider terminals show them"
     table = [line for line in lines if line[0] in "┏┃┡│├└"]
     assert len(table) == (8 if width == 100 else 7)
     assert " ".join(" ".join(lines[len(table) :]).split()) == (note if width == 100 else "")
@@ -859,5 +859,5 @@ def test_track_exports_every_trained_run_once(config: Path) -> None:
         cli(*track)
     assert not Path("results/mlflow.db").exists(), "there would be nothing in it"
     cli("train", "-", "--device", "cpu", "--quiet", given=yaml.safe_dump(MINUTE))
-    assert cli(*track, "--uri", "sqlite:///own.db").stdout == "sqlite:///own.db: 1 created\n"
+    assert cli(*track, "--uri", "sqlite:///own.db").stdout == "sqlite:///own.db: MLflow runs: 1 created\n"
     assert cli(*track, "--uri", "sqlite:///own.db", "toy/other").stdout.endswith(": 1 unchanged\n")

@@ -159,7 +159,10 @@ COMPARED: dict[str, Any] = {
         ({"reason": "one seed"}, {"verdict": "inconclusive (one seed)"}),
         (
             {"low": 59.0, "high": 62.0, "spread": 0.684, "spread_cells": 6},
-            {"spread behind the interval": "0.68, moderated by 6 similar cells (docs/protocol.md)"},
+            {
+                "spread behind the interval": "0.68, estimated from 6 similar cells, this one included "
+                "(docs/protocol.md)"
+            },
         ),
         ({"gain_margin": 0.5, "gain_p": 0.0114}, {"one-sided p, not corrected": "0.0114"}),
     ],
@@ -738,16 +741,14 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
     assert f"Of {known} cells with an interval, " in rule and known > 1
     assert "Inconclusive (no interval): 1." in rule
     points = r"[\d.]+(?: to [\d.]+)? points? of final accuracy"
-    assert re.search(
-        rf"The margin is {points}\. The smallest true difference .* 80 %: {points}\.",
-        rule,
-    )
+    detects = f"The rule detects a true difference of {points} with a probability of 80 %"
+    assert re.search(rf"The margin is {points}\. {detects}", rule)
     rounds = {"measure": "rounds_to_target", "label": "rounds to target", "published": 100.0}
     found = ((14.0, 20.4), (856.0, 1137.2))
     ends = [cells[0].replace(**rounds, margin=margin, detectable=least) for margin, least in found]
     text = " ".join(Notes.of(toy.sheet, ends).texts)
     assert "The margin is 20 % of the published value (14 to 856 rounds to target)." in text
-    assert "a probability of 80 % depends on the cell: 20 to 1100 rounds to target." in text
+    assert "true difference of 20 to 1100 rounds to target with a probability of 80 % (depending on" in text
     (measured,) = toy.sheet.table.measures
     as_intervals = toy.sheet.table.model_copy(update={"measures": (replace_interval(measured),)})
     sheets = [toy.sheet, ItemJob(**{**dict(toy.sheet), "table": as_intervals})]
@@ -981,10 +982,10 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
         front(toy)
     order = re.findall(r'<article aria-labelledby="([^"]*)"', page.text)
     assert order == ["paper", "other", "b"]
-    assert page.of("h2") == ["Another paper", "B", "Number of verdicts", "Runs"], (
-        "the title of the first card is a link"
+    assert page.of("h2") == ["Another paper", "Number of verdicts", "Runs"], (
+        "titles of cards with a page are links"
     )
-    assert page.links.count("both/index.html#b") == 2, "in the table and on the card"
+    assert page.links.count("both/index.html#b") == 3, "in the table, and in both titles of the card"
     assert page.links.count("both/index.html#a") == 1
     folded, shown = (
         "So it is. Claims and intervals claims 1 supp",

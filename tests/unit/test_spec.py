@@ -107,6 +107,7 @@ def refusal(**changes: Any) -> str:
             "plugins.0.layers: input should be a list ([a, b], or [a] for a single one) or 'all', got 1.5",
         ),
         ({"seed": [0, 1, 2]}, "seed: a run has one seed (seed: 0); `fltrain train --seeds 3` trains"),
+        ({"mu": 0.1}, "mu: unknown key 'mu'; did you mean 'method.mu' of fednova, fedprox, moon?"),
         (
             {"seeds": [0, 1, 2]},
             "seeds: unknown key 'seeds'; a run has one seed (seed: 0); `fltrain train --seeds 3` trains",

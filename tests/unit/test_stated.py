@@ -7,6 +7,7 @@ import tarfile
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
+from statistics import mode
 from typing import Any
 
 import numpy as np
@@ -352,6 +353,32 @@ def test_the_baseline_of_the_fair_table_that_tuning_did_not_help_is_stated() -> 
 
 def counted(name: str, start: str = "") -> Counter[str]:
     return Counter(row["verdict"] for row in read(name) if row.get("where", "").startswith(start))
+
+
+def test_captions_state_the_learning_rates_of_fedavg() -> None:
+    def rates(name: str) -> dict[tuple[str, str], float]:
+        entries = planned(f"fedavg/{name}").entries
+        return {(one.labels["setting"], one.labels["clients"]): one.spec.training.lr for one in entries}
+
+    two, cnn = rates("table1_2nn"), rates("table1_cnn_iid")
+    usual = {
+        size: mode(rate for (setting, _), rate in two.items() if setting.endswith(size))
+        for size in ("10", "inf")
+    }
+    others = [place for place, rate in two.items() if rate != usual[place[0].rpartition(" ")[2]]]
+    one = {setting: rate for (setting, clients), rate in two.items() if clients == "C = 0"}
+    fifth = ("non-IID, B = inf", "C = 0.2")
+    assert {*others} == {*((setting, "C = 0") for setting in one), fifth} and len(one) == 4
+    text = (
+        f"is {usual['10']} for B = 10 and {usual['inf']} for B = inf, with five exceptions: "
+        f"C = 0 (IID: {one['IID, B = 10']} and {one['IID, B = inf']}, non-IID: {one['non-IID, B = 10']} and "
+        f"{one['non-IID, B = inf']}), and C = 0.2 on non-IID clients with B = inf ({two[fifth]})"
+    )
+    assert text in planned("fedavg/table1_2nn").sheet.caption
+    (single,) = {rate for (_, clients), rate in cnn.items() if clients == "C = 0"}
+    (rest,) = {rate for (_, clients), rate in cnn.items() if clients != "C = 0"}
+    caption = planned("fedavg/table1_cnn_iid").sheet.caption
+    assert f"The learning rate is {single} for C = 0 and {rest} otherwise." in caption
 
 
 def test_the_readme_has_all_verdicts_on_published_values() -> None:

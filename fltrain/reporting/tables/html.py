@@ -42,7 +42,7 @@ def facts(cell: TableCell, reduced: bool, gain: str = "gain") -> dict[str, str]:
     entries = entries_of(cell, True, reduced, gain=gain)
     shown = {heading: entry.text for heading, entry in entries.items() if entry.text}
     if cell.interval() and cell.spread is not None and (cell.spread_cells or 0) > 1:
-        moderated = f"moderated by {cell.spread_cells} similar cells (docs/protocol.md)"
+        moderated = f"estimated from {cell.spread_cells} similar cells, this one included (docs/protocol.md)"
         shown["spread behind the interval"] = f"{cell.spread:.{cell.decimals}f}, {moderated}"
     if cell.verdict and cell.margin is not None:
         shown["margin"] = f"±{cell.margin:.3g}"
