@@ -10,6 +10,7 @@ import typer
 from fltrain.cli.options import ConfigOption, ResultsOption, ScaleOption, one_item, read_from
 from fltrain.cli.output import print_table
 from fltrain.experiments.plan import plan
+from fltrain.runs.where import flat_settings
 
 
 def select(
@@ -35,7 +36,8 @@ def select(
     for cell in selected.cells:
         best = cell.trials[cell.chosen]
         shown = "diverged" if best.value is None else f"{best.value:.4g}"
-        rows.append((", ".join(cell.labels.values()), cell.chosen, shown, str(best.settings)))
+        settings = " ".join(map("=".join, flat_settings(best.settings)))
+        rows.append((", ".join(cell.labels.values()), cell.chosen, shown, settings))
     numbers = ("trial", selected.measure)
     print_table(("cell", *numbers, "settings"), rows, right=numbers)
     typer.echo(f"selection: {path}; commit it, then train the other items of {scale!r}")
