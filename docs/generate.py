@@ -629,7 +629,7 @@ NAMES = {
 
 READINGS = {
     "fed2": "Fed2 and FedMA follow one [reading](papers/fed2.md#assumptions) of their papers (A-60, A-61).",
-    "fedimpro": "FedImpro follows one [reading](papers/fedimpro.md#protocol-text-and-ours) of the paper.",
+    "fedimpro": "FedImpro has [our defaults](papers/fedimpro.md#protocol-text-and-ours), not its paper's.",
 }
 """Paper -> a limit of its replication on MNIST."""
 

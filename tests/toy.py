@@ -111,11 +111,11 @@ class Toy:
 
     @property
     def listing(self) -> dict[str, Any]:
-        runs = list(dict.fromkeys(cell.run for cell in self.sheet.cells))
+        cells = {cell.run: f"{cell.labels['method']}, {cell.labels['plugin']}" for cell in self.sheet.cells}
         contents = [
-            {"name": "table1", "title": "Accuracy & gain", "table": True, "runs": runs},
-            {"name": "figure1", "title": "A square", "table": False, "runs": runs[:3]},
-            {"name": "table10", "title": "Another table", "table": True, "runs": runs[-3:]},
+            {"name": "table1", "title": "Accuracy & gain", "table": True, "runs": cells},
+            {"name": "figure1", "title": "A square", "table": False, "runs": dict([*cells.items()][:3])},
+            {"name": "table10", "title": "Another table", "table": True, "runs": dict([*cells.items()][-3:])},
         ]
         paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
         other = {"name": "other", "title": "Another paper", "contents": []}

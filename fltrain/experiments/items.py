@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from fltrain.experiments.layout import (
     Restriction,
     Table,
     Variance,
+    named,
 )
 from fltrain.experiments.schema import Item, Paper, Patch, Reduction, Scale, Special, reported_folder
 from fltrain.runs.spec import RunSpec
@@ -29,6 +31,10 @@ from fltrain.runs.spec import RunSpec
 _DRAWN = ("pdf", "svg", "png", "csv")
 FORMS = {"table": ("html", "csv", "md", "tex"), "figure": _DRAWN, "model_figure": _DRAWN}
 """Forms of a table or figure, which are the endings of its files, by the rule that makes it."""
+
+
+BASE = "base"
+"""Label of a method without the paper's plug-in."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,14 @@ class Entry:
     def drawn(self) -> Patch:
         """Settings of the cell's trial; empty without one."""
         return self.layers[-1].patch
+
+
+def cell_of(entry: Entry, axes: Mapping[str, Sequence[str]]) -> str:
+    """Return the name of an entry's cell: labels that vary, from the longest axis on, or the method."""
+    several = [axis for axis, labels in axes.items() if len(labels) > 1 and axis in entry.labels]
+    several.sort(key=lambda axis: -len(axes[axis]))
+    name = ", ".join(named(axis, entry.labels[axis]) for axis in several) or entry.spec.composition.name
+    return entry.labels.get("method", name) if name == BASE else re.sub("^([^,]+), [+]", r"\1 +", name)
 
 
 def names_of(item: str) -> frozenset[str]:
@@ -116,6 +130,14 @@ class PlannedItem:
         if isinstance(self.layout, Preference | Variance | Inversion):
             return "model_figure"
         return "table" if self.item.table else "figure"
+
+    @property
+    def run_cells(self) -> dict[str, str]:
+        """The cell of each distinct run, the first one of several, in the order of the grid."""
+        cells: dict[str, str] = {}
+        for entry in self.entries if self.trains else ():
+            cells.setdefault(entry.spec.run_id, cell_of(entry, self.axes))
+        return cells
 
     @cached_property
     def run_ids(self) -> list[str]:

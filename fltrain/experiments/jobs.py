@@ -276,7 +276,7 @@ class Jobs:
             heading = {"name": name, "title": item.paper.title}
             contents = {"name": item.name, "title": item.item.title, "table": item.item.table is not None}
             paper = papers.setdefault(name, {**heading, "contents": []})
-            paper["contents"].append({**contents, "runs": item.run_ids})
+            paper["contents"].append({**contents, "runs": item.run_cells})
         return {
             "scale": self.plan.scale.scale,
             "heading": self.plan.scale.page or f"Results at the scale “{self.plan.scale.scale}”",

@@ -52,8 +52,8 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     for name, item in contents:
         page = f"{name}.html"
         link = {"name": name, "title": item["title"], "page": page if (folder / page).exists() else ""}
-        for run in dict.fromkeys(item["runs"]):
-            items.setdefault(run, []).append(link)
+        for run, cell in item["runs"].items():
+            items.setdefault(run, []).append({**link, "cell": cell})
     records = {run: results.record(run) for run in items}
     done = [record for record in records.values() if record.usable]
     progress = {
@@ -99,28 +99,31 @@ def verdict_lines(folder: Path) -> list[str]:
 
 
 def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the rows of the front page's first table as lines: paper, conclusion, main verdict."""
+    """Return the rows of the front page's first table as lines: paper, conclusion, verdicts."""
     papers, lines = listing["papers"], []
     cards = _cards(papers, _summaries(papers, folder), folder)
     shown = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if shown else ():
         if section["headline"]:
             text = f"{section['short']}: {section['headline']}"
-            lines.append(text + f" Main verdict: {section['verdict']}." * bool(section["verdict"]))
+            verdicts = ", ".join(section["verdicts"])
+            lines.append(text + f" Verdict: {verdicts}." * bool(verdicts))
     return lines
 
 
-def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, str]:
-    """Return the conclusion on a paper, or its first result or claim (``headline``), and its ``verdict``.
+def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the conclusion on a paper, or its first result or claim (``headline``), and its ``verdicts``.
 
-    A conclusion on our own methods is about many cells, so it has no single verdict.
+    These are the verdicts on the first result and the first claim. A conclusion on our own methods is about
+    many cells, so it has none.
     """
-    first = next(iter([*part["results"], *part["examples"]]), None)
-    if first is None:
-        return {"headline": "", "verdict": ""}
-    verdict, about, lines = first
+    firsts = [found[0] for found in (part["results"], part["examples"]) if found]
+    if not firsts:
+        return {"headline": "", "verdicts": []}
+    _, about, lines = firsts[0]
     text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
-    return {"headline": conclusion or text, "verdict": "" if conclusion and verdict in AMONG_OWN else verdict}
+    verdicts = [verdict for verdict, *_ in firsts if verdict and not (conclusion and verdict in AMONG_OWN)]
+    return {"headline": conclusion or text, "verdicts": verdicts}
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:

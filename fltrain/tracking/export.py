@@ -28,7 +28,7 @@ from rich.progress import track
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.claims import LabelChoice, Quantity, quantities
-from fltrain.experiments.items import FORMS, PlannedItem
+from fltrain.experiments.items import BASE, FORMS, PlannedItem, cell_of
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
@@ -48,8 +48,6 @@ TABLES, CELLS = "tables", "cells"
 """Experiments of all tables and figures, and of the cells of all tables."""
 ORDER = "tags.`order`"
 """MLflow's key of the tag that sorts all lists."""
-BASE = "base"
-"""Label of a method without the paper's plug-in."""
 NOTES = {
     TABLES: "One row per table or figure, with claims on it. The column result has the number of a claim, "
     "or of one cell if no claim has one. Open a row for its numbers, page and runs.",
@@ -100,22 +98,16 @@ def in_words(counts: Mapping[str, int]) -> str:
 def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
     """Return the groups of all runs of a plan.
 
-    ``cell`` has the labels that vary in the item, first from the longest axis, because MLflow cuts names,
-    then the item: all seeds of a cell share it, and MLflow groups by it. A run's first item is the one with
-    most seeds of its cell, so that seeds of a pilot have a group of their own. ``order`` begins with items of
-    many seeds: searches and pilots are last. It ends with the seed.
+    ``cell`` has the name of the cell, then the item: all seeds of a cell share it, and MLflow groups by it. A
+    run's first item is the one with most seeds of its cell, so that seeds of a pilot have a group of their
+    own. ``order`` begins with items of many seeds: searches and pilots are last. It ends with the seed.
     """
     groups: dict[str, dict[str, dict[str, str]]] = {}
     for item in plan.items:
         numbers: dict[str, int] = {}
-        several = [axis for axis, labels in item.axes.items() if len(labels) > 1]
-        several.sort(key=lambda axis: -len(item.axes[axis]))
         seeds = len({entry.spec.seed for entry in item.entries})
         for entry in item.entries if item.trains else ():
-            labels = [named(axis, entry.labels[axis]) for axis in several if axis in entry.labels]
-            name = re.sub("^([^,]+), [+]", r"\1 +", ", ".join(labels)) or entry.spec.composition.name
-            name = entry.labels.get("method", name) if name == BASE else name
-            cell = f"{name} · {item.name}"
+            cell = f"{cell_of(entry, item.axes)} · {item.name}"
             order = f"{1000 - seeds} {item.name} {numbers.setdefault(cell, len(numbers)):04}"
             tags = {"cell": cell, "order": f"{order} {entry.spec.seed:06}"}
             groups.setdefault(entry.spec.run_id, {}).setdefault(item.id, tags)

@@ -454,11 +454,15 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
             shown = " ".join(filter(None, [line, shown_verdict]))
             assert f"protocol {short} {shown} the paper's on toy data." in text_of(page)
             listing = {**toy.listing, "papers": papers}
-            verdict = f" Main verdict: {shown_verdict}." if shown_verdict else ""
+            verdict = f" Verdict: {shown_verdict}." if shown_verdict else ""
             assert overview.main_results(listing, toy.folder)[0] == f"{short}: {line}{verdict}"
             assert page.links[0] == "#paper"
+        both = {"results": [("not reproduced", "A (B)", [])], "examples": [("supported", "A grows", [])]}
+        path.write_text(json.dumps(SUMMARY | both), encoding="utf-8")
+        lines = overview.main_results(toy.listing | {"papers": papers}, toy.folder)
+        assert lines[0] == f"{short}: It is <so>. Verdict: not reproduced, supported."
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
-            assert "main verdict" not in text_of(front(toy, **changes))
+            assert "our runs show" not in text_of(front(toy, **changes))
             assert overview.main_results({**toy.listing, **changes}, toy.folder) == []
     finally:
         path.write_text(before, encoding="utf-8")
@@ -615,6 +619,14 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
     assert text.count("Small <toys>.") == 1 and text.index("Small <toys>.") < text.index("Result")
+
+
+def test_the_list_of_runs_names_the_cell_of_each_run(toy: Toy) -> None:
+    run = Toy.run("MOON", "BP", SEEDS[0])
+    (row,) = re.findall(
+        rf"<tr[^>]*>(?:(?!</tr>).)*<code>{run}</code>.*?</tr>", read(toy, "runs.html").text, re.DOTALL
+    )
+    assert ">MOON, BP</td>" in row
 
 
 def test_a_figure_leads_to_its_runs_if_it_has_any(toy: Toy) -> None:
