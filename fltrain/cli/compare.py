@@ -93,7 +93,7 @@ def compare(
             f"{len(rows)} lines of {of}; name a table or figure and its scale ("
             + (compared.example and f"for example `{compared.example}`; ")
             + f"`{command('fltrain plan --scale NAME', results, config)}` lists them), choose runs with "
-            "--where, or write all lines to a file with --out"
+            "--where (items=none: in no table or figure), or write all lines to a file with --out"
         )
     if len(rows) <= MOST_LINES and not many:
         if compared.heading:

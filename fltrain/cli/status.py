@@ -47,8 +47,8 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
-    To choose runs by their status, add --where status=diverged,failed. If you name no scale and the default
-    scale has no run in the folder, the command lists all runs there.
+    To choose runs by their status, add --where status=diverged,failed. Without a scale, the
+    command lists all runs in a folder that you name, or in the default folder if the default scale has none.
 
     A stopped run resumes from its last checkpoint. A failed run ended with an error: see its train.log. A
     stale run is older than a revision of one of its components; retrain it. An unknown run has settings that
@@ -76,9 +76,10 @@ def status(
     specs: Mapping[str, RunSpec | None] = planned.runs
     states, other = _states(specs, folder), dict[str, RunSpec | None]()
     chosen = scale != options.DEMO or items or seeds or where
-    if not chosen and all(state.name == _MISSING for state in states.values()):
-        records = [record for record in map(Record, folder.folders()) if record.run_id not in specs]
-        other = {record.run_id: record.run_spec if record.usable else None for record in records}
+    if not chosen and (results != Path("results") or all(one.name == _MISSING for one in states.values())):
+        records = {record.run_id: record for record in map(Record, folder.folders())}
+        if records.keys() - specs.keys():
+            other = {run: one.run_spec if one.usable else None for run, one in records.items()}
     if other:
         specs, states = other, _states(other, folder)
     states = _meeting(states, by_status)

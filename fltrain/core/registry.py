@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeVar, Union, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -123,8 +124,9 @@ def catalogue(
         own: folder of modules in the user's folder; loaded first. They can import classes of other packages.
     """
     if package is not None:
-        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            with refusing(f"{package}.{module.name}: cannot be loaded"):
+        (folder,) = importlib.import_module(package).__path__
+        for module in pkgutil.iter_modules([folder]):
+            with refusing(f"{Path(folder, module.name)}.py: cannot be loaded"):
                 importlib.import_module(f"{package}.{module.name}")
     if own:
         import_own(own)

@@ -63,6 +63,13 @@ def p_text(p: float) -> str:
     return f"p {next((text for text in shown if float(text) != LEVEL), f'{p:.3f}')}"
 
 
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return seeds in order, for example ``0 to 4`` or ``42, 999 and 2025``."""
+    ordered = sorted(seeds)
+    whole = len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]
+    return f"{ordered[0]} to {ordered[-1]}" if whole else joined([*map(str, ordered)])
+
+
 def by_name(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Yield what neighbouring lines ``name: value`` share before the last comma of their names, and the rest.
 

@@ -560,7 +560,9 @@ def claims_about(cell: TableCell, item: PlannedItem, claims: Claims) -> Claims:
 
 def in_short(claims: Claims) -> str:
     """Return the numbers of verdicts on claims, of which exploratory ones contain a comma."""
-    counts = Counter(full_verdict(one).replace("reduced scale", "at reduced scale") for one in claims)
+    counts = Counter(
+        full_verdict(one).replace("reduced scale", "without verdict (reduced scale)") for one in claims
+    )
     return "; ".join(f"{number} {one}" for one, number in counts.items())
 
 

@@ -105,7 +105,7 @@ def test_runs_under_different_conditions_are_not_compared(root: Path) -> None:
     *_, note = compare_runs(chosen(root, "method=fedavg,fedprox"), over=["training.lr"]).notes
     assert note == f"{equal} method; to compare values of method, use --over method"
     same_rate = compare_runs(chosen(root, "training.lr=0.1 method=fedavg,fedprox"))
-    assert same_rate.notes == [page.replace("up to ", "")]
+    assert same_rate.notes == [page.replace("up to 3 seeds", "3 seeds (0 to 2)")]
 
 
 def test_conditions_of_gains_are_a_list_with_commas(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_table_has_title_assumptions_and_verdicts(toy: Toy) -> None:
     page = read(toy, "paper/table1.html")
     assert page.of("h1") == ["Accuracy & gain"]
     assert "A-1: Which rate: 0.1 (alternatives: 0.01)." in read(toy, "paper/index.html").of("li")
-    assert any("over 3 seeds." in text for text in page.of("p"))
+    assert any("over 3 seeds (0 to 2)." in text for text in page.of("p"))
     assert "not reproduced (worse)" in page.of("span") and "not comparable" not in page.text
     assert "not reproduced" not in page.of("span"), "without its side"
 

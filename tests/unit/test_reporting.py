@@ -22,7 +22,7 @@ from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.cells import cells
 from fltrain.reporting.tables.render import entries_of, published_text, value_text
 from fltrain.reporting.tables.table_cell import TableCell, from_csv, to_csv
-from fltrain.reporting.text import TEXT_CHARACTERS, latex, number_text, p_text, shared_decimals
+from fltrain.reporting.text import TEXT_CHARACTERS, latex, number_text, p_text, seeds_text, shared_decimals
 from fltrain.runs.measures import CURVES, MEASURES
 from fltrain.runs.record import Record, write_record
 
@@ -567,6 +567,15 @@ def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: 
     assert "Caption of the item." not in inside
     assert r"{\footnotesize Caption of the item.\par}" in below
     assert "\n% A-1: assumed." in below
+
+
+def test_seeds_are_a_range_or_a_list_in_order() -> None:
+    assert [seeds_text(one) for one in ((7,), (0, 1), (6, 5, 4), (42, 999, 5, 6))] == [
+        "7",
+        "0 and 1",
+        "4 to 6",
+        "5, 6, 42 and 999",
+    ]
 
 
 def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:

@@ -353,6 +353,11 @@ def test_a_copy_without_metadata_makes_tables_of_another_version_again(changed: 
     assert set(changed.jobs()) == {VERSION, TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
 
 
+def test_a_deleted_mlflow_store_is_filled_again(changed: Checkout) -> None:
+    changed.results.tracking.unlink()
+    assert set(changed.jobs()) == {TRACK}
+
+
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()

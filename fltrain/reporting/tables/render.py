@@ -14,7 +14,7 @@ from fltrain.experiments.layout import ItemJob, Measured, Table, named
 from fltrain.reporting.pages import TEMPLATES
 from fltrain.reporting.tables.cells import layout_of, ranked
 from fltrain.reporting.tables.table_cell import CORRECTED, TableCell
-from fltrain.reporting.text import number_text
+from fltrain.reporting.text import number_text, seeds_text
 from fltrain.reporting.verdict import EXPECTED, expected_counts, repeated, without_interval
 from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import Margin, measure
@@ -320,11 +320,13 @@ class Notes:
                 alike.setdefault((cell.measure, *cell.runs), []).append(cell)
         unlike = (same for same in alike.values() if len({cell.interval() for cell in same}) > 1)
         counted = {measure(cell.measure).diverged or "no_value" for cell in shown if cell.diverged and cell.n}
+        every = {cell.value_seeds for cell in shown if cell.value_seeds}
         rendered = TEMPLATES.get_template("notes.txt").render(
             sheet=sheet,
             layout=layout,
             targets=targets,
             seeds=seeds,
+            which=f" ({seeds_text(next(iter(every)))})" if len(every) == 1 else "",
             up_to="up to " * any(0 < cell.complete < seeds for cell in shown),
             summaries={one.heading: _over_seeds(one) for one in layout.measures},
             cells=shown,
