@@ -280,7 +280,8 @@ class Evidence:
         cells = pd.read_csv(self.folder / "fair" / "accuracy.csv")
         for skew, part in cells.groupby("panel", sort=False):
             runs = {run for cell in part["runs"] for run in cell.split()}
-            verdicts = (part.loc[part["column"] == name, "gain_verdict"] for name in ("tuned", "default"))
+            marked = part["gain_verdict"] + part["exploratory"].map({True: ", exploratory", False: ""})
+            verdicts = (marked[part["column"] == name] for name in ("tuned", "default"))
             rows.append([str(skew), "`items=fair/accuracy`", *self._cost(runs), *map(counted, verdicts)])
         further = pd.read_csv(self.folder / "fair" / "further_seeds.csv")
         runs = {run for cell in further["runs"] for run in cell.split()}
@@ -457,7 +458,7 @@ class Evidence:
 
 def counted(verdicts: pd.Series[str]) -> str:
     """Return each verdict with its number, the most frequent one first."""
-    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts.dropna()).most_common())
+    return "; ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts.dropna()).most_common())
 
 
 def tolerance(test: Test) -> str:

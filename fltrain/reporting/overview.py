@@ -28,6 +28,8 @@ VERDICT_FILE = "verdicts.csv"
 JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replications or comparisons"}
 """Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
 
+_VERDICTS_ON = {"values: ": "results", "claims: ": "examples"}
+
 SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", WITH_MISSES, NO_INTERVAL, "undecided"}
 """Verdicts in the sums over all papers."""
 
@@ -106,7 +108,7 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     for section, *_ in cards.values() if shown else ():
         if section["headline"]:
             text = f"{section['short']}: {section['headline']}"
-            verdicts = ", ".join(section["verdicts"])
+            verdicts = ", ".join(f"{about}{verdict}" for about, verdict in section["verdicts"].items())
             lines.append(text + f" Verdict: {verdicts}." * bool(verdicts))
     return lines
 
@@ -114,16 +116,17 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
 def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, Any]:
     """Return the conclusion on a paper, or its first result or claim (``headline``), and its ``verdicts``.
 
-    These are the verdicts on the first result and the first claim. A conclusion on our own methods is about
-    many cells, so it has none.
+    These are the verdicts on the first result (``values: ``) and the first claim (``claims: ``). The name
+    is empty if there is only one. A conclusion on our own methods is about many cells, so it has none.
     """
-    firsts = [found[0] for found in (part["results"], part["examples"]) if found]
+    firsts = {name: part[key][0] for name, key in _VERDICTS_ON.items() if part[key]}
     if not firsts:
-        return {"headline": "", "verdicts": []}
-    _, about, lines = firsts[0]
+        return {"headline": "", "verdicts": {}}
+    _, about, lines = next(iter(firsts.values()))
     text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
-    verdicts = [verdict for verdict, *_ in firsts if verdict and not (conclusion and verdict in AMONG_OWN)]
-    return {"headline": conclusion or text, "verdicts": verdicts}
+    verdicts = {name if len(firsts) > 1 else "": verdict for name, (verdict, *_) in firsts.items()}
+    shown = {name: one for name, one in verdicts.items() if one and not (conclusion and one in AMONG_OWN)}
+    return {"headline": conclusion or text, "verdicts": shown}
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:

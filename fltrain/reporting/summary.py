@@ -164,7 +164,8 @@ def true_values(cells: Iterable[TableCell]) -> str:
     true = [cell for cell in cells if cell.verdict and not cell.falsified]
     expected = expected_counts(true, EXPECTED).get("reproduced", 0.0)
     values = count(len(true), "true value")
-    return f"with so few seeds, we expect about {expected:.1f} of {values} to be reproduced"
+    why = "with so few seeds, " * (2 * expected < len(true))
+    return f"{why}we expect about {expected:.1f} of {values} to be reproduced"
 
 
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:

@@ -606,7 +606,7 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
         **{key: texts[key].text for key in ("difference", "gain")},
         "value": own_text(cell),
         **{"claims": in_short(about), NOTE: in_full(about)},
-        "verdict": ", ".join(filter(None, [cell.full_verdict, cell.gain_verdict])),
+        "verdict": ", ".join(filter(None, (texts[key].text for key in ("verdict", "verdict on the gain")))),
         "runs": " ".join(cell.runs) or NONE,
     }
     return {key: text for key, text in tags.items() if text}

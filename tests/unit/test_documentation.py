@@ -336,8 +336,8 @@ def test_the_readme_counts_the_published_runs() -> None:
     assert {plans[1].runs[run].dataset.name for run in declared & published} == {"mnist"}
     text = " ".join((ROOT / "README.md").read_text().split())
     theirs, others = f"{len(declared):,} runs", f"{len(published) - of_papers:,} others"
-    trained = f"we trained {of_papers} of the papers' {theirs}, all on MNIST. We trained {others}"
-    ours = f"# the papers' own scale: {theirs}"
+    trained = f"we declare {theirs}. We trained {of_papers} of them, all on MNIST, and {others}"
+    ours = f"# list {theirs} at the papers' scale"
     assert trained in text and ours in text
     assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text
 

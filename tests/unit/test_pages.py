@@ -460,7 +460,7 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
         both = {"results": [("not reproduced", "A (B)", [])], "examples": [("supported", "A grows", [])]}
         path.write_text(json.dumps(SUMMARY | both), encoding="utf-8")
         lines = overview.main_results(toy.listing | {"papers": papers}, toy.folder)
-        assert lines[0] == f"{short}: It is <so>. Verdict: not reproduced, supported."
+        assert lines[0] == f"{short}: It is <so>. Verdict: values: not reproduced, claims: supported."
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
             assert "our runs show" not in text_of(front(toy, **changes))
             assert overview.main_results({**toy.listing, **changes}, toy.folder) == []
