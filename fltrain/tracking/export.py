@@ -381,7 +381,7 @@ class Export:
             in_full(claims),
             item.item.caption,
         ]
-        verdicts = Counter(one for _, cell in cells for one in (cell.full_verdict, cell.gain_verdict) if one)
+        verdicts = Counter(one for _, cell in cells for one in verdicts_of(cell)).most_common()
         unjudged = "none at reduced scale" if reduced else ""
         # Without details in parentheses, which MLflow refuses in names of metrics.
         counted = [f"claims {one['verdict']}" for one in claims]
@@ -394,7 +394,7 @@ class Export:
         tags = {
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "claims": in_short(claims),
-            "verdicts": in_words(dict(verdicts.most_common())) if verdicts else unjudged,
+            "verdicts": "; ".join(f"{number} {one}" for one, number in verdicts) or unjudged,
             "result": result(item, cells, claims),
             "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
@@ -572,6 +572,12 @@ def in_full(claims: Claims) -> str:
     return markdown_table([("claim", "verdict", "our runs"), *rows], numbers=False) if rows else ""
 
 
+def verdicts_of(cell: TableCell) -> list[str]:
+    """Return the verdicts on a cell's value and gain, as its page shows them."""
+    texts = entries_of(cell, as_interval=True, reduced=False)
+    return [texts[key].text for key in ("verdict", "verdict on the gain") if texts[key].text]
+
+
 def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, str]:
     """Return the tags of a cell: labels, base of the gain, numbers with intervals, verdicts, and runs.
 
@@ -606,7 +612,7 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
         **{key: texts[key].text for key in ("difference", "gain")},
         "value": own_text(cell),
         **{"claims": in_short(about), NOTE: in_full(about)},
-        "verdict": ", ".join(filter(None, (texts[key].text for key in ("verdict", "verdict on the gain")))),
+        "verdict": "; ".join(verdicts_of(cell)),
         "runs": " ".join(cell.runs) or NONE,
     }
     return {key: text for key, text in tags.items() if text}

@@ -28,7 +28,7 @@ from mlflow import MlflowClient
 from fltrain.core.errors import FltrainError
 from fltrain.experiments.claims import Claim, InRegion, NotJudged
 from fltrain.experiments.layout import ItemJob, Measured, Table
-from fltrain.reporting.tables.table_cell import TableCell, read_csv, to_csv
+from fltrain.reporting.tables.table_cell import CORRECTED, TableCell, read_csv, to_csv
 from fltrain.runs.archive import export_records, import_records
 from fltrain.runs.measures import CURVES, measure
 from fltrain.runs.record import RECORD_FILES, Record, Results
@@ -578,7 +578,7 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     (run,) = store.search("tags.kind = 'item' and tags.item = 'ecgr/table1' and tags.scale = 'demo'")
     assert (run["info"]["run_name"], run["paper"]) == ("ecgr/table1 (demo)", "tables")
     tags = run["data"]["tags"]
-    assert tags["verdicts"] == "1 reproduced, 1 opposite"
+    assert tags["verdicts"] == "1 reproduced; 1 opposite"
     assert tags["result"] == "final accuracy, FedProx minus FedAvg: +1.5 points [-0.5, +3.5]"
     assert "claims" not in tags
     assert store.files(run).keys() == {"table1.html", "table1.csv"}
@@ -647,6 +647,12 @@ def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> Non
     store.export(items=[TABLE])
     table, own = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
     assert table["verdicts"] == f"1 {own['verdict']}" == "1 not reproduced (as intended)"
+    late = {"verdict": None, "gain_verdict": "inconclusive", "reason": CORRECTED, "exploratory": True}
+    write_table(store, cell.replace(**late))
+    store.export(items=[TABLE])
+    table, own = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
+    assert own["verdict"] == "inconclusive (not significant after correction), exploratory"
+    assert table["verdicts"] == f"1 {own['verdict']}"
     write_table(store, cell.replace(verdict=None, gain_verdict=None))
     store.export(items=[TABLE])
     assert store.search("tags.kind = 'item'")[0]["data"]["tags"]["verdicts"] == "none at reduced scale"
@@ -675,7 +681,7 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
         "\n| A | supported | x: +1 points; needed: above 0; 1 run diverged |"
     )
     (folder / "table1.csv").unlink()
-    for verdicts in ("1 reproduced, 1 opposite", None):
+    for verdicts in ("1 reproduced; 1 opposite", None):
         (run,) = store.search("tags.kind = 'item'")
         tags = run["data"]["tags"]
         assert tags["claims"] == "2 supported; 1 undecided, exploratory"
@@ -824,7 +830,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
         "item": "ecgr/table1",
         "cell": "FedProx, accuracy, %",
         "base": "FedAvg",
-        "verdict": "reproduced, opposite",
+        "verdict": "reproduced; opposite",
         "difference": "-2.50 [-4.00, -1.00]",
         "gain": "+1.50 [-0.50, +3.50]",
         "method": "fedprox",
