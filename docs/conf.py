@@ -44,6 +44,7 @@ NAVIGATION = {
             "docs/inversion",
             "docs/fair-table",
             "docs/replication",
+            "docs/replication-audit",
         ],
         "Extend": [
             "docs/add-a-method",

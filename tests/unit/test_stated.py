@@ -127,7 +127,11 @@ def test_spreads_intervals_and_their_verdicts_are_published(page: str) -> None:
 
 
 def test_the_power_of_the_replications_follows_from_their_spreads() -> None:
-    table = written("docs/replication.md").partition("| difference | s in the pilot")[2].partition("\n\n")[0]
+    table = (
+        written("docs/replication-audit.md")
+        .partition("| difference | s in the pilot")[2]
+        .partition("\n\n")[0]
+    )
     lines = {
         line.split(" | ")[0].strip("| "): re.findall(r"\d\.\d\d", line) for line in table.split("\n")[2:]
     }
