@@ -48,7 +48,7 @@ TAGS = {
 SETTINGS, WIDTHS = 7, {"metrics": 120, "params": 115}
 """Most columns of tags and parameters in such a list, and the smallest widths: ``0.0245 (average)`` fits."""
 SCREEN = 10
-"""Number of runs on the first screen. A metric that none of them has is in the last column."""
+"""Number of runs on the first screen. A rare metric that none of them has is in the last column."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -169,7 +169,8 @@ def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, 
     shown = shown_of({metric: metrics[metric] for metric in numbers})
     shown += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     measures = {metric: f"metrics.`{metric}`" for metric in shown}
-    late = [column for metric, column in measures.items() if min(metrics[metric]) > SCREEN]
+    rare = 1 + len(set[int]().union(*metrics.values())) // 2
+    late = [measures[one] for one in shown if min(metrics[one]) > SCREEN and len(metrics[one]) < rare]
     first = [column for column in measures.values() if column not in late]
     columns = COLUMNS.get(name) or {
         **{NAME: 300, **{column: width_of(column) for column in first}},

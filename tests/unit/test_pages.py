@@ -618,7 +618,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
         and "sec. 10: Toys last" in text
     )
     assert text.count("on toy data") == 1, "the scale stands once, at the top"
-    assert text.count("Small <toys>.") == 1 and text.index("Small <toys>.") < text.index("Result")
+    assert text.count("Small <toys>.") == 1 and text.index("Result") < text.index("Small <toys>.")
 
 
 def test_the_list_of_runs_names_the_cell_of_each_run(toy: Toy) -> None:

@@ -1000,6 +1000,12 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
     assert [*settings_of({"tags.`method`": 1})] == [*TAGS], "nothing differs"
 
 
+def test_a_number_that_most_runs_have_comes_first_even_if_the_first_screen_lacks_it() -> None:
+    metrics = {"last": set(range(1, 12)), "final": set(range(12, 40))}
+    shown = state_of("ecgr (demo)", metrics, {"tags.`seed`": 2})["selectedColumns"]
+    assert shown[1:] == ["metrics.`final`", "metrics.`last`", "tags.`seed`"]
+
+
 def test_each_run_has_a_number_in_the_first_columns() -> None:
     """A column that most runs have may be empty on the whole first page."""
     six = {1, 2, 3, 4, 5, 6}
