@@ -47,8 +47,8 @@ def status(
 ) -> None:
     """Show status, final accuracy and wall time of each run.
 
-    To choose runs by their status, add --where status=diverged,failed. Without a scale, the
-    command lists all runs in a folder that you name, or in the default folder if the default scale has none.
+    To choose runs by their status, add --where status=diverged,failed. Without a scale, the command lists all
+    runs in a folder that you name, or in the default folder if the default scale has none there.
 
     A stopped run resumes from its last checkpoint. A failed run ended with an error: see its train.log. A
     stale run is older than a revision of one of its components; retrain it. An unknown run has settings that

@@ -29,6 +29,7 @@ JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replic
 """Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
 
 _VERDICTS_ON = {"values: ": "results", "claims: ": "examples"}
+"""Names of verdicts -> part of a summary with them."""
 
 SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", WITH_MISSES, NO_INTERVAL, "undecided"}
 """Verdicts in the sums over all papers."""
