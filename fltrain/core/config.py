@@ -353,8 +353,8 @@ def _unknown(key: str, value: Any, kinds: Sequence[type[BaseModel]]) -> str:
     word = _SYNONYMS.get(key, key)
     elsewhere = []
     for name, field in fields.items() if word not in fields else ():
-        if those := [inner for inner in nested(field.annotation) if word in inner.model_fields]:
-            owners = sorted(one for inner in those for one in _names(inner))
+        if inside := [inner for inner in nested(field.annotation) if word in inner.model_fields]:
+            owners = sorted(one for inner in inside for one in _names(inner))
             elsewhere.append(f"'{name}.{word}'" + f" of {listed(owners, 4)}" * (0 < len(owners) < 5))
     if elsewhere:
         return f"unknown key {key!r}; did you mean {' or '.join(elsewhere)}?"

@@ -169,8 +169,12 @@ def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, 
     shown = shown_of({metric: metrics[metric] for metric in numbers})
     shown += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     measures = {metric: f"metrics.`{metric}`" for metric in shown}
-    rare = 1 + len(set[int]().union(*metrics.values())) // 2
-    late = [measures[one] for one in shown if min(metrics[one]) > SCREEN and len(metrics[one]) < rare]
+    runs = set[int]().union(*metrics.values())
+    late = [
+        column
+        for metric, column in measures.items()
+        if min(metrics[metric]) > SCREEN and 2 * len(metrics[metric]) <= len(runs)
+    ]
     first = [column for column in measures.values() if column not in late]
     columns = COLUMNS.get(name) or {
         **{NAME: 300, **{column: width_of(column) for column in first}},

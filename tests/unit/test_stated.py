@@ -190,6 +190,12 @@ def test_gains_of_ecgr_shrink_at_the_higher_rate_as_stated() -> None:
         "docs/papers/ecgr.md": f"gain at rate 0.01? | only {first}) to {last}) |",
         "config/papers/ecgr/paper.yaml": "ECGR adds only {:.2f} to {:.2f} points".format(*extremes),
     }
+    caption = " ".join(written("config/papers/ecgr/confirmatory.yaml").split())
+    assert (
+        f"end {min(levels):.0f} to {max(levels):.0f} points higher, and ECGR adds less than a point"
+        in caption
+    )
+    assert extremes[-1] < 1
     for page, words in texts.items():
         text = " ".join(written(page).split())
         higher = f"end {min(levels):.0f} to {max(levels):.0f} points higher"

@@ -320,13 +320,13 @@ class Notes:
                 alike.setdefault((cell.measure, *cell.runs), []).append(cell)
         unlike = (same for same in alike.values() if len({cell.interval() for cell in same}) > 1)
         counted = {measure(cell.measure).diverged or "no_value" for cell in shown if cell.diverged and cell.n}
-        every = {cell.value_seeds for cell in shown if cell.value_seeds}
+        seed_lists = {cell.value_seeds for cell in shown if cell.value_seeds}
         rendered = TEMPLATES.get_template("notes.txt").render(
             sheet=sheet,
             layout=layout,
             targets=targets,
             seeds=seeds,
-            which=f" ({seeds_text(next(iter(every)))})" if len(every) == 1 else "",
+            which_seeds="".join(f" ({seeds_text(one)})" for one in seed_lists if len(seed_lists) == 1),
             up_to="up to " * any(0 < cell.complete < seeds for cell in shown),
             summaries={one.heading: _over_seeds(one) for one in layout.measures},
             cells=shown,
