@@ -70,12 +70,12 @@ def ssim(images: Tensor, references: Tensor) -> Tensor:
     def local(values: Tensor) -> Tensor:
         return functional.conv2d(values, window, groups=channels)
 
-    mean, other = local(images), local(references)
-    variances = (local(images**2) - mean**2) + (local(references**2) - other**2)
-    covariance = local(images * references) - mean * other
+    mean, reference_mean = local(images), local(references)
+    variances = (local(images**2) - mean**2) + (local(references**2) - reference_mean**2)
+    covariance = local(images * references) - mean * reference_mean
     first, second = SSIM_CONSTANTS
-    similarity = (2 * mean * other + first) * (2 * covariance + second)
-    similarity = similarity / ((mean**2 + other**2 + first) * (variances + second))
+    similarity = (2 * mean * reference_mean + first) * (2 * covariance + second)
+    similarity = similarity / ((mean**2 + reference_mean**2 + first) * (variances + second))
     return similarity.flatten(1).mean(1).float()
 
 
@@ -136,9 +136,9 @@ class _Prior(nn.Module):
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()
             elif isinstance(module, nn.Conv2d):
-                own = torch.empty(len(module.weight) // self.targets, *module.weight.shape[1:])
-                nn.init.kaiming_uniform_(own, a=math.sqrt(5), generator=random)
-                module.weight.copy_(own.repeat(self.targets, 1, 1, 1))
+                weight = torch.empty(len(module.weight) // self.targets, *module.weight.shape[1:])
+                nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=random)
+                module.weight.copy_(weight.repeat(self.targets, 1, 1, 1))
                 if module.bias is not None:
                     module.bias.zero_()
 
@@ -151,11 +151,11 @@ class _Prior(nn.Module):
             maps = encoder(maps)
         for skip, decoder in zip(reversed(skipped), self.decoders, strict=True):
             maps = functional.interpolate(maps, skip.shape[2:], mode="bilinear")
-            joined = torch.cat([self._apart(maps), self._apart(skip)], 1)
+            joined = torch.cat([self._by_target(maps), self._by_target(skip)], 1)
             maps = decoder(joined.flatten(0, 1)[None])
-        return self._apart(self.last(maps)).sigmoid()
+        return self._by_target(self.last(maps)).sigmoid()
 
-    def _apart(self, maps: Tensor) -> Tensor:
+    def _by_target(self, maps: Tensor) -> Tensor:
         """Return the maps of each target: ``[targets, channels, h, w]``."""
         return maps.view(self.targets, -1, *maps.shape[2:])
 
@@ -199,20 +199,20 @@ def _invert(features: Features, targets: Tensor, shape: Sequence[int], attack: A
     average = torch.zeros((len(targets), *shape), device=targets.device)
     best, before, loss, lowest = average, *[average.new_full((len(targets),), math.inf)] * 3
     for step in range(attack.steps + 1):
-        made = attacker(random)
-        made_loss, made_objective = losses(made)
+        output = attacker(random)
+        output_loss, output_objective = losses(output)
         with torch.no_grad():
             if step == 0:
-                before = made_loss.detach()
-            average = attack.ema * average + (1 - attack.ema) * made
+                before = output_loss.detach()
+            average = attack.ema * average + (1 - attack.ema) * output
             images = (average / (1 - attack.ema ** (step + 1))).clamp(0, 1)
-            reached, objective = losses(images) if attack.ema else (made_loss, made_objective)
+            error, objective = losses(images) if attack.ema else (output_loss, output_objective)
             better = objective < lowest
             best = torch.where(better.view(-1, 1, 1, 1), images, best)
-            loss, lowest = reached.where(better, loss), objective.where(better, lowest)
+            loss, lowest = error.where(better, loss), objective.where(better, lowest)
         if step < attack.steps:
             optimiser.zero_grad()
-            made_objective.sum().backward(inputs=parameters)
+            output_objective.sum().backward(inputs=parameters)
             optimiser.step()
     return Inverted(best, before, loss)
 
@@ -241,9 +241,9 @@ def private_images(data: FederatedData) -> Iterator[Private]:
     """Yield the first image of every class, then the second ..., at the client with most of the class."""
 
     def of_class(label: int, client: int) -> Iterator[Private]:
-        own = data.clients[client]
-        images = own[data.train.labels.index_select(0, own) == label]
-        return (Private(label, client, image, images, own) for image in images.tolist())
+        indices = data.clients[client]
+        images = indices[data.train.labels.index_select(0, indices) == label]
+        return (Private(label, client, image, images, indices) for image in images.tolist())
 
     holders = data.class_counts.argmax(0).tolist()
     for ranked in zip_longest(*(of_class(label, client) for label, client in enumerate(holders))):
@@ -322,8 +322,8 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
         )
         return Compared(images.cpu(), psnr(images, nearest).cpu(), ssim(images, nearest).cpu())
 
-    sets = {"class": [one.of_class for one in private], "client": [one.of_client for one in private]}
-    originals = pictures(torch.tensor([one.image for one in private], device=train.images.device))
+    sets = {"class": [entry.of_class for entry in private], "client": [entry.of_client for entry in private]}
+    originals = pictures(torch.tensor([entry.image for entry in private], device=train.images.device))
     with torch.no_grad():
         revealed = {
             "raw": features(originals),
@@ -331,20 +331,20 @@ def recover(run: TrainedRun, figure: Inversion) -> Recovered:
             "mean": means(sets["client"], features),
         }
         mean_images = {
-            name: compared(means(images, lambda same: same), images) for name, images in sets.items()
+            name: compared(means(images, lambda pixels: pixels), images) for name, images in sets.items()
         }
     noise = torch.randn(revealed["raw"].shape, generator=_generator(run.spec.seed, "noise")).to(originals)
     targets = torch.cat([revealed[row.target] + row.noise * noise for row in figure.rows])
     inverted = invert(features, targets, originals.shape[1:], figure.attack, run.spec.seed)
     recoveries = []
     for place, row in enumerate(figure.rows):
-        own = slice(place * len(private), (place + 1) * len(private))
+        part = slice(place * len(private), (place + 1) * len(private))
         recoveries.append(
             Recovery(
                 row,
-                compared(inverted.images[own], sets["client" if row.target == "mean" else "class"]),
-                inverted.before[own].cpu(),
-                inverted.loss[own].cpu(),
+                compared(inverted.images[part], sets["client" if row.target == "mean" else "class"]),
+                inverted.before[part].cpu(),
+                inverted.loss[part].cpu(),
             )
         )
     return Recovered(private, originals.cpu(), mean_images["class"], mean_images["client"], tuple(recoveries))

@@ -30,7 +30,7 @@ def texts(name: str, value: Any, wanted: str = "a text or a list of texts") -> l
     return _checked(
         name,
         value,
-        all(isinstance(one, str) for one in values),
+        all(isinstance(item, str) for item in values),
         wanted,
         lambda _: values,
     )
@@ -38,14 +38,14 @@ def texts(name: str, value: Any, wanted: str = "a text or a list of texts") -> l
 
 def positive(name: str, value: Any) -> int:
     """Return a whole number from 1, also of NumPy."""
-    whole = issubclass(type(value), Integral) and not isinstance(value, bool) and value > 0
-    return _checked(name, value, whole, "a whole number from 1", int)
+    fits = issubclass(type(value), Integral) and not isinstance(value, bool) and value > 0
+    return _checked(name, value, fits, "a whole number from 1", int)
 
 
 def plain(value: Any) -> Any:
     """Return settings with Python's whole numbers for NumPy's."""
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [*map(plain, value)]
     return int(value) if issubclass(type(value), Integral) and not isinstance(value, int) else value

@@ -53,7 +53,7 @@ MOST_KNOWN = 60
 
 def suggest(
     word: str,
-    known: Iterable[str],
+    choices: Iterable[str],
     closeness: float = 0.6,
     text: str = "did you mean {}?",
     before: str = "",
@@ -64,11 +64,11 @@ def suggest(
     Below ``VERY_CLOSE``, the hint names all such words, and only without one a less similar word. The hint
     has the text ``before`` each word, such as a folder.
     """
-    lower, given = {name.lower(): name for name in known}, str(word).lower()
-    close = difflib.get_close_matches(given, lower, n=1, cutoff=max(closeness, VERY_CLOSE))
-    longer = [name for name in lower if name.startswith(f"{given}_") or name.endswith(f"_{given}")]
+    lower, query = {name.lower(): name for name in choices}, str(word).lower()
+    close = difflib.get_close_matches(query, lower, n=1, cutoff=max(closeness, VERY_CLOSE))
+    longer = [name for name in lower if name.startswith(f"{query}_") or name.endswith(f"_{query}")]
     close = close or longer * (len(longer) == 1 or closeness < VERY_CLOSE)
-    close = close or difflib.get_close_matches(given, lower, n=1, cutoff=closeness)
+    close = close or difflib.get_close_matches(query, lower, n=1, cutoff=closeness)
     return f"; {text.format(', '.join(repr(before + lower[name]) for name in close))}" if close else ""
 
 
@@ -79,7 +79,7 @@ def similar(path: Path) -> str:
 
 
 def hint(
-    word: str, known: Iterable[str], described: str = "known", remedy: str = "", before: str = ""
+    word: str, choices: Iterable[str], described: str = "known", remedy: str = "", before: str = ""
 ) -> str:
     """Return a hint at the known word that is very close to ``word``, or a list of all known words.
 
@@ -87,48 +87,48 @@ def hint(
     the message has the first ``MOST_KNOWN`` words. ``remedy`` follows the list. Suggested words
     have the text ``before`` before them, such as a folder.
     """
-    known = list(known)
-    if close := suggest(word, known, VERY_CLOSE, before=before):
+    choices = list(choices)
+    if close := suggest(word, choices, VERY_CLOSE, before=before):
         return close
-    return f"{suggest(word, known, before=before)} ({described}: {listed(known, MOST_KNOWN)}){remedy}"
+    return f"{suggest(word, choices, before=before)} ({described}: {listed(choices, MOST_KNOWN)}){remedy}"
 
 
 def unknown(
-    problem: str, words: Iterable[str], known: Iterable[str], described: str = "known", remedy: str = ""
+    problem: str, words: Iterable[str], choices: Iterable[str], described: str = "known", remedy: str = ""
 ) -> Iterator[str]:
     """Yield a message on each word that is not among the known ones.
 
     Args:
         problem: beginning of the message; the word and the known words follow.
         words: the words to check.
-        known: the possible words.
+        choices: the possible words.
         described: description of the known words in the message.
         remedy: end of the message if no known word is very close.
     """
-    known = list(known)
+    choices = list(choices)
     for word in words:
-        if word not in known:
-            yield f"{problem} {word!r}{hint(word, known, described, remedy)}"
+        if word not in choices:
+            yield f"{problem} {word!r}{hint(word, choices, described, remedy)}"
 
 
 def check_known(
-    problem: str, words: Iterable[str], known: Iterable[str], described: str = "known", remedy: str = ""
+    problem: str, words: Iterable[str], choices: Iterable[str], described: str = "known", remedy: str = ""
 ) -> None:
     """Refuse a word that is not among the known ones; ``unknown`` describes the arguments."""
-    for message in unknown(problem, words, known, described, remedy):
+    for message in unknown(problem, words, choices, described, remedy):
         raise FltrainError(message)
 
 
-def file_name(name: str, what: str = "name") -> str:
+def file_name(name: str, noun: str = "name") -> str:
     """Return a name that becomes part of a path.
 
     Args:
         name: the text to check.
-        what: its description in the error message.
+        noun: its description in the error message.
     """
     if not _FILE_NAME.fullmatch(name):
         raise FltrainError(
-            f"the {what} {name!r} becomes part of a path: use 1 to 100 letters (a to z), digits, '_', '.', "
+            f"the {noun} {name!r} becomes part of a path: use 1 to 100 letters (a to z), digits, '_', '.', "
             "'+' and '-', and begin with none of the last three"
         )
     return name
@@ -188,16 +188,16 @@ class _Typed(ModelMetaclass):
         try:
             return super().__new__(cls, name, bases, namespace, **options)
         except PydanticUserError as error:
-            if not (found := _UNTYPED.fullmatch(str(error))):
+            if not (match := _UNTYPED.fullmatch(str(error))):
                 raise
-            key = found[1] or found[2]
+            key = match[1] or match[2]
             value, kind = namespace[key], type(namespace[key]).__name__
             types = (
                 {f"Literal[{value!r}]": ""}
                 if key == "name"
                 else {f"ClassVar[{kind}]": " (a constant)", kind: " (a setting)"}
             )
-            forms = " or ".join(f"`{key}: {one} = {value!r}`{what}" for one, what in types.items())
+            forms = " or ".join(f"`{key}: {text} = {value!r}`{remark}" for text, remark in types.items())
             raise FltrainError(
                 f"{place_of_class(namespace['__module__'], name)}: {key!r} has no type; write {forms}"
             ) from None
@@ -233,8 +233,8 @@ class Settings(BaseModel, metaclass=_Typed):
         try:
             return cls.model_validate(data, context=context)
         except ValidationError as error:
-            found = faults(error, cls)
-        lines = [(*(place_of(data, keys) or ("", 0)), _line(keys, what)) for keys, what in found.items()]
+            texts = faults(error, cls)
+        lines = [(*(place_of(data, keys) or ("", 0)), _line(keys, text)) for keys, text in texts.items()]
         parts = []
         for file, number, line in sorted(lines, key=lambda line: line[:2]):
             inside = bool(file) and where.startswith(file)
@@ -267,7 +267,7 @@ def plain(value: Any) -> Any:
 
 def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...], str]:
     """Return a message on each fault that pydantic found in settings, by the path of the user's keys."""
-    found: dict[tuple[str, ...], str] = {}
+    texts: dict[tuple[str, ...], str] = {}
     wrong_types: dict[tuple[str, ...], str] = {}
     for fault in error.errors(include_url=False):
         keys: tuple[str, ...] = ()
@@ -276,8 +276,8 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
             if depth and not _ALTERNATIVE.fullmatch(str(part)):  # the key of an item or axis is no field
                 keys, depth = (*keys, str(part)), depth - 1
                 continue
-            fields = [one.model_fields[str(part)] for one in kinds if part in one.model_fields]
-            chosen = [one for one in kinds if part in _names(one)]
+            fields = [model.model_fields[str(part)] for model in kinds if part in model.model_fields]
+            chosen = [model for model in kinds if part in _names(model)]
             if chosen and not fields:  # discriminated unions add the chosen name to the location
                 kinds = chosen
             elif not _ALTERNATIVE.fullmatch(str(part)):
@@ -287,11 +287,11 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
         conflicts = fault.get("ctx", {}).get("error")
         if isinstance(conflicts, Conflicts):
             for message in conflicts.messages:
-                path, _, what = message.partition(": ")
+                path, _, text = message.partition(": ")
                 if not re.fullmatch(r"[\w.]+", path):  # an own component's check may name no setting
-                    path, what = "", message
+                    path, text = "", message
                 place = (*keys, *filter(None, path.split(".")))
-                found[place] = f"{found[place]}; {what}" if place in found else what
+                texts[place] = f"{texts[place]}; {text}" if place in texts else text
         elif fault["type"].endswith(("_type", "literal_error")):
             message = _message(fault, kinds, fields)
             if keys in wrong_types:
@@ -299,10 +299,10 @@ def faults(error: ValidationError, kind: type[BaseModel]) -> dict[tuple[str, ...
                 message = f"{others} or {message.removeprefix('input should be ')}"
             wrong_types[keys] = message
         else:
-            found.setdefault(keys, _message(fault, kinds, fields))
+            texts.setdefault(keys, _message(fault, kinds, fields))
     # If the type fits one of a setting's alternatives, only this one's faults count.
-    fitting = {keys[:length] for keys in (*found, *wrong_types) for length in range(len(keys))} | found.keys()
-    return found | {keys: message for keys, message in wrong_types.items() if keys not in fitting}
+    fitting = {keys[:length] for keys in (*texts, *wrong_types) for length in range(len(keys))} | texts.keys()
+    return texts | {keys: message for keys, message in wrong_types.items() if keys not in fitting}
 
 
 def _names(kind: type[BaseModel]) -> list[Any]:
@@ -313,30 +313,30 @@ def _names(kind: type[BaseModel]) -> list[Any]:
 
 def _message(fault: ErrorDetails, kinds: Sequence[type[BaseModel]], fields: Sequence[FieldInfo]) -> str:
     """Return a message on a fault; an unknown key is one of ``kinds``, a missing one has a field."""
-    shown, kind = fault["input"], fault["type"]
+    value, kind = fault["input"], fault["type"]
     if kind == "extra_forbidden":
-        return _unknown(str(fault["loc"][-1]), shown, kinds)
-    names = [one for field in fields for one in field.metadata if isinstance(one, KnownNames)]
+        return _unknown(str(fault["loc"][-1]), value, kinds)
+    names = [entry for field in fields for entry in field.metadata if isinstance(entry, KnownNames)]
     if kind == "missing" and names:
         return f"field required (known: {', '.join(names[0])})"
     if kind == "union_tag_invalid":
-        key, tag, expected = (fault["ctx"][one] for one in ("discriminator", "tag", "expected_tags"))
-        known = re.findall("'(.*?)'", expected)
-        return f"unknown {key[1:-1]} {tag!r}{hint(tag, known)}"
+        key, tag, expected = (fault["ctx"][name] for name in ("discriminator", "tag", "expected_tags"))
+        tags = re.findall("'(.*?)'", expected)
+        return f"unknown {key[1:-1]} {tag!r}{hint(tag, tags)}"
     message = _WANTED.get(kind) or fault["msg"].removeprefix("Value error, ")
     if names and message == _MAPPING:
         message = "input should be one name, or a mapping with 'name'"
     message = re.sub("^(Tuple|Dictionary) (should have .* items?).*", r"input \2", message)
     message = message[0].lower() + message[1:]
-    if kind not in ("value_error", "missing") and not isinstance(shown, Mapping | list | tuple):
-        message += f", got {shown!r}"
-        if kind in ("less_than", "less_than_equal") and 1 in fault["ctx"].values() and 2 <= shown <= 100:
-            message += f"; {shown:g} % is {shown / 100:g}"
-        if kind == "int_type" and isinstance(shown, float) and shown.is_integer():
-            message += f"; write {shown:.0f}"
-        if kind in ("int_type", "float_type") and re.fullmatch(r"[-+]?[0-9]*,[0-9.,eE+-]+", str(shown)):
+    if kind not in ("value_error", "missing") and not isinstance(value, Mapping | list | tuple):
+        message += f", got {value!r}"
+        if kind in ("less_than", "less_than_equal") and 1 in fault["ctx"].values() and 2 <= value <= 100:
+            message += f"; {value:g} % is {value / 100:g}"
+        if kind == "int_type" and isinstance(value, float) and value.is_integer():
+            message += f"; write {value:.0f}"
+        if kind in ("int_type", "float_type") and re.fullmatch(r"[-+]?[0-9]*,[0-9.,eE+-]+", str(value)):
             message += f"; {NO_COMMA}"
-    elif isinstance(shown, list | tuple) and kind.endswith(("_type", "_tag_not_found")) and message != _LIST:
+    elif isinstance(value, list | tuple) and kind.endswith(("_type", "_tag_not_found")) and message != _LIST:
         message += ", got a list"
     return message
 
@@ -353,17 +353,17 @@ def _unknown(key: str, value: Any, kinds: Sequence[type[BaseModel]]) -> str:
     word = _SYNONYMS.get(key, key)
     elsewhere = []
     for name, field in fields.items() if word not in fields else ():
-        if inside := [inner for inner in nested(field.annotation) if word in inner.model_fields]:
-            owners = sorted(one for inner in inside for one in _names(inner))
+        if models := [model for model in nested(field.annotation) if word in model.model_fields]:
+            owners = sorted(owner for model in models for owner in _names(model))
             elsewhere.append(f"'{name}.{word}'" + f" of {listed(owners, 4)}" * (0 < len(owners) < 5))
     if elsewhere:
         return f"unknown key {key!r}; did you mean {' or '.join(elsewhere)}?"
     if word in fields:
         return f"unknown key {key!r}; did you mean {word!r}?"
     bases = {base for kind in kinds if _names(kind) for base in kind.__bases__ if issubclass(base, BaseModel)}
-    others = {one for base in bases for one in base.__subclasses__() if word in one.model_fields}
-    having = sorted(name for one in others for name in _names(one))
-    has = f"; {listed(having, 4)} {'has' if len(having) == 1 else 'have'} it" * bool(having)
+    others = {model for base in bases for model in base.__subclasses__() if word in model.model_fields}
+    holders = sorted(name for model in others for name in _names(model))
+    has = f"; {listed(holders, 4)} {'has' if len(holders) == 1 else 'have'} it" * bool(holders)
     return f"unknown key {key!r}{hint(word, sorted(fields))}{has}"
 
 
@@ -373,11 +373,11 @@ def _nested_form(keys: Sequence[str], value: Any, kinds: Iterable[type[BaseModel
     if not rest:
         return f"{first}: {to_json(value).decode()}"
     fields = [kind.model_fields[first] for kind in kinds if first in kind.model_fields]
-    inner = [one for field in fields for one in nested(field.annotation)]
+    models = [model for field in fields for model in nested(field.annotation)]
     several = len(rest) > 1 and any(get_origin(field.annotation) is tuple for field in fields)
     name = rest.pop(0) if several else "..."  # components of a list go by their names
-    named = rest[0] != "name" and any("name" in one.model_fields for one in inner)
-    text = f"{{{f'name: {name}, ' if named else ''}{_nested_form(rest, value, inner)}}}"
+    named = rest[0] != "name" and any("name" in model.model_fields for model in models)
+    text = f"{{{f'name: {name}, ' if named else ''}{_nested_form(rest, value, models)}}}"
     return f"{first}: {f'[{text}]' if several else text}"
 
 

@@ -107,8 +107,8 @@ def place_of_class(module: str, name: str) -> str:
     """Return, for example, ``/my/methods/mine.py:7: class Mine``; without a file, module and name."""
     file = getattr(sys.modules.get(module), "__file__", None)
     text = Path(file).read_text(encoding="utf-8") if file and Path(file).is_file() else ""
-    before, found, _ = text.partition(f"class {name}(")
-    return f"{file}:{1 + before.count(chr(10))}: class {name}" if found else f"{module}.{name}"
+    before, match, _ = text.partition(f"class {name}(")
+    return f"{file}:{1 + before.count(chr(10))}: class {name}" if match else f"{module}.{name}"
 
 
 def _one_line(message: str) -> str:
@@ -134,9 +134,9 @@ def together(where: str, parts: Sequence[tuple[str, str]]) -> FltrainError:
         first.setdefault(text, place)
     lines = [f"{place}: {text}" if place else text for text, place in first.items()]
     if len(lines) > 1:
-        shown = [line.removeprefix(f"{where}: ") for line in lines[:MOST_PROBLEMS]]
+        messages = [line.removeprefix(f"{where}: ") for line in lines[:MOST_PROBLEMS]]
         more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
-        error = FltrainError(f"{where}: {len(lines)} problems:", [*shown, *more])
+        error = FltrainError(f"{where}: {len(lines)} problems:", [*messages, *more])
     else:
         error = FltrainError(lines[0])
     error.parts = parts

@@ -169,7 +169,7 @@ def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     return state.hexdigest()
 
 
-def read_arrays(path: Path, what: str, remedy: str = "") -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def read_arrays(path: Path, noun: str, remedy: str = "") -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the arrays of a ``write_arrays`` file, mapped into memory, and their description.
 
     Changes to the arrays stay in memory. The digest covers every bit. ``remedy`` makes a missing file.
@@ -187,10 +187,10 @@ def read_arrays(path: Path, what: str, remedy: str = "") -> tuple[dict[str, NDAr
             raise ValueError("its digest is missing, wrong, or of an older version")
         return arrays, about
     except FileNotFoundError:
-        raise FltrainError(f"{path}: no such {what}{remedy and f'; {remedy}'}") from None
+        raise FltrainError(f"{path}: no such {noun}{remedy and f'; {remedy}'}") from None
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise FltrainError(
-            f"{path}: not a readable {what} ({error}); delete it to have it made again"
+            f"{path}: not a readable {noun} ({error}); delete it to have it made again"
         ) from None
 
 

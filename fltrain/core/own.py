@@ -23,13 +23,13 @@ SHIPPED = Path(__file__).parents[2] / "config"
 
 def own_folder() -> Path | None:
     """Return the user's folder; None without one."""
-    given = os.environ.get(VARIABLE)
-    if not given:
+    value = os.environ.get(VARIABLE)
+    if not value:
         return None
-    folder = Path(given).expanduser()
+    folder = Path(value).expanduser()
     if not folder.is_dir():
         raise FltrainError(
-            f"{VARIABLE}={given}: there is no such folder; copy config/examples/own, or unset it"
+            f"{VARIABLE}={value}: there is no such folder; copy config/examples/own, or unset it"
         )
     return folder
 
@@ -39,8 +39,8 @@ def own_remedy(added: str = "", kind: str = "") -> str:
 
     ``added`` names other ways to add it, ``kind`` its folder in the user's folder.
     """
-    if given := os.environ.get(VARIABLE):
-        return f"; your own ones are in {Path(given) / kind}/*.py" if kind else ""
+    if value := os.environ.get(VARIABLE):
+        return f"; your own ones are in {Path(value) / kind}/*.py" if kind else ""
     return f"; if it is your own, {added}set {VARIABLE} to your folder"
 
 
@@ -50,14 +50,14 @@ def places(config: Path) -> list[Path]:
     Outside the repository, the default ``config`` is this project's.
     """
     config = SHIPPED if config == Path("config") and not (config / "scales").is_dir() else config
-    own = own_folder()
-    return [config] if own is None else [config, own]
+    folder = own_folder()
+    return [config] if folder is None else [config, folder]
 
 
 def place_of_file(config: Path, *names: str) -> Path:
     """Return the last folder of configuration that has one of these files; ``config`` if none has."""
-    first, *_ = every = places(config)
-    return [first, *(place for place in every if any((place / name).exists() for name in names))][-1]
+    first, *_ = folders = places(config)
+    return [first, *(folder for folder in folders if any((folder / name).exists() for name in names))][-1]
 
 
 def import_own(kind: str) -> None:

@@ -72,10 +72,10 @@ def check_settings(component: type[Component]) -> None:
             f"{place}: a setting has the type {error.name!r}, which is not defined; import it"
         ) from None
     except ValidationError as error:
-        for keys, what in faults(error, component).items():
+        for keys, message in faults(error, component).items():
             if keys and keys[0] in stated:
                 raise FltrainError(
-                    f"{place}: default of {'.'.join(keys)!r}: {what}; change default or type"
+                    f"{place}: default of {'.'.join(keys)!r}: {message}; change default or type"
                 ) from None
     except PydanticSchemaGenerationError as error:
         kind = str(error).partition(" for ")[2].partition(". ")[0]
@@ -97,10 +97,10 @@ def _fault_of(component: type[Component]) -> str:
         return f"it lacks a part; write {'; '.join(sorted(lacking))}" if lacking else ""
     if isinstance(annotation, ForwardRef):
         return f"name is {annotation.__forward_arg__}, which is not defined; import Literal from typing"
-    shown = "str" if annotation is str else str(annotation).removeprefix("typing.")
+    type_name = "str" if annotation is str else str(annotation).removeprefix("typing.")
     wanted = names[0] if len(names) == 1 else default
     remedy = f"write name: Literal[{wanted!r}] = {wanted!r}"
-    return f"name is {shown}{'' if field.is_required() else f' = {default!r}'}; {remedy}"
+    return f"name is {type_name}{'' if field.is_required() else f' = {default!r}'}; {remedy}"
 
 
 def _declared(name: str, part: Any) -> str:
@@ -130,7 +130,7 @@ def catalogue(
                 importlib.import_module(f"{package}.{module.name}")
     if own:
         import_own(own)
-    found: dict[str, type[AnyComponent]] = {}
+    components: dict[str, type[AnyComponent]] = {}
     pending = list(base.__subclasses__())
     while pending:
         component = pending.pop()
@@ -145,16 +145,16 @@ def catalogue(
             check_settings(component)
         if isinstance(name, str):
             file_name(name, f"name in {component.__module__}")
-        if isinstance(name, str) and (other := found.setdefault(name, component)) is not component:
+        if isinstance(name, str) and (other := components.setdefault(name, component)) is not component:
             raise FltrainError(
                 f"{other.__module__} and {component.__module__} have components of the same name {name!r}; "
                 "change 'name' in one of them"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(components.items()))
 
 
 def choice(
-    known: Mapping[str, type[AnyComponent]], kind: str, elsewhere: Mapping[str, str] | None = None
+    types: Mapping[str, type[AnyComponent]], kind: str, elsewhere: Mapping[str, str] | None = None
 ) -> Any:
     """Annotation of a field that holds one component of a catalogue, written as a name or a mapping.
 
@@ -167,18 +167,18 @@ def choice(
         if isinstance(value, Mapping):
             name = value.get("name")
             if name is None:
-                raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(known)})")
+                raise ValueError(f"a {kind} needs a 'name' (known: {', '.join(types)})")
             base, *plugins = str(name).split("+")
-            if kind == "method" and base in known and all(plugins) and plugins:
+            if kind == "method" and base in types and all(plugins) and plugins:
                 form = f"{kind}: {base}, plugins: [{', '.join(plugins)}]"
                 raise ValueError(f"{name!r} names a method with plug-ins; write {form}")
             if hint := (elsewhere or {}).get(str(name)):
                 raise ValueError(f"{name!r} {hint}")
             remedy = own_remedy(_WAYS.get(kind, ""), _FOLDERS.get(kind, "").partition("/")[0])
-            check_known(f"unknown {kind}", [name], known, remedy=remedy)
+            check_known(f"unknown {kind}", [name], types, remedy=remedy)
         return value
 
-    members = tuple(known.values())
+    members = tuple(types.values())
     union = Annotated[Union[members], Field(discriminator="name")] if len(members) > 1 else members[0]  # noqa: UP007
-    written = Literal[tuple(known)] | union
-    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written), KnownNames(known)]
+    written = Literal[tuple(types)] | union
+    return Annotated[union, BeforeValidator(spelled_out, json_schema_input_type=written), KnownNames(types)]

@@ -15,8 +15,8 @@ def command(text: str, results: str | Path = "results", config: str | Path = "co
     Unless the shell finds the program of this environment, its folder comes first, such as ``.venv/bin/``.
     """
     program, bin_folder = text.partition(" ")[0], Path(sys.executable).parent
-    found = shutil.which(program)
-    if (bin_folder / program).exists() and not (found and os.path.samefile(found, bin_folder / program)):
+    path = shutil.which(program)
+    if (bin_folder / program).exists() and not (path and os.path.samefile(path, bin_folder / program)):
         text = f"{min(os.path.relpath(bin_folder), str(bin_folder), key=len)}/{text}"
     folders = {"results": results, "config": config}
     for name, folder in folders.items():

@@ -150,11 +150,11 @@ class Sample:
     @property
     def spread(self) -> Spread:
         """The moderated spread; a cell with a diverged run has its own, a single seed has none."""
-        own, df, prior = self.variance, self.df, self.prior
+        sample_variance, df, prior = self.variance, self.df, self.prior
         if not df or not prior.df or self.diverged:
-            return Spread(math.sqrt(own) * self.scale, df)
+            return Spread(math.sqrt(sample_variance) * self.scale, df)
         share = 1.0 if math.isinf(prior.df) else prior.df / (prior.df + df)
-        std = max(math.sqrt(share * prior.variance + (1 - share) * own), self.floor / self.scale)
+        std = max(math.sqrt(share * prior.variance + (1 - share) * sample_variance), self.floor / self.scale)
         return Spread(std * self.scale, min(prior.df + df, prior.pooled_df), prior.cells)
 
 
@@ -168,7 +168,7 @@ def moderated(samples: Sequence[Sample]) -> list[Sample]:
         keys.append((sample.family, seen[shared] if sample.base is not None else 0))
         members.setdefault(keys[-1], []).append(sample)
         seen[shared] += 1
-    priors = {key: Prior.of(same) for key, same in members.items()}
+    priors = {key: Prior.of(group) for key, group in members.items()}
     return [replace(sample, prior=priors[key]) for sample, key in zip(samples, keys, strict=True)]
 
 
@@ -326,6 +326,6 @@ def contrast(
 
 def discoveries(ps: Sequence[float | None]) -> list[bool]:
     """Select p values at a false discovery rate of 5 % (Benjamini and Hochberg 1995)."""
-    given = [p for p in ps if p is not None]
-    adjusted = iter(stats.false_discovery_control(given) if given else ())
+    p_values = [p for p in ps if p is not None]
+    adjusted = iter(stats.false_discovery_control(p_values) if p_values else ())
     return [p is not None and bool(next(adjusted) <= LEVEL) for p in ps]

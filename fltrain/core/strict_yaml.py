@@ -68,8 +68,8 @@ class _Loader(_Base):  # type: ignore[misc]  # with or without libyaml
         self._merged[node], names = False, set[str]()
         for place, (key, value) in enumerate(node.value):
             if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
-                rest = f" ({NO_COMMA})" * (value.value == "")  # {lr: 0,05} has the key 05
-                raise _fault(key, f"the key {key.value!r} is no text; write it in quotes{rest}")
+                remark = f" ({NO_COMMA})" * (value.value == "")  # {lr: 0,05} has the key 05
+                raise _fault(key, f"the key {key.value!r} is no text; write it in quotes{remark}")
             if key.value in names:
                 self.repeated.append(key)
             names.add(key.value)
@@ -153,18 +153,18 @@ def _data(
     with _refusing(where):
         loader = _Loader("", blocks)
         data = [loader.construct_object(tree, deep=True) for tree in trees]
-    found = Problems()
+    mistakes = Problems()
     for key in loader.repeated:
-        with found.collected(), _refusing(where):
+        with mistakes.collected(), _refusing(where):
             raise _fault(key, f"the key {key.value!r} occurs twice; leave one out")
-    found.refuse(where)
+    mistakes.refuse(where)
     return data
 
 
 def _block(name: yaml.Node, blocks: Mapping[str, yaml.Node]) -> yaml.Node:
     if str(name.value) not in blocks:
-        known = hint(str(name.value), blocks or ["none"], "blocks")
-        raise _fault(name, f"use: unknown block {name.value!r}{known}")
+        suggestion = hint(str(name.value), blocks or ["none"], "blocks")
+        raise _fault(name, f"use: unknown block {name.value!r}{suggestion}")
     return blocks[name.value]
 
 
@@ -172,8 +172,8 @@ def _place(node: yaml.Node) -> FileLine | None:
     return (node.start_mark.name, node.start_mark.line + 1) if node.start_mark.name else None
 
 
-def _fault(node: yaml.Node, what: str) -> ConstructorError:
-    return ConstructorError(problem=what, problem_mark=node.start_mark)
+def _fault(node: yaml.Node, problem: str) -> ConstructorError:
+    return ConstructorError(problem=problem, problem_mark=node.start_mark)
 
 
 @contextmanager

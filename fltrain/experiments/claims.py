@@ -73,7 +73,7 @@ class Quantity(Settings):
     def choices(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Yield each axis on which cells are chosen, with the labels: ``over``, ``minus`` and ``at``."""
         return (
-            (axis, names) for chosen in (self.over, self.minus, self.at) for axis, names in chosen.items()
+            (axis, names) for choice in (self.over, self.minus, self.at) for axis, names in choice.items()
         )
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ def run_table(
             "clients": entry.spec.partition.clients,
             "per_round": entry.spec.participation.per_round(entry.spec.partition.clients),
             "rounds": entry.spec.rounds,
-            "multiply_adds": f"{found:.0f}" if (found := multiply_adds.get(entry.spec.run_id)) else "",
+            "multiply_adds": f"{number:.0f}" if (number := multiply_adds.get(entry.spec.run_id)) else "",
             **dict(zip(("hours_least", "hours_most"), needed.get(entry.spec.run_id, ("", "")), strict=True)),
         }
         for item in plan.items

@@ -154,13 +154,13 @@ class PlannedItem:
         """Scale of the item in words, if the item is complete."""
         return self.reduction.title or self.scale.title
 
-    def keeping(self, why: str, holds: Callable[[Entry], bool]) -> Self:
-        """Return the item with the cells that meet a condition, which ``why`` describes in words."""
-        kept = [entry for entry in self.entries if holds(entry)]
-        if len(kept) == len(self.entries):
+    def keeping(self, text: str, holds: Callable[[Entry], bool]) -> Self:
+        """Return the item with the cells that meet a condition, which ``text`` describes in words."""
+        entries = [entry for entry in self.entries if holds(entry)]
+        if len(entries) == len(self.entries):
             return self
-        axes = with_labels(self.axes, (entry.labels for entry in kept))
-        return replace(self, axes=axes, entries=kept, restricted=(*self.restricted, Restriction(to=why)))
+        axes = with_labels(self.axes, (entry.labels for entry in entries))
+        return replace(self, axes=axes, entries=entries, restricted=(*self.restricted, Restriction(to=text)))
 
     @cached_property
     def sheet(self) -> ItemJob:

@@ -71,7 +71,7 @@ class Jobs:
     def refuse_damaged(self) -> None:
         """Refuse damaged records: Snakemake takes them for finished, and tables would leave them out."""
         records = [self.results.record(run) for run in self.plan.runs if run in self.complete]
-        if damages := [one.refusal("delete its folder to retrain it") for one in records if one.damage]:
+        if damages := [entry.refusal("delete its folder to retrain it") for entry in records if entry.damage]:
             raise together("damaged records", [("", damage) for damage in damages])
 
     def notes(self) -> list[str]:
@@ -82,7 +82,7 @@ class Jobs:
             notes.append(f"{scale}: {len(self.complete):,} of {count(runs, 'run')} are trained")
         complete = {run: spec for run, spec in self.plan.runs.items() if run in self.complete}
         if changed := changed_runs(complete, self.results):
-            modules = sorted({module for found in changed.values() for module in found})
+            modules = sorted({module for names in changed.values() for module in names})
             records = count(len(changed), "record")
             notes.append(
                 f"{listed(modules, 2)} changed after {records}; {IF_CHANGED}; to train "
@@ -99,13 +99,13 @@ class Jobs:
         scale = self.request.scale
         if target in self.papers:
             return f"the paper {target!r} is no target; run snakemake --config scale={scale} items={target}"
-        item = target.removeprefix(f"{self.folder}/").partition(".")[0]
-        if item in self.items:
-            return f"there is no target {target!r}; did you mean {item!r}?"
-        whole = plan(self.config, scale).items
-        if any(item in one.names for one in whole):
+        name = target.removeprefix(f"{self.folder}/").partition(".")[0]
+        if name in self.items:
+            return f"there is no target {target!r}; did you mean {name!r}?"
+        items = plan(self.config, scale).items
+        if any(name in item.names for item in items):
             return f"{target!r} is not in the requested part of the scale; leave out items, where and train"
-        return str(no_item(self.config, item, f"scale {scale!r}", [one.id for one in whole]))
+        return str(no_item(self.config, name, f"scale {scale!r}", [item.id for item in items]))
 
     # ------------------------------------------------------------ data and partitions
     @cached_property
@@ -215,10 +215,10 @@ class Jobs:
 
     def paper_inputs(self, name: str) -> dict[str, list[str]]:
         """Return the files that a paper's claims are judged by."""
-        stated = str(reported_folder(self.config, name) / f"{name}_claims.csv")
+        claims_file = str(reported_folder(self.config, name) / f"{name}_claims.csv")
         return {
             "made": self.outputs(name),
-            "claims": [stated] if self.papers[name].claims else [],
+            "claims": [claims_file] if self.papers[name].claims else [],
             "published": self.published(item for item in self.plan.items if item.paper.paper == name),
         }
 
@@ -228,9 +228,9 @@ class Jobs:
         scale, declared = self.plan.scale, self.papers[name]
         reduced = scale.reduces(declared)
         covers = {item.name: list(item.item.covers) for item in items}
-        every = [place for item in declared.items.values() for place in item.covers]
+        paper_places = [place for item in declared.items.values() for place in item.covers]
         covered = {place for places in covers.values() for place in places}
-        others = {place: "not part of these results" for place in every if place not in covered}
+        others = {place: "not part of these results" for place in paper_places if place not in covered}
         return {
             "paper": name,
             "title": declared.title,
@@ -305,10 +305,10 @@ def check_command(arguments: Sequence[str], folder: Path = Path()) -> None:
             )
         profile = value or following
         if name == "--workflow-profile" and profile != "none" and not Path(profile).exists():
-            known = sorted(path.name for path in (CHECKOUT / "workflow" / "profiles").iterdir())
+            profiles = sorted(path.name for path in (CHECKOUT / "workflow" / "profiles").iterdir())
             raise FltrainError(
                 f"--workflow-profile: there is no folder {profile}"
-                f"{hint(Path(profile).name, known, 'in workflow/profiles')}"
+                f"{hint(Path(profile).name, profiles, 'in workflow/profiles')}"
             )
 
 
@@ -343,10 +343,10 @@ def _from_records(part: Plan, results: Results, complete: frozenset[str]) -> Pla
         recorded = not item.trains or not complete.isdisjoint(item.run_ids)
         return recorded and all(file.exists() for file in files)
 
-    rest = part.reduced_to([item for item in part.items if possible(item)], "what records allow")
-    if not rest.items:
+    available = part.reduced_to([item for item in part.items if possible(item)], "what records allow")
+    if not available.items:
         raise FltrainError(
             f"scale {part.scale.scale!r}: none of its runs has a record (`fltrain status` names stale ones); "
             "import records (`fltrain records import`), or train the runs"
         )
-    return rest
+    return available

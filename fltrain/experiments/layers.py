@@ -39,11 +39,11 @@ class SettingsLayers:
         axes: points by axis and label; a scale's axis replaces the item's of the same name.
     """
 
-    def __init__(self, paper: Paper, item: Item, scale: Scale, own: Reduction) -> None:
+    def __init__(self, paper: Paper, item: Item, scale: Scale, cut: Reduction) -> None:
         parts: list[tuple[str, Paper | Item | Reduction]]
-        parts = [("paper", paper), ("item", item), ("scale", scale), ("scale", own)]
+        parts = [("paper", paper), ("item", item), ("scale", scale), ("scale", cut)]
         self.axes = {
-            axis: own.axes.get(axis) or scale.axes.get(axis) or points for axis, points in item.axes.items()
+            axis: cut.axes.get(axis) or scale.axes.get(axis) or points for axis, points in item.axes.items()
         }
         self._common = [SettingsLayer(name, part.settings) for name, part in parts]
         self._base = merged(self._common)
@@ -60,8 +60,8 @@ class SettingsLayers:
         points = [SettingsLayer("cell", point.set, point) for point in chosen]
         settings, matching = merged(points, self._base), list[Special]()
         if self._exceptions:
-            named = set[str]().union(*(special.settings for special in self._exceptions))
-            texts = cell_text(RunSpec.parse(settings, where, ALONE), named)
+            names = set[str]().union(*(special.settings for special in self._exceptions))
+            texts = cell_text(RunSpec.parse(settings, where, ALONE), names)
             matching = [special for special in self._exceptions if special.matches(texts)]
         exceptions = [SettingsLayer("cell", special.set, special) for special in matching]
         return [*self._common, *points, *exceptions], merged(exceptions, settings)

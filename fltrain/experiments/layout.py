@@ -50,10 +50,10 @@ class ItemLayout(Settings):
 
     def _places(self) -> list[tuple[str, str]]:
         """Return the fields that name an axis, each with the axis."""
-        named = [name for name, field in type(self).model_fields.items() if _AXIS in field.metadata]
-        values = [(name, getattr(self, name)) for name in named]
+        keys = [key for key, field in type(self).model_fields.items() if _AXIS in field.metadata]
+        values = [(key, getattr(self, key)) for key in keys]
         return [
-            (name, axis) for name, one in values for axis in ([one] if isinstance(one, str) else one or ())
+            (key, axis) for key, axes in values for axis in ([axes] if isinstance(axes, str) else axes or ())
         ]
 
     def faults(self, axes: Axes) -> Iterator[str]:
@@ -61,14 +61,14 @@ class ItemLayout(Settings):
 
         An axis that an unknown one resembles is not missed as well: its name is only misspelt.
         """
-        shown = [name for _, name in self._places()]
-        misspelt = [name for name in shown if name not in axes]
+        names = [name for _, name in self._places()]
+        misspelt = [name for name in names if name not in axes]
         for number, (place, name) in enumerate(self._places()):
             yield from unknown(f"{place}: unknown axis", [name], [*axes, *self.NO_AXIS], "axes")
-            if name in shown[:number]:
+            if name in names[:number]:
                 yield f"{place}: the layout names the axis {name!r} twice"
         for axis, labels in axes.items():
-            if len(labels) > 1 and axis not in shown and not any(suggest(name, [axis]) for name in misspelt):
+            if len(labels) > 1 and axis not in names and not any(suggest(name, [axis]) for name in misspelt):
                 yield f"the layout does not show the axis {axis!r}; add it to the layout"
 
 
@@ -128,23 +128,23 @@ class Measured(Settings):
         if self.average and self.average.of == "gain" and not self.gain_over:
             yield "average: 'of: gain' needs 'gain_over'"
         yield from unknown("measure: unknown measure", [self.measure], MEASURES)
-        if (what := MEASURES.get(self.measure)) is None:
+        if (metric := MEASURES.get(self.measure)) is None:
             return
-        if what.targeted == "seconds" and self.printed_target:
+        if metric.targeted == "seconds" and self.printed_target:
             yield (
                 f"printed_target: {self.measure!r} needs seconds, and this is an accuracy; write 'target_of'"
             )
-        elif bool(what.targeted) != bool(self.target_of or self.printed_target):
-            targets = "needs" if what.targeted else "has no target; remove"
+        elif bool(metric.targeted) != bool(self.target_of or self.printed_target):
+            targets = "needs" if metric.targeted else "has no target; remove"
             yield f"measure: {self.measure!r} {targets} 'target_of' or 'printed_target'"
-        if self.gain_margin and (not self.gain_over or what.margin.relative or self.average):
+        if self.gain_margin and (not self.gain_over or metric.margin.relative or self.average):
             yield (
                 "gain_margin: it needs 'gain_over', a measure in points and no 'average'; "
                 f"{self.measure!r} has not all of these"
             )
-        if self.average and what.over_seeds != "mean":
+        if self.average and metric.over_seeds != "mean":
             yield f"average: {self.measure!r} is not a mean over seeds; remove its 'average'"
-        if what.over_seeds == "max" and (self.gain_over or self.relative_to):
+        if metric.over_seeds == "max" and (self.gain_over or self.relative_to):
             yield (
                 f"measure: {self.measure!r} is a maximum over seeds, which cannot be paired: it has no "
                 "'gain_over' and no 'relative_to'; show 'best_accuracy' for these"
@@ -186,8 +186,8 @@ class Table(ItemLayout):
             if measured.heading in headings[: len(NO_HEADINGS) + number]:
                 yield f"measures.{number}: the heading {measured.heading!r} is taken; set another 'label'"
             yield from (f"measures.{number}.{fault}" for fault in measured.faults(axes))
-        known = [MEASURES[name].dimension for name in names if name in MEASURES]
-        for dimension in dict.fromkeys(known or [None]):
+        dimensions = [MEASURES[name].dimension for name in names if name in MEASURES]
+        for dimension in dict.fromkeys(dimensions or [None]):
             yield from super().faults({**axes, **({dimension: ("several", "labels")} if dimension else {})})
 
 
@@ -256,11 +256,11 @@ class Curves(ItemLayout):
                     yield f"{place}: names {', '.join(map(repr, base))}, but the lines show {self.series!r}"
 
 
-def _unlike(name: str, needed: str, fits: Callable[[Measure], bool] = bool) -> Iterator[str]:
+def _measure_faults(name: str, needed: str, fits: Callable[[Measure], bool] = bool) -> Iterator[str]:
     """Yield a fault if a measure is unknown, not one number for each run, or does not fit."""
     yield from unknown("measure: unknown measure", [name], MEASURES)
-    what = MEASURES.get(name)
-    if what and (what.targeted or what.dimension or what.over_seeds == "max" or not fits(what)):
+    metric = MEASURES.get(name)
+    if metric and (metric.targeted or metric.dimension or metric.over_seeds == "max" or not fits(metric)):
         yield f"measure: {name!r} is not {needed}; choose another"
 
 
@@ -282,7 +282,7 @@ class Points(ItemLayout):
 
     def faults(self, axes: Axes) -> Iterator[str]:
         yield from super().faults(axes)
-        yield from _unlike(self.measure, "one number for each run")
+        yield from _measure_faults(self.measure, "one number for each run")
 
 
 class Ranking(ItemLayout):
@@ -307,7 +307,7 @@ class Ranking(ItemLayout):
         yield from super().faults(axes)
         if self.rows in axes:
             yield from _unknown_labels("difference_from", {self.rows: self.difference_from}, axes)
-        yield from _unlike(self.measure, "one in points", lambda what: not what.margin.relative)
+        yield from _measure_faults(self.measure, "one in points", lambda metric: not metric.margin.relative)
 
 
 class Histogram(ItemLayout):
@@ -411,12 +411,12 @@ class RecoveredRow(NamedTuple):
     @property
     def label(self) -> str:
         """Text in front of the row."""
-        whole = {
+        texts = {
             "raw": "from raw features",
             "class_mean": "from class means",
             "mean": "from the mean of all classes",
         }
-        return whole[self.target] + (f", noise {self.noise:g}" if self.noise else "")
+        return texts[self.target] + (f", noise {self.noise:g}" if self.noise else "")
 
 
 class Inversion(ItemLayout):

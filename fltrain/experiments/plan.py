@@ -77,14 +77,14 @@ class Plan:
     @cached_property
     def runs(self) -> dict[str, RunSpec]:
         """Distinct runs to be trained, by id."""
-        found: dict[str, RunSpec] = {}
+        runs: dict[str, RunSpec] = {}
         for spec in (entry.spec for item in self.items if item.trains for entry in item.entries):
-            same = found.setdefault(spec.run_id, spec)
-            if same is not spec and same.canonical != spec.canonical:
+            other = runs.setdefault(spec.run_id, spec)
+            if other is not spec and other.canonical != spec.canonical:
                 raise FltrainError(
                     f"{spec.run_id}: two runs have this ID; choose another seed for one of them"
                 )
-        return found
+        return runs
 
     @cached_property
     def specs(self) -> list[RunSpec]:
@@ -94,11 +94,11 @@ class Plan:
     @cached_property
     def memberships(self) -> dict[str, list[str]]:
         """The items of each run, by run ID."""
-        found: dict[str, list[str]] = {}
+        item_ids: dict[str, list[str]] = {}
         for item in self.items:
             for run_id in item.run_ids:
-                found.setdefault(run_id, []).append(item.id)
-        return found
+                item_ids.setdefault(run_id, []).append(item.id)
+        return item_ids
 
     def restricted(self, selection: Selection) -> Plan:
         """Return the selected part of the plan: items with the matching cells, without empty items."""
@@ -110,41 +110,41 @@ class Plan:
         for item in items:
             if item.refused:
                 raise FltrainError(item.refused)
-        what = "paper" if {item.paper.paper for item in self.items} >= {*selection.items} else "item"
+        noun = "paper" if {item.paper.paper for item in self.items} >= {*selection.items} else "item"
         plural = "s" if len(selection.items) > 1 else ""
-        named = [f"{what}{plural} {', '.join(selection.items)}"] if selection.items else []
-        rest = self.reduced_to(items, *named)
+        reasons = [f"{noun}{plural} {', '.join(selection.items)}"] if selection.items else []
+        part = self.reduced_to(items, *reasons)
         if seeds := selection.seeds:
-            rest = rest._keeping(count(seeds, "seed"), lambda entry: entry.number < seeds)
+            part = part._keeping(count(seeds, "seed"), lambda entry: entry.number < seeds)
         if conditions := parse_where(selection.where):
             texts = {spec.run_id: settings_text(spec) for spec in self.specs}
-            part = {spec.run_id for spec in rest.specs}
+            run_ids = {spec.run_id for spec in part.specs}
 
             def meets(condition: Condition, entry: Entry) -> bool:
                 return condition.meets(texts[entry.spec.run_id])
 
             # Refuses unknown keys and values.
-            place = f"scale {self.scale.scale!r}{', '.join(['', *rest.restrictions])}"
-            choose(list(texts), conditions, texts.__getitem__, place, part.__contains__)
+            place = f"scale {self.scale.scale!r}{', '.join(['', *part.restrictions])}"
+            choose(list(texts), conditions, texts.__getitem__, place, run_ids.__contains__)
             for condition in conditions:
-                rest = rest._keeping(str(condition), partial(meets, condition))
-        if not rest.items:
+                part = part._keeping(str(condition), partial(meets, condition))
+        if not part.items:
             raise FltrainError(
-                f"scale {self.scale.scale!r}: no run is left with {'; '.join(rest.restrictions)}; "
+                f"scale {self.scale.scale!r}: no run is left with {'; '.join(part.restrictions)}; "
                 "drop one of these conditions"
             )
-        return rest
+        return part
 
-    def _keeping(self, why: str, holds: Callable[[Entry], bool]) -> Plan:
+    def _keeping(self, reason: str, holds: Callable[[Entry], bool]) -> Plan:
         """Return the plan with the cells that meet a condition."""
-        return self.reduced_to([item.keeping(why, holds) for item in self.items], why)
+        return self.reduced_to([item.keeping(reason, holds) for item in self.items], reason)
 
-    def reduced_to(self, items: list[PlannedItem], *why: str) -> Plan:
-        """Return the plan with the items that have cells; note ``why`` if a cell or item is removed."""
-        kept = [item for item in items if item.entries]
-        if kept == self.items:
+    def reduced_to(self, items: list[PlannedItem], *reasons: str) -> Plan:
+        """Return the plan with the items that have cells; note ``reasons`` if a cell or item is removed."""
+        items = [item for item in items if item.entries]
+        if items == self.items:
             return self
-        return replace(self, items=kept, restrictions=(*self.restrictions, *why))
+        return replace(self, items=items, restrictions=(*self.restrictions, *reasons))
 
 
 def plan(config: Path, scale: str) -> Plan:
@@ -160,19 +160,19 @@ def plan(config: Path, scale: str) -> Plan:
     search = read_added(config, "search.yaml", Search)
     chosen, where = declared(config, scale, Scale, labels), f"scale {scale!r}"
     papers: dict[str, Paper] = {}
-    found = Problems()
+    mistakes = Problems()
     lines = read_declaration(config, "scale", scale)[1]["items"].places.values()
-    at = {one: f"{file}: line {line}: " for one, (file, line) in zip(chosen.items, lines, strict=True)}
+    at = {item: f"{file}: line {line}: " for item, (file, line) in zip(chosen.items, lines, strict=True)}
     for item_id in chosen.items:
-        with found.collected():
+        with mistakes.collected():
             if (name := item_id.partition("/")[0]) not in papers:
                 papers[name] = declared(config, name, Paper, labels, at[item_id])
     for name, paper in papers.items():
-        with found.collected():
+        with mistakes.collected():
             check_reported(reported_folder(config, name), paper)
-    cited = [(name, cited_paper(one.where)) for name, paper in papers.items() for one in paper.claims]
+    cited = [(name, cited_paper(claim.where)) for name, paper in papers.items() for claim in paper.claims]
     sections = {*papers, *(f"{name}/{other}" for name, other in cited if other)}
-    with found.collected():
+    with mistakes.collected():
         check_known(f"{where}: conclusions: unknown paper", chosen.conclusions, sections)
     reductions: dict[tuple[str, str], Reduction] = {}
     for item_id, reduction in chosen.items.items():
@@ -180,24 +180,24 @@ def plan(config: Path, scale: str) -> Plan:
         if name not in papers:
             continue
         items = [item] if item else list(papers[name].items)
-        with found.collected():
-            check_known(f"{at[item_id]}unknown item", [f"{name}/{one}" for one in items], papers[name].ids)
-            reductions |= {(name, one): reduction for one in items}
+        with mistakes.collected():
+            check_known(f"{at[item_id]}unknown item", [f"{name}/{item}" for item in items], papers[name].ids)
+            reductions |= {(name, item): reduction for item in items}
     expanded: dict[tuple[str, str], PlannedItem] = {}
     specs: Specs = {}
     # Items that select from trials come after these.
     for name, item in sorted(reductions, key=lambda key: bool(papers[key[0]].items[key[1]].selects)):
         expand = partial(_expand, papers[name], item, chosen, reductions[name, item], register, config, specs)
-        with found.collected():
-            expanded[name, item] = one = expand(search)
-            if source := one.item.selects:
+        with mistakes.collected():
+            expanded[name, item] = draft = expand(search)
+            if source := draft.item.selects:
                 trials = [key[1] for key in expanded if key[0] == name]
-                check_known(f"{one.id}: the scale lacks the trials", [source], trials)
+                check_known(f"{draft.id}: the scale lacks the trials", [source], trials)
                 try:
                     expanded[name, item] = expand(read_selection(config, expanded[name, source]))
                 except FltrainError as error:
-                    expanded[name, item] = replace(one, entries=[], refused=f"{one.id}: {error}")
-    found.refuse(where)
+                    expanded[name, item] = replace(draft, entries=[], refused=f"{draft.id}: {error}")
+    mistakes.refuse(where)
     planned = [expanded[key] for key in reductions]
     parts = [(where, chosen), *((f"{where}: {name}", part) for name, part in chosen.items.items())]
     for place, part in parts:
@@ -222,19 +222,19 @@ def items_of_scales(config: Path) -> dict[str, list[str]]:
     """Return the IDs of all items by scale; faulty files are left out."""
     labels = read_added(config, "labels.yaml", DisplayLabels).labels
     files = [file for folder in folders_of(config, "scale") for file in folder.glob("*.yaml")]
-    found: dict[str, list[str]] = {}
+    items: dict[str, list[str]] = {}
     papers = cache(lambda paper: declared(config, paper, Paper, labels).ids)
     for scale in sorted({file.stem for file in files}):
         with suppress(FltrainError):
             names = declared(config, scale, Scale, labels).items
-            found[scale] = [one for name in names for one in ([name] if "/" in name else papers(name))]
-    return found
+            items[scale] = [item for name in names for item in ([name] if "/" in name else papers(name))]
+    return items
 
 
 def _judging(config: Path, name: str, ids: Iterable[str]) -> list[str]:
     """Return the papers of items, by ID, that have claims on a paper."""
     labels = read_added(config, "labels.yaml", DisplayLabels).labels
-    papers = dict.fromkeys(one.partition("/")[0] for one in ids)
+    papers = dict.fromkeys(item_id.partition("/")[0] for item_id in ids)
     return [paper for paper in papers if declared(config, paper, Paper, labels).judges(name)]
 
 
@@ -254,29 +254,29 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         return FltrainError(f"{name!r} is a file; {remedy}")
     problem, scales = f"{place} has no item {name!r}", items_of_scales(config)
     paper = name.removesuffix("/claims")
-    if having := [scale for scale, ids in scales.items() if any(paper in names_of(one) for one in ids)]:
-        scale = max(having, key=lambda one: (repr(one) in place, one == "published"))
+    if matches := [scale for scale, ids in scales.items() if any(paper in names_of(item) for item in ids)]:
+        scale = max(matches, key=lambda match: (repr(match) in place, match == "published"))
         if name != paper:
             return FltrainError(f"{problem}; claims are in results/{scale}/{paper}: index.html, claims.csv")
-        has = "has it" if len(having) == 1 else "have it"
-        those = f"scale{'' if len(having) == 1 else 's'} {listed(having, 3)} {has}"
+        has = "has it" if len(matches) == 1 else "have it"
+        location = f"scale{'' if len(matches) == 1 else 's'} {listed(matches, 3)} {has}"
         remedy = f"add --scale {scale} (Snakemake, Python: scale={scale})"
         judging = _judging(config, paper.partition("/")[0], present)
         claims = f"; at {place}, claims on it are in {listed(judging, 3)}" if judging else ""
-        return FltrainError(f"{problem}; {those}: {remedy}{claims}")
+        return FltrainError(f"{problem}; {location}: {remedy}{claims}")
     if (Path(name) / "runs").is_dir():
         return FltrainError(f"{problem}; {name} is a folder with runs: write --results {name}")
     if re.search("-[0-9a-f]{10}$", name):
         return FltrainError(f"{problem}; it is a run ID: see RESULTS/runs/{name}")
-    every = {one for ids in scales.values() for one in ids}
-    papers = {one.partition("/")[0] for one in {*present} | every}
-    named = max((one for one in papers if name.startswith((f"{one}/", f"{one}_"))), key=len, default="")
-    if named:
-        of_paper = partial(filter, lambda one: one.startswith(f"{named}/"))
-        items = [one.partition("/")[2] for one in sorted([*of_paper(present)] or of_paper(every))]
-        word = name.removeprefix(named)[1:]
-        return FltrainError(problem + hint(word, items, f"items of {named}", before=f"{named}/"))
-    papers = {one.partition("/")[0] for one in present or every}
+    all_ids = {item_id for ids in scales.values() for item_id in ids}
+    papers = {item_id.partition("/")[0] for item_id in {*present} | all_ids}
+    owner = max((stem for stem in papers if name.startswith((f"{stem}/", f"{stem}_"))), key=len, default="")
+    if owner:
+        of_paper = partial(filter, lambda item_id: item_id.startswith(f"{owner}/"))
+        items = [item_id.partition("/")[2] for item_id in sorted([*of_paper(present)] or of_paper(all_ids))]
+        word = name.removeprefix(owner)[1:]
+        return FltrainError(problem + hint(word, items, f"items of {owner}", before=f"{owner}/"))
+    papers = {item_id.partition("/")[0] for item_id in present or all_ids}
     return FltrainError(problem + hint(name.partition("/")[0], sorted(papers), remedy=own_remedy()))
 
 
@@ -284,12 +284,12 @@ def declared(
     config: Path, name: str, kind: type[AnyDeclared], labels: Mapping[str, str], named_at: str = ""
 ) -> AnyDeclared:
     """Return a paper or scale; its name must equal its file's name, because it names the results."""
-    what = kind.__name__.lower()
-    file, data = read_declaration(config, what, name, named_at)
-    check_sort(data, what, str(file))
+    sort = kind.__name__.lower()
+    file, data = read_declaration(config, sort, name, named_at)
+    check_sort(data, sort, str(file))
     declaration = kind.parse(data, str(file), labels)
-    if (own := getattr(declaration, what)) != name:
-        raise FltrainError(f"{file}: {what}: must be called {name!r} like the file, not {own!r}")
+    if (declared_name := getattr(declaration, sort)) != name:
+        raise FltrainError(f"{file}: {sort}: must be called {name!r} like the file, not {declared_name!r}")
     return declaration
 
 
@@ -311,7 +311,7 @@ def _expand(
     paper: Paper,
     name: str,
     scale: Scale,
-    own: Reduction,
+    cut: Reduction,
     register: Register,
     config: Path,
     specs: Specs,
@@ -321,24 +321,24 @@ def _expand(
     item_id = f"{paper.paper}/{name}"
     item = paper.items[name]
     caption = f"At full scale: {item.caption}" if item.caption and scale.reduces(paper) else item.caption
-    texts = {"title": own.heading or item.title, "caption": own.caption or caption}
+    texts = {"title": cut.heading or item.title, "caption": cut.caption or caption}
     item = item.model_copy(update=texts)
-    layers = SettingsLayers(paper, item, scale, own)
-    seeds, limit = item.seeds or paper.seeds, own.seeds or scale.seeds
+    layers = SettingsLayers(paper, item, scale, cut)
+    seeds, limit = item.seeds or paper.seeds, cut.seeds or scale.seeds
     seeds = limit if isinstance(limit, tuple) else seeds[:limit]
     if isinstance(item.figure, Bubbles):
         seeds = seeds[:1]  # it shows the partitions of the first
     spaces = str(place_of_file(config, "search.yaml") / "search.yaml")
     entries: list[Entry] = []
     applied: list[Special] = []
-    found = Problems()
+    mistakes = Problems()
     for combination in itertools.product(*layers.axes.values()):
         labels = dict(zip(layers.axes, combination, strict=True))
         where = f"{item_id} ({', '.join(labels.values())})"
         try:
             of_cell, settings = layers.cell(labels, where)
         except FltrainError as error:
-            found.append(error)
+            mistakes.append(error)
             continue
         sources = [layer.source for layer in of_cell if layer.source]
         matching = [source for source in sources if isinstance(source, Special)]
@@ -355,43 +355,43 @@ def _expand(
             if drawn:
                 runs = _checked(specs, merge(settings, drawn), where)
         except FltrainError as error:
-            found.append(error)
+            mistakes.append(error)
             continue
         for number, seed in enumerate(seeds):
             if seed not in runs:
                 runs[seed] = runs[-1].model_copy(update={"seed": seed})
             entries.append(Entry(labels, reported, number, runs[seed], of_cell))
     # Labels without a cell are not part of the item: exceptions have left all of their cells out.
-    shown = with_labels(layers.axes, (entry.labels for entry in entries))
-    faulty = bool(found)
-    axes = {axis: list(labels) for axis, labels in (layers.axes if faulty else shown).items()}
+    used_axes = with_labels(layers.axes, (entry.labels for entry in entries))
+    faulty = bool(mistakes)
+    axes = {axis: list(labels) for axis, labels in (layers.axes if faulty else used_axes).items()}
     path, file = ("items", name), reported_folder(config, paper.paper).with_name("register.yaml")
     for keys, faults in {
         (): register.unknown(paper.assumptions, file),
         path: register.unknown(item.assumptions, file),
         (*path, "table" if item.table else "figure"): item.layout.faults(axes),
     }.items():
-        found.extend(_located(config, paper, item_id, keys, fault) for fault in faults)
+        mistakes.extend(_located(config, paper, item_id, keys, fault) for fault in faults)
     if faulty:
-        found.refuse(item_id)
+        mistakes.refuse(item_id)
     planned = PlannedItem(
         paper=paper,
         name=name,
         scale=scale,
-        reduction=own,
+        reduction=cut,
         item=item,
         assumptions=register.texts((*paper.assumptions, *item.assumptions)),
-        axes=shown,
+        axes=used_axes,
         entries=entries,
         applied=tuple(applied),
-        restricted=() if scale.reduces(paper) else _shortened(item.axes, shown),
+        restricted=() if scale.reduces(paper) else _shortened(item.axes, used_axes),
     )
-    if not (scale.axes.keys() | own.axes.keys()) & item.axes.keys() and not (scale.settings or own.settings):
-        with found.collected():
+    if not (scale.axes.keys() | cut.axes.keys()) & item.axes.keys() and not (scale.settings or cut.settings):
+        with mistakes.collected():
             _check_exceptions(item_id, item.exceptions, [planned])
-    with found.collected():
-        found.extend(_unmet_needs(planned))
-    found.refuse(item_id)
+    with mistakes.collected():
+        mistakes.extend(_unmet_needs(planned))
+    mistakes.refuse(item_id)
     return planned
 
 
@@ -430,9 +430,9 @@ def _unmet_needs(item: PlannedItem) -> Iterator[FltrainError]:
         for quantity in quantities(claim.test)
         if quantity.item == item.name
     ]
-    for what, name in [*(("the layout", name) for name in measures_of(item.layout)), *claimed]:
+    for source, name in [*(("the layout", name) for name in measures_of(item.layout)), *claimed]:
         if lack := lacking_in_all(specs.values(), name, item.id):
-            yield problems(item.id, [f"{what} uses {name!r}, which needs {lack}; set it"])
+            yield problems(item.id, [f"{source} uses {name!r}, which needs {lack}; set it"])
     if item.rule == "model_figure":
         allowed = ("clients",) if isinstance(item.layout, Preference) else ("model", "clients")
         for cell, spec in specs.items():
@@ -442,10 +442,10 @@ def _unmet_needs(item: PlannedItem) -> Iterator[FltrainError]:
                 yield problems(f"{item.id} ({cell})", [f"the figure analyses models; {keep}"])
 
 
-def _shortened(declared: Mapping[str, Axis], shown: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:
+def _shortened(axes: Mapping[str, Axis], used_axes: Mapping[str, Collection[str]]) -> tuple[Restriction, ...]:
     """Return a restriction for each axis that lacks some of the labels that the item declares."""
     return tuple(
         Restriction(to=f"{axis} {'; '.join(labels)}", axis=axis)
-        for axis, labels in shown.items()
-        if not declared[axis].keys() <= set(labels)
+        for axis, labels in used_axes.items()
+        if not axes[axis].keys() <= set(labels)
     )

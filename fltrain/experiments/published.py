@@ -183,29 +183,29 @@ def check_reported(folder: Path, paper: Paper) -> None:
     Raises:
         FltrainError: with all files that cannot be read, and columns, metrics or claims that they lack.
     """
-    found = Problems()
+    mistakes = Problems()
     for name, item in paper.items.items():
         if item.reported:
-            with found.collected():
+            with mistakes.collected():
                 place, path = f"{paper.paper}/{name}", folder / item.reported.file
-                found.extend(map(FltrainError, _unknown_in_item(place, item, path)))
+                mistakes.extend(map(FltrainError, _unknown_in_item(place, item, path)))
     if paper.claims:
         path = folder / f"{paper.paper}_claims.csv"
-        with found.collected():
-            stated = {(one.where, one.claim) for one in read_claims(path)}
+        with mistakes.collected():
+            stated = {(statement.where, statement.claim) for statement in read_claims(path)}
             for claim in paper.claims:
                 if (claim.where, claim.claim) not in stated:
                     near = suggest(claim.claim, [text for _, text in stated])
                     lack = f"{path}: has no claim {claim.claim!r} where {claim.where!r}{near}"
-                    found.append(FltrainError(lack))
-    found.refuse(paper.paper)
+                    mistakes.append(FltrainError(lack))
+    mistakes.refuse(paper.paper)
 
 
 def _unknown_in_item(item_id: str, item: Item, path: Path) -> Iterator[str]:
     columns, rows = read_reported(path, REQUIRED)
     names: dict[str, set[str]] = {}
     points = [point for axis in item.axes.values() for point in axis.values()]
-    for reported in [*(point.reported for point in points), *(one.reported for one in item.exceptions)]:
+    for reported in [*(point.reported for point in points), *(patch.reported for patch in item.exceptions)]:
         for column, name in reported.items():
             names.setdefault(column, set()).add(name)
     # A single name does not distinguish cells.
@@ -217,8 +217,8 @@ def _unknown_in_item(item_id: str, item: Item, path: Path) -> Iterator[str]:
             if "{" not in name and (near := suggest(name, texts - used)):
                 yield f"{item_id}: reported: {path} has no row with {column} {name!r}{near}"
     measures = item.table.measures if item.table else ()
-    shown = [one for measured in measures for one in (measured, measured.average) if one]
-    compared = [one.reported for one in shown if one.reported]
+    entries = [entry for measured in measures for entry in (measured, measured.average) if entry]
+    compared = [entry.reported for entry in entries if entry.reported]
     metrics = sorted({row["metric"] for row in rows})
     lack = f"{item_id}: reported: {path} has no row of the metric"
     yield from unknown(lack, compared, metrics, "metrics")

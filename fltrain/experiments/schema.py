@@ -349,8 +349,8 @@ class Paper(Settings):
 
     @model_validator(mode="after")
     def _claims_of_items(self) -> Self:
-        if found := [*self._unknown_in_claims()]:
-            raise Conflicts(found)
+        if messages := [*self._unknown_in_claims()]:
+            raise Conflicts(messages)
         return self
 
     def _unknown_in_claims(self) -> Iterator[str]:
@@ -380,8 +380,8 @@ class Register(Settings):
 
     def texts(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the named entries as sentences; skip unknown ones."""
-        known = (name for name in dict.fromkeys(names) if name in self.entries)
-        return tuple(f"{name}: {self.entries[name].text}" for name in known)
+        entry_names = (name for name in dict.fromkeys(names) if name in self.entries)
+        return tuple(f"{name}: {self.entries[name].text}" for name in entry_names)
 
     def unknown(self, names: Sequence[str], file: Path) -> Iterator[str]:
         """Yield each name without an entry, after its place in ``assumptions``, with the lines to add."""
@@ -491,28 +491,28 @@ def read_added(config: Path, name: str, kind: type[AnySettings]) -> AnySettings:
     merged: dict[str, dict[str, Any]] = {}
     for place in places(config):
         if (file := place / name).exists():
-            found = read_settings(file, kind)
-            for key in found.model_fields_set:
-                entries, added = merged.setdefault(key, {}), getattr(found, key)
-                if both := entries.keys() & added.keys():
-                    names = ", ".join(map(repr, sorted(both)))
+            settings = read_settings(file, kind)
+            for key in settings.model_fields_set:
+                entries, added = merged.setdefault(key, {}), getattr(settings, key)
+                if duplicates := entries.keys() & added.keys():
+                    names = ", ".join(map(repr, sorted(duplicates)))
                     raise FltrainError(f"{file}: {key}: {config / name} has {names}, too; choose other names")
                 entries.update(added)
     return kind(**merged)
 
 
-def folders_of(config: Path, what: str) -> list[Path]:
+def folders_of(config: Path, sort: str) -> list[Path]:
     """Return the folders of papers or scales: the project's one, which must exist, and the user's own."""
-    first, *own = (place / f"{what}s" for place in places(config))
+    first, *user_folders = (place / f"{sort}s" for place in places(config))
     if not first.is_dir():
         raise FltrainError(
             f"{first}: there is no such folder; work in the project's folder, or name its folder config: "
             "config=PATH in Python, --config PATH in a shell"
         )
-    return [first, *own]
+    return [first, *user_folders]
 
 
-def read_declaration(config: Path, what: str, name: str, named_at: str = "") -> tuple[Path, Any]:
+def read_declaration(config: Path, sort: str, name: str, named_at: str = "") -> tuple[Path, Any]:
     """Return the file of a declaration, and its data with the lines of values.
 
     A paper is a file, ``papers/<name>.yaml``, or a folder: ``paper.yaml``, a file for each item, and
@@ -520,26 +520,26 @@ def read_declaration(config: Path, what: str, name: str, named_at: str = "") -> 
 
     Args:
         config: folder of the configuration.
-        what: ``paper`` or ``scale``.
+        sort: ``paper`` or ``scale``.
         name: name of the file or folder, also in the user's own folder.
         named_at: file and line that name it, as the beginning of messages.
     """
     if name.endswith(".yaml"):
-        raise FltrainError(f"{named_at}{name!r} is a file; write the {what}'s name: {Path(name).stem}")
+        raise FltrainError(f"{named_at}{name!r} is a file; write the {sort}'s name: {Path(name).stem}")
     if "/" in name and name[0].isalpha():
-        raise FltrainError(f"{name!r} is no name of a {what}; write the stem of a file in {config}/{what}s")
-    single = f"{file_name(name, what)}.yaml"
-    folders = folders_of(config, what)
-    possible = [path for one in folders for path in (one / single, one / name / "paper.yaml")]
-    found = [path for path in possible if path.exists()]
-    if len(found) > 1:
-        raise FltrainError(f"{found[1]}: the {what} is also in {found[0]}; delete or rename one of them")
-    if not found:
-        known = sorted({other.stem for one in folders for other in (*one.glob("*.yaml"), *one.glob("*/"))})
+        raise FltrainError(f"{name!r} is no name of a {sort}; write the stem of a file in {config}/{sort}s")
+    single = f"{file_name(name, sort)}.yaml"
+    folders = folders_of(config, sort)
+    possible = [path for folder in folders for path in (folder / single, folder / name / "paper.yaml")]
+    files = [path for path in possible if path.exists()]
+    if len(files) > 1:
+        raise FltrainError(f"{files[1]}: the {sort} is also in {files[0]}; delete or rename one of them")
+    if not files:
+        names = sorted({path.stem for root in folders for path in (*root.glob("*.yaml"), *root.glob("*/"))})
         where = f"known from .yaml files in {' and '.join(map(str, folders))}"
-        check_known(f"{named_at}unknown {what}", [name], known, where, own_remedy())
-    file = found[0]
-    if what == "scale":
+        check_known(f"{named_at}unknown {sort}", [name], names, where, own_remedy())
+    file = files[0]
+    if sort == "scale":
         return file, read_plain(file)
     others = [] if file.name == single else [path for path in file.parent.glob("*.yaml") if path != file]
     others.sort(key=lambda path: natural(path.stem))
@@ -548,11 +548,11 @@ def read_declaration(config: Path, what: str, name: str, named_at: str = "") -> 
         paper.pop("blocks", None)
         for path, part in zip(others, parts, strict=True):
             place = place_of(part) or (str(path), 1)
-            whole = paper if path.stem == "claims" else paper.setdefault("items", LocatedMapping())
-            if not isinstance(whole, LocatedMapping) or path.stem in whole:
+            parent = paper if path.stem == "claims" else paper.setdefault("items", LocatedMapping())
+            if not isinstance(parent, LocatedMapping) or path.stem in parent:
                 raise FltrainError(f"{path}: {file} has {path.stem!r}, too, or no mapping of items")
             paper.places.setdefault("items", place)
-            whole[path.stem], whole.places[path.stem] = part, place
+            parent[path.stem], parent.places[path.stem] = part, place
     return file, paper
 
 

@@ -224,10 +224,10 @@ def select(item: PlannedItem, results: Results) -> Selected:
             f"{missing[0]}; all count, so train them: "
             f"{workflow(f'scale={item.scale.scale} items={item.id}', results.root)}"
         )
-    what = measure(name)
+    metric = measure(name)
 
     def value(runs: tuple[str, ...]) -> float | None:
-        values = [(what.of(records[run]) or {"": what.of_diverged(records[run])})[""] for run in runs]
+        values = [(metric.of(records[run]) or {"": metric.of_diverged(records[run])})[""] for run in runs]
         mean = average(values)
         return round(mean, 10) if math.isfinite(mean) else None
 

@@ -78,7 +78,7 @@ class Work:
         own_tests = (
             [n / clients for n in (test, validation) if n] if spec.local_test and spec.personal else []
         )
-        local = own = 0.0
+        local = testing = 0.0
         images, larger = divmod(train, clients)
         for count, share in ((images, clients - larger), (images + 1, larger)):
             size = replace(size, images=count)
@@ -87,15 +87,15 @@ class Work:
                 local += share * count * size.gradient()
             for tests in own_tests:
                 size = replace(size, tests=tests)
-                own += share * sum(method.testing_work(size) for method in spec.composition.methods)
+                testing += share * sum(method.testing_work(size) for method in spec.composition.methods)
         tested = test + validation + sum(data.entry.test_images or 0 for data in evaluation.extra)
         times = spec.rounds // evaluation.every
         times += sum(1 for number in spec.final_rounds if number % evaluation.every)
-        return spec.rounds * size.cohort * local / clients, times * (tested * size.forward + own)
+        return spec.rounds * size.cohort * local / clients, times * (tested * size.forward + testing)
 
     def _network(self, spec: RunSpec, shape: tuple[int, int, int]) -> Workload:
         """Return the multiply-adds of a run's network."""
-        adapting = [one for one in spec.composition.methods if type(one).adapt is not Method.adapt]
+        adapting = [method for method in spec.composition.methods if type(method).adapt is not Method.adapt]
         key = (shape, *(part.model_dump_json() for part in (spec.model, *adapting)))
         if key not in self._networks:
             channels, side, classes = shape
@@ -130,14 +130,14 @@ class Work:
             }
             simulation = synthetic_run(settings, steps * batch, 2 * (entry.classes or 1), device)
             shape = simulation.data.train.images.shape[1], simulation.data.train.images.shape[2]
-            each = self._network(simulation.spec, (*shape, simulation.data.classes)).gradient()
+            per_image = self._network(simulation.spec, (*shape, simulation.data.classes)).gradient()
             simulation.round(0)  # warms up
             begun, rounds = time.perf_counter(), 0
             while rounds == 0 or time.perf_counter() - begun < MEASURED:
                 rounds += 1
                 simulation.round(rounds)
             seconds = time.perf_counter() - begun
-            self._speeds[key] = rounds * clients * steps * batch * each / seconds
+            self._speeds[key] = rounds * clients * steps * batch * per_image / seconds
         return self._speeds[key]
 
 
@@ -165,11 +165,11 @@ def network_work(network: Network, images: Tensor, classes: int) -> Workload:
 
     def count(block: str, module: nn.Module, inputs: Tensor, output: Tensor) -> None:
         nonlocal first
-        inputs_of_each = module.weight[0].numel() if isinstance(module, nn.Conv2d) else module.in_features
-        each = int(inputs_of_each)  # type: ignore[arg-type]
+        size = module.weight[0].numel() if isinstance(module, nn.Conv2d) else module.in_features
+        fan_in = int(size)  # type: ignore[arg-type]
         if len(output) == len(images):
-            of_block[block] += output[0].numel() * each
-            first += 0 if inputs.requires_grad else output[0].numel() * each
+            of_block[block] += output[0].numel() * fan_in
+            first += 0 if inputs.requires_grad else output[0].numel() * fan_in
 
     def hook(block: str) -> Any:
         return lambda module, inputs, output: count(block, module, inputs[0], output)

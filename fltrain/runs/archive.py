@@ -76,7 +76,7 @@ def import_records(path: Path, results: Results) -> Counter[str]:
         FltrainError: if the archive is invalid, a run is being trained, or a file cannot be written.
     """
     results.create()
-    done, outcome = Counter[str](), "nothing was imported"
+    counts, outcome = Counter[str](), "nothing was imported"
     # On the same file system, so that a rename suffices, and under a name that no run has.
     with tempfile.TemporaryDirectory(prefix=".import-", dir=results.runs) as staging:
         try:
@@ -85,12 +85,12 @@ def import_records(path: Path, results: Results) -> Counter[str]:
             for record in new:
                 _check(Record(record))
             for record in new:
-                done[_receive(record, results)] += 1
-                imported = f"{done['added']} of {len(new)} records were imported"
+                counts[_receive(record, results)] += 1
+                imported = f"{counts['added']} of {len(new)} records were imported"
                 outcome = f"{imported}, the others are unchanged; solve this and import it again"
         except (FltrainError, OSError) as error:
             raise FltrainError(f"{path}: {as_mistake(error)}; {outcome}") from None
-    return done
+    return counts
 
 
 def _receive(new: Path, results: Results) -> str:
@@ -100,10 +100,10 @@ def _receive(new: Path, results: Results) -> str:
         raise FltrainError(f"{place} is not a folder; rename it")
     try:
         with leased(results.lease(new.name)):
-            if (mine := results.record(new.name)).complete:
-                same, *_ = filecmp.cmpfiles(new, place, NUMBERS, shallow=False)
+            if (existing := results.record(new.name)).complete:
+                equal_files, *_ = filecmp.cmpfiles(new, place, NUMBERS, shallow=False)
                 rows = ((folder / "metrics.jsonl").read_text() for folder in (new, place))
-                equal = len(same) == len(NUMBERS) or (mine.usable and _close(*rows))
+                equal = len(equal_files) == len(NUMBERS) or (existing.usable and _close(*rows))
                 return "unchanged" if equal else "kept"
             if place.exists():  # a training that was stopped
                 shutil.rmtree(place)
@@ -113,11 +113,11 @@ def _receive(new: Path, results: Results) -> str:
     return "added"
 
 
-def _close(one: str, other: str) -> bool:
+def _close(first: str, second: str) -> bool:
     """Return True if texts differ at most in the last digits of their floats."""
-    pairs = zip(*(map(float, _FLOAT.findall(text)) for text in (one, other)), strict=False)
-    same = _FLOAT.sub("#", one) == _FLOAT.sub("#", other)
-    return same and all(math.isclose(*pair, rel_tol=1e-5, abs_tol=1e-6) for pair in pairs)
+    pairs = zip(*(map(float, _FLOAT.findall(text)) for text in (first, second)), strict=False)
+    equal_texts = _FLOAT.sub("#", first) == _FLOAT.sub("#", second)
+    return equal_texts and all(math.isclose(*pair, rel_tol=1e-5, abs_tol=1e-6) for pair in pairs)
 
 
 def _unpack(path: Path, staging: Path) -> None:

@@ -145,10 +145,10 @@ def points(record: Record, curve: str) -> dict[int, dict[str, float]]:
     """
     kind, _, field = CURVES.get(curve, curve).partition(".")
     rows = _tests(record) if kind == "evaluation" else record.rows(kind)
-    found = ((row["round"], row.get(field)) for row in rows)
+    pairs = ((row["round"], row.get(field)) for row in rows)
     return {
         round: value if isinstance(value, dict) else {"": value}
-        for round, value in found
+        for round, value in pairs
         if value is not None
     }
 
@@ -225,12 +225,12 @@ def _interpolated_rounds(record: Record, target: float) -> float:
     return math.inf
 
 
-def _to_target(total: Callable[[Record], float]) -> Callable[[Record, float], float]:
+def _to_target(cost: Callable[[Record], float]) -> Callable[[Record, float], float]:
     """Return a measure of the cost up to a target: the rounds to it times the mean cost of a round."""
 
     def read(record: Record, target: float) -> float:
-        rounds, trained = _interpolated_rounds(record, target), len(record.costs["round_seconds"])
-        return rounds / trained * total(record) if trained and rounds < math.inf else math.inf
+        rounds, trained_rounds = _interpolated_rounds(record, target), len(record.costs["round_seconds"])
+        return rounds / trained_rounds * cost(record) if trained_rounds and rounds < math.inf else math.inf
 
     return read
 
@@ -255,8 +255,8 @@ def _at_equal_time(record: Record, seconds: float) -> float | None:
 
 def _accuracy_by(record: Record, last: float) -> float | None:
     """Return the accuracy of the last test up to a round; None without a test."""
-    tested = [row["accuracy"] for row in _tests(record) if row["round"] <= last]
-    return 100.0 * tested[-1] if tested else None
+    accuracies = [row["accuracy"] for row in _tests(record) if row["round"] <= last]
+    return 100.0 * accuracies[-1] if accuracies else None
 
 
 def _rounds_to_settle(record: Record) -> float | None:
@@ -276,8 +276,8 @@ def _selection_share(record: Record) -> Mapping[str, float]:
     """Return the share of selections in each block, in percent (FLFA, table 13)."""
     selected = Counter(name.partition(".")[0] for row in record.rows("flfa") for name in row["selected"])
     blocks = dict.fromkeys(name.partition(".")[0] for name in record.summary["layers"])
-    total = selected.total()
-    return {block: 100 * selected[block] / total if total else math.nan for block in blocks}
+    number = selected.total()
+    return {block: 100 * selected[block] / number if number else math.nan for block in blocks}
 
 
 def _extra_accuracy(record: Record) -> Mapping[str, float]:
@@ -382,15 +382,15 @@ def metrics_of(record: Record, targets: Mapping[str, float | None]) -> dict[str,
         record: the record. If it diverged, it has no accuracy.
         targets: the measures, each with its target, or None without one. A target adds ``TARGET_MISSED``.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, target in targets.items():
-        what = measure(name)
-        lost = what.diverged == "chance" and record.summary["status"] == "diverged"
-        numbers = {} if lost else what.of(record, *filter(None, [target])) or {}
+        metric = measure(name)
+        lost = metric.diverged == "chance" and record.summary["status"] == "diverged"
+        numbers = {} if lost else metric.of(record, *filter(None, [target])) or {}
         for label, value in sorted(numbers.items()):
-            found[f"{name}.{label}" if label else name] = value
-            found |= {TARGET_MISSED: float(math.isinf(value))} if target else {}
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+            metrics[f"{name}.{label}" if label else name] = value
+            metrics |= {TARGET_MISSED: float(math.isinf(value))} if target else {}
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def measure(name: str) -> Measure:

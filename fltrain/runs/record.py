@@ -77,8 +77,8 @@ def reason(error: Exception) -> str:
     """Describe one of ``BROKEN``, or an error of the system, in one line."""
     if isinstance(error, OSError):
         return f"{Path(error.filename or '').name}: {error.strerror}"
-    what = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
-    return " ".join(what.split())
+    text = str(error) if isinstance(error, ValueError) else f"its files do not fit together ({error!r})"
+    return " ".join(text.split())
 
 
 def unknown_remedy() -> str:
@@ -106,8 +106,8 @@ class Results:
     @property
     def missing(self) -> str:
         """Problem, and the nearest name or the current folder, if there is no such folder; else empty."""
-        here = "" if self.root.is_absolute() else f"; you are in {Path.cwd()}"
-        problem = "not a folder" if self.root.exists() else f"no such folder{similar(self.root) or here}"
+        note = "" if self.root.is_absolute() else f"; you are in {Path.cwd()}"
+        problem = "not a folder" if self.root.exists() else f"no such folder{similar(self.root) or note}"
         return "" if self.root.is_dir() else f"{self.root}: {problem}"
 
     def existing(self) -> Results:
@@ -138,10 +138,10 @@ class Results:
 
     def create(self) -> None:
         """Create the folder of all records; Git ignores a new results folder."""
-        new = not self.root.exists()
+        is_new = not self.root.exists()
         try:
             self.runs.mkdir(parents=True, exist_ok=True)
-            if new:
+            if is_new:
                 (self.root / ".gitignore").write_text("*\n")
             if not os.access(self.runs, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "no permission to write")
@@ -259,10 +259,10 @@ class Record:
     def refusal(self, retrain: str) -> str:
         """Return the message that refuses a damaged record; ``retrain`` tells how to train the run again."""
         problem = self.damage.removeprefix(f"{self.folder}/")
-        known = problem.removesuffix(f"; {_REMEDY}")
-        if known == problem:  # it has another remedy: a newer version of fltrain made the record
+        cause = problem.removesuffix(f"; {_REMEDY}")
+        if cause == problem:  # it has another remedy: a newer version of fltrain made the record
             return f"{self.run_id}: {problem}"
-        return f"{self.run_id}: the record is damaged ({known}); restore it or {retrain}"
+        return f"{self.run_id}: the record is damaged ({cause}); restore it or {retrain}"
 
     @property
     def usable(self) -> bool:
@@ -296,7 +296,7 @@ class Record:
             lines = [line.strip() for line in str(error).splitlines()]  # of several, the first is a heading
             text = "; ".join(lines[1:] or lines).removeprefix("spec.json: ")
             unknown = re.findall(r"[\w.]+: unknown [^;(]*'", text)  # without guesses at other names
-            remedy = unknown_remedy() * any(": unknown key " not in one for one in unknown)
+            remedy = unknown_remedy() * any(": unknown key " not in message for message in unknown)
             return ("; ".join(unknown) or text) + remedy
 
     @property
@@ -325,11 +325,11 @@ class Record:
             return ""
         before, after = recorded if isinstance(recorded, dict) else {}, today.canonical["revisions"]
 
-        def shown(revision: Any) -> str:
+        def text_of(revision: Any) -> str:
             return ", ".join(map(str, revision)) if isinstance(revision, list) else str(revision)
 
         names = [name for name in {**after, **before} if before.get(name) != after.get(name)]
-        changes = [f"{name} {shown(before.get(name))} -> {shown(after.get(name))}" for name in names]
+        changes = [f"{name} {text_of(before.get(name))} -> {text_of(after.get(name))}" for name in names]
         return "; ".join(changes) or "settings"
 
     def check_settings(self, spec: RunSpec) -> None:
@@ -429,8 +429,8 @@ def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
         content = {key: value for key, value in data.items() if key != "digest"}
         return {**content, "digest": sha256(canonical_json(content))}
     digests = {name: digest for name, digest in data["digests"].items() if name != "summary"}
-    own = sha256(canonical_json({**data, "digests": digests}))
-    return {**data, "digests": {**digests, "summary": own}}
+    seal = sha256(canonical_json({**data, "digests": digests}))
+    return {**data, "digests": {**digests, "summary": seal}}
 
 
 def summarise(

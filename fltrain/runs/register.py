@@ -48,25 +48,25 @@ def register(component: Kind) -> Kind:
     Raises:
         FltrainError: if it is no method or network, has no name, or the name of one of fltrain.
     """
-    what = f"register: {getattr(component, '__name__', component)}"
+    subject = f"register: {getattr(component, '__name__', component)}"
     if not (isinstance(component, type) and issubclass(component, Method | Model)):
         raise FltrainError(
-            f"{what} is no subclass of fltrain.methods.base.Method or fltrain.models.base.Model"
+            f"{subject} is no subclass of fltrain.methods.base.Method or fltrain.models.base.Model"
         )
     name = component.model_fields["name"].default
     if not isinstance(name, str):
-        raise FltrainError(f'{what} has no name; write, for example, name: Literal["mine"] = "mine"')
-    known: dict[str, Any] = METHODS if issubclass(component, Method) else MODELS
-    other = known.get(file_name(name, f"name of {component.__name__}"))
-    older = other is component and _own(component.__module__)  # than the registry, which has found it
+        raise FltrainError(f'{subject} has no name; write, for example, name: Literal["mine"] = "mine"')
+    catalogue: dict[str, Any] = METHODS if issubclass(component, Method) else MODELS
+    other = catalogue.get(file_name(name, f"name of {component.__name__}"))
+    older = other is component and _is_own(component.__module__)  # than the registry, which has found it
     if other and other not in _registered and not older:
         raise FltrainError(
-            f"{what}: {name!r} is the name of {other.__module__}.{other.__name__}; choose another"
+            f"{subject}: {name!r} is the name of {other.__module__}.{other.__name__}; choose another"
         )
     check_settings(component)
     component.revision = _digest(component)
     _registered.append(component)
-    known[name] = component
+    catalogue[name] = component
     refresh()
     return component
 
@@ -83,17 +83,17 @@ def refresh() -> None:
 
 def _digest(component: type[Component]) -> int:
     """Return a number that changes with the user's code and data that make up a class, or that it uses."""
-    found: list[type | FunctionType] = [component]
+    definitions: list[type | FunctionType] = [component]
     texts = []
-    for thing in found:  # it grows
-        for name, part in _members(thing) if isinstance(thing, type) else _used(thing):
+    for definition in definitions:  # it grows
+        for name, part in _members(definition) if isinstance(definition, type) else _used(definition):
             value = inspect.unwrap(getattr(part, "fget", part))
             if not isinstance(value, type | FunctionType):
                 texts.append(f"{name}={_value(value)}")
             elif value.__qualname__ != component.__qualname__:  # else, it may be about to be replaced
                 texts.append(f"{name}={value.__qualname__}")
-                if _own(value.__module__) and value not in found:
-                    found.append(value)
+                if _is_own(value.__module__) and value not in definitions:
+                    definitions.append(value)
     return int(sha256("\0".join(texts))[:8], 16)
 
 
@@ -107,7 +107,7 @@ def _value(value: Any) -> str:
         return type(value).__qualname__
 
 
-def _own(module: str | None) -> bool:
+def _is_own(module: str | None) -> bool:
     """Return whether a module is the user's: not of Python, of fltrain or of an installed package."""
     top = (module or "__main__").split(".")[0]
     if top == "__main__":  # its file can be a launcher's, as of ``python -m``
@@ -120,7 +120,7 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the bases, attributes and fields of a class by name, without what Python and pydantic add."""
     for base in kind.__mro__:
         yield "base", base.__qualname__
-        for name, value in [*vars(base).items()] if base is kind or _own(base.__module__) else []:
+        for name, value in [*vars(base).items()] if base is kind or _is_own(base.__module__) else []:
             if name not in _ADDED and (inspect.isfunction(value) or not name.startswith("__")):
                 yield name, value
     if issubclass(kind, BaseModel):
@@ -139,7 +139,7 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     except OSError:
         for code in codes:
             yield "code", [code.co_code, code.co_names]
-            yield from (("data", one) for one in code.co_consts if not isinstance(one, CodeType))
+            yield from (("data", value) for value in code.co_consts if not isinstance(value, CodeType))
     yield "defaults", [function.__defaults__, function.__kwdefaults__]
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # a variable without a value
@@ -147,9 +147,9 @@ def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
     steps = [step for code in codes for step in dis.get_instructions(code)]
     for name in dict.fromkeys(step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")):
         value = function.__globals__.get(name, _MODULES)
-        if isinstance(value, ModuleType) and _own(value.__name__):
+        if isinstance(value, ModuleType) and _is_own(value.__name__):
             names = dict.fromkeys(name for code in codes for name in code.co_names)
-            yield from ((one, vars(value)[one]) for one in names if one in vars(value))
+            yield from ((name, vars(value)[name]) for name in names if name in vars(value))
         elif value is not _MODULES and not isinstance(value, _MODULES):
             yield name, value
 

@@ -116,15 +116,15 @@ AnyLocalTest = Annotated[LocalTest, BeforeValidator(_fraction, json_schema_input
 
 def _cohort(value: Any, info: ValidationInfo) -> Any:
     """Return a cohort's settings; refuse a number of clients."""
-    given = _fraction(value)
-    number = given.get("fraction") if isinstance(given, Mapping) else None
+    settings = _fraction(value)
+    number = settings.get("fraction") if isinstance(settings, Mapping) else None
     clients = info.data["partition"].clients if "partition" in info.data else 0
     if isinstance(number, int | float) and 1 < number < 2:
         raise Conflicts([f"fraction: a share of the clients, at most 1 (all clients), got {number:g}"])
     if isinstance(number, int | float) and 1 < number <= clients and number == int(number):
         share = f"{number:g} of {count(clients, 'client')} are {number / clients:.4g}"
         raise Conflicts([f"fraction: a share of the clients, from 0 to 1, got {number:g}; {share}"])
-    return given
+    return settings
 
 
 AnyParticipation = Annotated[
@@ -188,10 +188,10 @@ _FILES = {
 def check_sort(data: Any, sort: str, where: str) -> None:
     """Refuse data that have the keys of another sort of file: ``run``, ``paper``, ``scale`` ..."""
     keys = data.keys() if isinstance(data, Mapping) else set()
-    found = next((name for name, needed in _FILES.items() if needed <= keys), sort)
-    if found != sort and not _FILES[sort] <= keys:
-        remedy = "`fltrain train` trains" if found == "run" else "`fltrain plan` and `snakemake` read"
-        raise FltrainError(f"{where}: declares a {found}, not a {sort}; {remedy} such files")
+    actual_sort = next((name for name, needed in _FILES.items() if needed <= keys), sort)
+    if actual_sort != sort and not _FILES[sort] <= keys:
+        remedy = "`fltrain train` trains" if actual_sort == "run" else "`fltrain plan` and `snakemake` read"
+        raise FltrainError(f"{where}: declares a {actual_sort}, not a {sort}; {remedy} such files")
 
 
 class RunSpec(Settings):
@@ -240,7 +240,7 @@ class RunSpec(Settings):
     def _parts_fit_together(self, info: ValidationInfo) -> Self:
         if info.context == ALONE:
             return self
-        found, side, entry = [*self._conflicts()], self.dataset.side, self.dataset.entry
+        conflicts, side, entry = [*self._conflicts()], self.dataset.side, self.dataset.entry
         checks: list[Callable[[], object]] = [
             partial(self.training.lr_schedule.check, self.rounds),
             partial(entry.normalisation, self.dataset.normalisation),
@@ -251,9 +251,9 @@ class RunSpec(Settings):
             try:
                 check()
             except ValueError as error:
-                found.append(str(error))
-        if found:
-            raise Conflicts(found)
+                conflicts.append(str(error))
+        if conflicts:
+            raise Conflicts(conflicts)
         return self
 
     def _conflicts(self) -> Iterator[str]:
@@ -262,12 +262,12 @@ class RunSpec(Settings):
         data, entry, needs = self.dataset, self.dataset.entry, self.composition.needs
         if entry.train_images == 0:
             yield f"dataset: {data.name!r} is for testing only; name it in evaluation.extra"
-        if len({one.id for one in evaluation.extra}) > len({one.name for one in evaluation.extra}):
+        if len({extra.id for extra in evaluation.extra}) > len({extra.name for extra in evaluation.extra}):
             yield "evaluation.extra: names a dataset in two sizes, but one would be tested; leave one out"
-        for one in evaluation.extra:
-            if one.normalisation != "default":
+        for extra in evaluation.extra:
+            if extra.normalisation != "default":
                 yield (
-                    f"evaluation.extra: {one.name!r} is normalised like the run's own dataset; leave out "
+                    f"evaluation.extra: {extra.name!r} is normalised like the run's own dataset; leave out "
                     "'normalisation'"
                 )
         if self.training.batch_size == 1 and (parts := composition.schedule.batches) > 1:
@@ -300,11 +300,11 @@ class RunSpec(Settings):
             if used and not self.local_test:
                 yield f"{setting}; set local_test, so that clients have images to test it on"
         if self.batchnorm == "local" or not needs.global_model:
-            what = "batchnorm 'local'" if needs.global_model else f"method {name!r}"
+            cause = "batchnorm 'local'" if needs.global_model else f"method {name!r}"
             if evaluation.keep == "model":
-                yield f"evaluation.keep: 'model' is the global model, but {what} has none; use 'clients'"
+                yield f"evaluation.keep: 'model' is the global model, but {cause} has none; use 'clients'"
             if evaluation.extra:
-                yield f"evaluation.extra: needs a global model; {what} has none; leave it out"
+                yield f"evaluation.extra: needs a global model; {cause} has none; leave it out"
         compared: tuple[str, ...] = () if needs.global_model else ("divergence", "dissimilarity")
         # Updates can still be compared in the parameters that clients share.
         if compared and needs.private in (None, "all"):
@@ -379,8 +379,8 @@ class RunSpec(Settings):
         if self.feature_skew is not None:
             revisions["feature_skew"] = self.feature_skew.revision
         # Two registries can state different values for one dataset.
-        if own := own_normalisation(self.dataset.name, self.dataset.normalisation):
-            revisions["normalisation"] = own
+        if normalisation := own_normalisation(self.dataset.name, self.dataset.normalisation):
+            revisions["normalisation"] = normalisation
         return {**self.model_dump(mode="json"), "revisions": revisions}
 
     @cached_property

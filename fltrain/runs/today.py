@@ -245,34 +245,34 @@ def notes_on(records: Iterable[Record]) -> list[str]:
     Args:
         records: the records behind a table, complete or not, repeated or not.
     """
-    complete = [record for record in {one.run_id: one for one in records}.values() if record.complete]
+    complete = [record for record in {entry.run_id: entry for entry in records}.values() if record.complete]
     damages = [damage for record in complete if (damage := record.damage)]
-    found = defaultdict[tuple[str, str], Counter[str]](Counter)
+    facts = defaultdict[tuple[str, str], Counter[str]](Counter)
     for record in complete:
-        for kind, what, value in () if record.damage else _facts(record):
-            found[kind, what] += Counter([str(value)] if value else [])  # in the order of the facts
-    different = {key: counts for key, counts in found.items() if len(counts) > 1}
+        for kind, name, value in () if record.damage else _facts(record):
+            facts[kind, name] += Counter([str(value)] if value else [])  # in the order of the facts
+    different = {key: counts for key, counts in facts.items() if len(counts) > 1}
 
-    def shown(kind: str) -> list[str]:
+    def differences(kind: str) -> list[str]:
         """Return, for example, ``processors (A: 2, B: 1)``."""
         texts = {
-            what: ", ".join(f"{value}: {number}" for value, number in counts.most_common())
-            for (one, what), counts in different.items()
-            if one == kind
+            name: ", ".join(f"{value}: {number}" for value, number in counts.most_common())
+            for (fact_kind, name), counts in different.items()
+            if fact_kind == kind
         }
-        return [f"{what} ({values})" for what, values in texts.items()]
+        return [f"{name} ({values})" for name, values in texts.items()]
 
     notes = []
     if damages:
         more = f" ({len(damages) - 1} more: `fltrain verify` lists them)" if len(damages) > 1 else ""
         notes.append(f"Damaged and left out: {damages[0]}{more}.")
-    if data := shown("data"):
-        what = "These runs were trained on different data under one name, so they are not comparable"
-        notes.append(f"{what}: {listed(data, 2)}.")
-    if conditions := shown("condition"):
+    if data := differences("data"):
+        problem = "These runs were trained on different data under one name, so they are not comparable"
+        notes.append(f"{problem}: {listed(data, 2)}.")
+    if conditions := differences("condition"):
         notes.append(f"{MIXED} {', '.join(conditions)}, which may round differently.")
-    modules = sorted(what for kind, what in different if kind == "code")
-    partly = ("code", "commit") in found and len({what for kind, what in found if kind == "code"}) > 1
+    modules = sorted(name for kind, name in different if kind == "code")
+    partly = ("code", "commit") in facts and len({name for kind, name in facts if kind == "code"}) > 1
     if modules or partly:
         parts = [OTHER_CODE]
         parts += ["The developers declared, by equal revisions, that the changes alter no number."]
@@ -292,17 +292,17 @@ def serious(notes: Iterable[str]) -> list[str]:
 def _pairs_share_code(records: Iterable[Record]) -> bool:
     """Return if some runs differ only in their plug-ins, and the code of such runs never differs."""
 
-    def equal(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-        both = {*one} & {*other}
-        return bool(both) and all(one[what] == other[what] for what in both)
+    def equal(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
+        modules = {*first} & {*second}
+        return bool(modules) and all(first[module] == second[module] for module in modules)
 
     versions = defaultdict[str, list[dict[str, str]]](list)
     for record in records:
         if not record.damage:
             settings = {key: record.spec[key] for key in record.spec if key not in ("plugins", "revisions")}
-            code = {what: value for kind, what, value in _facts(record) if kind == "code"}
+            code = {module: value for kind, module, value in _facts(record) if kind == "code"}
             versions[short_hash(settings)].append(code)
-    pairs = [(first, other) for first, *others in versions.values() for other in others]
+    pairs = [(first, second) for first, *others in versions.values() for second in others]
     return bool(pairs) and all(equal(*pair) for pair in pairs)
 
 
@@ -312,8 +312,8 @@ def _facts(record: Record) -> Iterator[tuple[str, str, Any]]:
     if spec := record.run_spec:
         digests = record.summary["digests"]
         names = {"data": f"dataset {spec.dataset.id}", "partition": f"partition {spec.partition_id}"}
-        for what, name in names.items():
-            yield "data", name, digests.get(what, "")[:8]
+        for key, name in names.items():
+            yield "data", name, digests.get(key, "")[:8]
     limits = (f"{name}={value}" for name, value in sorted((about.get("limits") or {}).items()))
     yield "condition", "processors", about.get("gpu") or about.get("processor")
     yield "condition", "instruction sets", " ".join([about.get("cpu_capability", ""), *limits])

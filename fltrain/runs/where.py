@@ -128,8 +128,8 @@ def keys_below(key: str, keys: Collection[str], option: str) -> list[str]:
     if below := [name for name in keys if begins(name, [key])]:
         return below
     ends = sorted(name for name in keys if name.endswith(f".{key}"))
-    known = listed(sorted({name.partition(".")[0] for name in keys}), 40)
-    near = suggest(key, keys) or f" (known: {known}, and settings below them such as training.lr)"
+    top_keys = listed(sorted({name.partition(".")[0] for name in keys}), 40)
+    near = suggest(key, keys) or f" (known: {top_keys}, and settings below them such as training.lr)"
     near = f"; did you mean {listed(map(repr, ends), 3)}?" if ends else near
     raise FltrainError(f"{option}: unknown key {key!r}{near}")
 
@@ -146,36 +146,36 @@ def choose(
     The error lists only values of runs that meet the conditions before.
     """
     conditions = list(conditions)
-    every = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
-    left = [(run, settings) for run, settings in every if part(run)]
+    pairs = [(run, settings_of(run)) for run in runs] if conditions else [(run, {}) for run in runs]
+    remaining = [(run, settings) for run, settings in pairs if part(run)]
     for condition in conditions:
         key = condition.key
-        keys = {name for _, settings in every for name in settings}
+        keys = {name for _, settings in pairs for name in settings}
         below = keys_below(key, keys, "where")
-        present = {value_of(settings, key) for _, settings in every}
+        present = {value_of(settings, key) for _, settings in pairs}
         if _GROUP in present and not {*condition.values} <= {NONE, "null"}:
             names = listed(sorted(below), 8)
             raise FltrainError(f"where: {key!r} stands for several settings; name one of {names}")
-        there = {value_of(settings, key) for _, settings in left}
+        values = {value_of(settings, key) for _, settings in remaining}
         for wanted in () if condition.excluded else condition.values:
-            if not any(Condition(key, (wanted,)).meets(settings) for _, settings in every):
-                raise _nothing_left(Condition(key, (wanted,)), there, place)
-        left = [(run, settings) for run, settings in left if condition.meets(settings)]
-        if not left:
-            raise _nothing_left(condition, there, place)
-    return [run for run, _ in left]
+            if not any(Condition(key, (wanted,)).meets(settings) for _, settings in pairs):
+                raise _nothing_left(Condition(key, (wanted,)), values, place)
+        remaining = [(run, settings) for run, settings in remaining if condition.meets(settings)]
+        if not remaining:
+            raise _nothing_left(condition, values, place)
+    return [run for run, _ in remaining]
 
 
 def _nothing_left(condition: Condition, values: Iterable[str], place: str) -> FltrainError:
     names = sorted({name for value in values for name in value.split() or [""]}, key=sortable)
     problem, word = f"{place and f'{place}: '}no run is left with {condition}", condition.values[0]
-    there = f" (values of {condition.key}: {listed(map(repr, names), 8)})"
+    note = f" (values of {condition.key}: {listed(map(repr, names), 8)})"
     field = RunSpec.model_fields.get(condition.key)
-    known = [name for one in (field.metadata if field else ()) if isinstance(one, KnownNames) for name in one]
-    if condition.excluded or word in known or math.isfinite(sortable(word)[0]):  # no misspelt name
-        return FltrainError(problem + there)
+    words = [name for tag in (field.metadata if field else ()) if isinstance(tag, KnownNames) for name in tag]
+    if condition.excluded or word in words or math.isfinite(sortable(word)[0]):  # no misspelt name
+        return FltrainError(problem + note)
     near = suggest(word, names, VERY_CLOSE)
-    return FltrainError(problem + (near or suggest(word, [*names, *known]) + there))
+    return FltrainError(problem + (near or suggest(word, [*names, *words]) + note))
 
 
 def value_of(settings: Mapping[str, str], key: str) -> str:

@@ -88,8 +88,8 @@ def take(folder: Path, slots: Sequence[tuple[int, BaseFileLock]]) -> tuple[int, 
     """Take the first free slot, and return the number of its device and its lock; None if all are taken."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()  # links are open to all
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        status = folder.lstat()  # links are open to all
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise PermissionError(0, "not a folder of this user alone; chmod 700 it if it is yours")
         for device, lock in slots:
             with suppress(Timeout):
@@ -110,8 +110,8 @@ def _held(runs: int) -> tuple[int, BaseFileLock]:
     Names of GPUs do not depend on the numbering of a process. If SLURM gave them to a job, the names include
     the job: SLURM decides if jobs share a GPU.
     """
-    given = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
-    job = f"job{os.environ.get('SLURM_JOB_ID', '')}-" if given else ""
+    gpus = os.environ.get("SLURM_JOB_GPUS") or os.environ.get("SLURM_STEP_GPUS")
+    job = f"job{os.environ.get('SLURM_JOB_ID', '')}-" if gpus else ""
     cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     # Not the temporary folder that the environment names: it can differ between processes.
     folder = os.environ.get(LOCKS) or f"/tmp/fltrain-gpus-{os.getuid()}"

@@ -64,9 +64,9 @@ def peak_memory() -> int:
     On Linux the number covers this process only; ``getrusage`` would include the parent's peak.
     """
     with suppress(OSError):
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
+        match = re.search(r"^VmHWM:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

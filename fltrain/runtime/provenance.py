@@ -72,16 +72,16 @@ def merged(processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     *earlier, last = processes
     resumed = [
         {
-            **{key: value for key, value in one.items() if value != last.get(key)},
-            "after_round": after["after_round"],
+            **{key: value for key, value in process.items() if value != last.get(key)},
+            "after_round": successor["after_round"],
         }
-        for one, after in pairwise(processes)
+        for process, successor in pairwise(processes)
     ]
     facts = {key: value for key, value in last.items() if key != "after_round"}
-    same = not any(changes(one, last) for one in earlier)
-    bitwise = same and all(one["determinism"] == "bitwise" for one in processes)
+    unchanged = not any(changes(process, last) for process in earlier)
+    bitwise = unchanged and all(process["determinism"] == "bitwise" for process in processes)
     facts["determinism"] = "bitwise" if bitwise else "statistical"
-    inexact = {operation for one in processes for operation in one["nondeterministic_operations"]}
+    inexact = {operation for process in processes for operation in process["nondeterministic_operations"]}
     facts["nondeterministic_operations"] = sorted(inexact)
     return {**facts, "resumed": resumed}
 
@@ -91,17 +91,17 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
     For sources and packages it names the entries that differ: ``code of methods.fedprox``.
     """
-    found = []
+    differences = []
     for fact in DECISIVE:
         old, new = before.get(fact), now.get(fact)
         if old == new:
             continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-            found.append(f"{'code' if fact == 'sources' else fact} of {', '.join(keys)}")
+            differences.append(f"{'code' if fact == 'sources' else fact} of {', '.join(keys)}")
         else:
-            found.append("code" if fact == "sources" else f"{fact} {old} -> {new}")
-    return found
+            differences.append("code" if fact == "sources" else f"{fact} {old} -> {new}")
+    return differences
 
 
 def _changed(path: Path) -> bool | None:
@@ -122,19 +122,19 @@ def _changed_plugin(file: Path) -> bool:
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a git command in a folder; None without git or outside a repository."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _blas() -> str:
     """Return PyTorch's BLAS library, for example ``mkl 2024.2``."""
     built = torch.__config__.show()
-    found = re.search(r"BLAS_INFO=(\w+)", built), re.search(r"Math Kernel Library Version ([\d.]+)", built)
-    return " ".join(match[1] for match in found if match)
+    matches = re.search(r"BLAS_INFO=(\w+)", built), re.search(r"Math Kernel Library Version ([\d.]+)", built)
+    return " ".join(match[1] for match in matches if match)
 
 
 def _processor() -> str:
