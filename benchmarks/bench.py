@@ -147,8 +147,8 @@ def train(key: str, value: str, options: dict[str, Any]) -> None:
     """
 
     def spent() -> float:
-        used = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
-        return sum(one.ru_utime + one.ru_stime for one in used)
+        usages = [getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN)]
+        return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
     with determined(options["determinism"], torch.device(options["device"]), options["precision"] == "tf32"):
         run = contender(key, value, options)
@@ -198,13 +198,13 @@ class Way:
         self.times.append((float(times[0]), float(times[1])))
 
 
-def agree(text: str, found: NDArray[np.float32], expected: NDArray[np.float32], exact: bool) -> None:
+def agree(text: str, models: NDArray[np.float32], expected: NDArray[np.float32], exact: bool) -> None:
     """Compare models ``[2, P]`` before and after the first round; on a GPU ``exact`` is false.
 
     Raises:
         SystemExit: if they differ by more than rounding.
     """
-    difference = np.abs(found[1] - expected[1])
+    difference = np.abs(models[1] - expected[1])
     alike = np.linalg.norm(difference) <= ALIKE * np.linalg.norm(expected[1] - expected[0])
     if not (difference.max() <= TOLERANCE if exact else alike):
         raise SystemExit(f"error: {text}: after a round its weights differ by {difference.max():.1e}")
@@ -218,7 +218,7 @@ def table(ways: Sequence[Way], column: int, images: int, batches: int) -> str:
     reference = [times[column] for times in ways[0].times[2:]]
     for way in ways:
         seconds = [times[column] for times in way.times[2:]]
-        ratios = [one / other for one, other in zip(seconds, reference, strict=True)]
+        ratios = [value / base for value, base in zip(seconds, reference, strict=True)]
         median, least = float(np.median(seconds)), min(seconds) / min(reference)
         numbers = f"{images / median:12,.0f}{1e3 * median / batches:10.2f}{least:8.3f}"
         lines.append(f"{way.text:24}{numbers}  {quartiles(ratios)}")

@@ -50,8 +50,8 @@ def parts(device: str, out: Path, amount: dict) -> dict[str, list[object]]:
             kind = ("--model", model, "--dataset", dataset)
             kind += ("--precision", precision, "--determinism", determinism)
             commands[name] = [HERE / "bench.py", *ways, *kind, *amount["bench"].split()]
-    for how in (("sequential",), ("cuda_graph", "--cuda-graph"))[: 1 + on_gpu]:
-        commands[f"scaling-{how[0]}"] = [HERE / "scaling.py", *how[1:], *amount["scaling"].split()]
+    for mode in (("sequential",), ("cuda_graph", "--cuda-graph"))[: 1 + on_gpu]:
+        commands[f"scaling-{mode[0]}"] = [HERE / "scaling.py", *mode[1:], *amount["scaling"].split()]
     commands["startup"] = [HERE / "startup.py", *amount["startup"].split()]
     commands = {name: [*command, "--csv", out / f"{name}.csv"] for name, command in commands.items()}
     return commands

@@ -100,10 +100,10 @@ def main() -> None:
                 task = ({**setting, name: value}, method, device, options.cuda_graph)
                 with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                     points = pool.submit(point, *task, options.repeats).result()
-                fact, least = points[0], min(one["seconds"] for one in points)
+                fact, least = points[0], min(row["seconds"] for row in points)
                 time = f"{least:.3f}", f"{1e3 * least / fact['steps']:.2f}", f"{fact['memory']:,.0f}"
                 lines.append([str(value), method, f"{fact['parameters']:,}", *time])
-                rows += [{"curve": name, **one} for one in points]
+                rows += [{"curve": name, **row} for row in points]
         print(f"\n{name} (least of {options.repeats} rounds)\n", markdown_table(lines), sep="\n", flush=True)
         write_csv(options.csv, rows)
 

@@ -60,14 +60,14 @@ class Workplace:
 
     def processes(self) -> list[psutil.Process]:
         """Return all processes that run in this folder."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 if Path(process.cwd()) == self.root and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return found
+        return processes
 
     def files(self) -> dict[str, bytes]:
         """Return the files that must not depend on interruptions, with their content."""
@@ -87,7 +87,7 @@ def timeless(path: Path) -> bytes:
     return b"\n".join([head, *(row for row in rows if not any(word in row for word in TIMED))])
 
 
-def soak(place: Workplace, kills: int, every: float, draw: random.Random) -> tuple[int, int]:
+def soak(place: Workplace, kills: int, interval: float, draw: random.Random) -> tuple[int, int]:
     """Run the workflow to its end with at most ``kills`` kills; return the numbers of kills and of starts."""
     killed = starts = 0
     while True:
@@ -97,7 +97,7 @@ def soak(place: Workplace, kills: int, every: float, draw: random.Random) -> tup
             if killed >= kills:
                 running.wait()
                 break
-            time.sleep(draw.uniform(0, 2 * every))
+            time.sleep(draw.uniform(0, 2 * interval))
             victims = place.processes()
             if victims and running.poll() is None:
                 victim = draw.choice(victims)
@@ -126,27 +126,27 @@ def main() -> None:
     options = parser.parse_args()
 
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="soak-"))).resolve()
-    whole, disturbed = (
+    reference, disturbed = (
         Workplace(folder / name, options.scale, options.cores) for name in ("whole", "disturbed")
     )
     started = time.monotonic()
-    if whole.start().wait():
-        raise SystemExit(f"the undisturbed run failed; see {whole.log}")
+    if reference.start().wait():
+        raise SystemExit(f"the undisturbed run failed; see {reference.log}")
     undisturbed = time.monotonic() - started
     started = time.monotonic()
     killed, starts = soak(disturbed, options.kills, options.every, random.Random(options.seed))
     seconds = time.monotonic() - started
 
-    expected, found = whole.files(), disturbed.files()
-    names = sorted(expected.keys() | found.keys())
-    different = [name for name in names if expected.get(name) != found.get(name)]
+    expected, actual = reference.files(), disturbed.files()
+    names = sorted(expected.keys() | actual.keys())
+    different = [name for name in names if expected.get(name) != actual.get(name)]
     failed, verified = disturbed.fltrain("verify")
     _, tracked = disturbed.fltrain("track", "--scale", options.scale)
-    once = re.search(r": \d+ unchanged$", tracked) is not None
+    unchanged = re.search(r": \d+ unchanged$", tracked) is not None
     print(f"{killed} kills, {starts} starts, {seconds:.0f} s instead of {undisturbed:.0f} s")
     print(f"{len(expected)} files compared, {len(different)} differ")
     print(verified, tracked, *different, sep="\n")
-    if different or failed or not once:
+    if different or failed or not unchanged:
         raise SystemExit(1)
 
 

@@ -53,11 +53,11 @@ def main() -> None:
         Costs.of([*STAGES["first local step"], *arguments])  # prepares data and partition
         for _ in range(options.repeats):
             for name, command in STAGES.items():
-                given = arguments if command[-1] == "train" else []
-                rows.append({"stage": name, **asdict(Costs.of([*command, *given]))})
+                extra = arguments if command[-1] == "train" else []
+                rows.append({"stage": name, **asdict(Costs.of([*command, *extra]))})
     for name in STAGES:
-        shown = (quartiles([row[kind] for row in rows if row["stage"] == name]) for kind in ("wall", "cpu"))
-        print("{:20} wall {} s, CPU {} s".format(name, *shown))
+        texts = (quartiles([row[kind] for row in rows if row["stage"] == name]) for kind in ("wall", "cpu"))
+        print("{:20} wall {} s, CPU {} s".format(name, *texts))
     write_csv(options.csv, rows)
 
 

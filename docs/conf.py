@@ -120,7 +120,7 @@ def with_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """Append to a page what Sphinx has to know of the pages under it; nothing of that is seen in its text."""
     for caption, pages in NAVIGATION.get(page, {}).items():
         options = [":hidden:", ":glob:", *([f":caption: {caption}"] if caption else [])]
-        source[0] += "\n\n" + "\n".join(["```{toctree}", *options, *(f"/{one}" for one in pages), "```"])
+        source[0] += "\n\n" + "\n".join(["```{toctree}", *options, *(f"/{path}" for path in pages), "```"])
 
 
 def as_mathml(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
@@ -138,9 +138,9 @@ def as_mathml(translator: HTML5Translator, node: nodes.math | nodes.math_block) 
 
 def without_factories(
     app: Sphinx,
-    what: str,
+    kind: str,
     name: str,
-    one: object,
+    item: object,
     options: object,
     signature: str | None,
     returned: str | None,

@@ -333,25 +333,25 @@ class Evidence:
         """All claims of a paper by their text."""
         path = self.folder / paper / "claims.csv"
         made = pd.read_csv(path, keep_default_na=False).to_dict("records") if path.exists() else ()
-        judged = {(one["where"], one["claim"]): one for one in made if one["verdict"] != "not run"}
+        judged = {(row["where"], row["claim"]): row for row in made if row["verdict"] != "not run"}
         rows = {}
         for claim in self._declared(paper).claims:
-            items = tuple(dict.fromkeys(f"{paper}/{one.item}" for one in quantities(claim.test)))
-            verdict, evidence, one = "", "", {}
+            items = tuple(dict.fromkeys(f"{paper}/{quantity.item}" for quantity in quantities(claim.test)))
+            verdict, evidence, judgement = "", "", {}
             if isinstance(claim.test, Tested):
                 verdict, evidence = "by definition", f"Tested by `{claim.test.by}`."
             elif isinstance(claim.test, NotJudged):
                 verdict, evidence = "not judged", claim.test.why
-            elif one := judged.get((claim.where, claim.claim), {}):
-                verdict, evidence = full_verdict(one), one["evidence"]
+            elif judgement := judged.get((claim.where, claim.claim), {}):
+                verdict, evidence = full_verdict(judgement), judgement["evidence"]
             rows[claim.claim] = Row(
                 f"{claim.claim} ({claim.where})",
                 items,
                 verdict,
                 evidence,
                 tolerance(claim.test),
-                tuple(result_lines({**one, "needed": ""})) if one else (),
-                one.get("needed", ""),
+                tuple(result_lines({**judgement, "needed": ""})) if judgement else (),
+                judgement.get("needed", ""),
                 claim.where,
             )
         return rows
@@ -375,7 +375,7 @@ class Evidence:
             apart = cells["reason"].map(without_interval, na_action="ignore")
             verdicts = Counter(apart.fillna(cells["verdict"] + sides + marks))
             margin = (cells["margin"] / cells["published"]).max()
-            ratios = (cells["mean"] / cells["published"])[lambda found: found < math.inf]
+            ratios = (cells["mean"] / cells["published"])[lambda values: values < math.inf]
             yield Row(
                 f"{titles[f'{paper}/{path.stem}']}: {len(cells)} values",
                 (f"{paper}/{path.stem}",),
@@ -406,16 +406,16 @@ class Evidence:
 
     def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
         """The claims of a group in one line, with one line for equal tests."""
-        one = self._merged(group, claims)
+        merged = self._merged(group, claims)
         lines = {name: self._line(claims[claim]) for name, claim in group.claims.items()}
         first, *others = lines.values()
         equal = all(line.evidence == first.evidence for line in others)
-        each = "<br>".join(f"{name}: {line.evidence}" for name, line in lines.items())
+        combined = "<br>".join(f"{name}: {line.evidence}" for name, line in lines.items())
         return replace(
             first,
-            cells=one.cells,
-            claim=one.claim,
-            evidence=first.evidence if equal else each,
+            cells=merged.cells,
+            claim=merged.claim,
+            evidence=first.evidence if equal else combined,
         )
 
     def _line(self, row: Row) -> Listed:
@@ -438,7 +438,7 @@ class Evidence:
                 [
                     f"{len(self._runs(row))} runs",
                     f"{seeds} seeds",
-                    *(f"restricted to {one}" for one in limits),
+                    *(f"restricted to {limit}" for limit in limits),
                 ]
             ),
         )
@@ -465,7 +465,7 @@ def tolerance(test: Test) -> str:
     """Return the tolerance of a test, in the unit of its number."""
     if isinstance(test, All):
         text = "; ".join(dict.fromkeys(filter(None, map(tolerance, test.tests))))
-        numbers = {one.model_dump_json(exclude={"kind", "by"}) for one in test.tests}
+        numbers = {part.model_dump_json(exclude={"kind", "by"}) for part in test.tests}
         return re.sub(r"above (\S+); below", r"between \1 and", text) if len(numbers) == 1 else text
     if isinstance(test, Fails):
         return f"at most {test.at_most:g}"

@@ -127,9 +127,9 @@ def coverage(paper: Paper, planned: Sequence[PlannedItem], published: Iterable[E
         planned: items, of this and other papers.
         published: tables and figures, of this and other papers.
     """
-    own = [item for item in planned if item.paper.paper == paper.paper]
+    items = [item for item in planned if item.paper.paper == paper.paper]
     return [
-        Covered(experiment, tuple(item for item in own if experiment.item in item.item.covers))
+        Covered(experiment, tuple(item for item in items if experiment.item in item.item.covers))
         for experiment in published
         if experiment.paper == paper.paper
     ]

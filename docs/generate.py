@@ -249,17 +249,17 @@ def bullets(lines: Iterable[str]) -> str:
     return "\n".join(f"* {line}" for line in lines)
 
 
-def published_row(one: Covered, untrained: Mapping[str, str]) -> list[object]:
+def published_row(entry: Covered, untrained: Mapping[str, str]) -> list[object]:
     """A table or figure of a paper, and our items for it."""
-    published = "?" if one.experiment.runs is None else one.experiment.runs
-    targets = ", ".join(f"`{item.id}`" for item in one.items)
+    published = "?" if entry.experiment.runs is None else entry.experiment.runs
+    targets = ", ".join(f"`{item.id}`" for item in entry.items)
     return [
-        one.experiment.item,
-        targets or f"not trained: {untrained.get(one.experiment.item, 'not declared')}",
-        one.experiment.shows,
-        one.experiment.stated_seeds,
+        entry.experiment.item,
+        targets or f"not trained: {untrained.get(entry.experiment.item, 'not declared')}",
+        entry.experiment.shows,
+        entry.experiment.stated_seeds,
         published,
-        one.runs if one.items else "",
+        entry.runs if entry.items else "",
     ]
 
 
@@ -331,8 +331,8 @@ def verdicts_on(name: str) -> str:
         for paper, dataset in REPLICATIONS.items()
     ]
     rows: list[list[str]] = []
-    for protocol, found in sources:
-        for claim, verdict, *numbers in (row.cells for row in found if any(row.cells[2:])):
+    for protocol, claims in sources:
+        for claim, verdict, *numbers in (row.cells for row in claims if any(row.cells[2:])):
             linked = verdict.replace(DROPPED, f"[{DROPPED}](../protocol.md#7-many-cells)")
             rows.append([protocol, claim, linked, *numbers])
     return table(["protocol", "claim", "[verdict](../results.md)", "our runs", "claim needs"], rows)
@@ -359,7 +359,7 @@ def paper_page(name: str) -> str:
     heads = ["in the paper", "item", "content", "seeds", "runs", "ours"]
     explained = grouped((f"`{item.id}`", item.item.counted) for item in planned if item.item.counted)
     register = read_settings(CONFIG / "register.yaml", Register).entries
-    used = dict.fromkeys([*paper.assumptions, *(one for item in planned for one in item.item.assumptions)])
+    used = dict.fromkeys([*paper.assumptions, *(key for item in planned for key in item.item.assumptions)])
     listed = [key for key in register if key in used]
     reported = sorted((CONFIG / "reported").glob(f"{name}_table*.csv"), key=lambda path: natural(path.stem))
     doubtful = grouped(pair for file in reported for pair in doubts(file))
@@ -367,7 +367,7 @@ def paper_page(name: str) -> str:
         written=page.partition(MARK)[0],
         mark=MARK,
         count="\n\n".join([bullets(lines), *([total.explained] if total and total.explained else [])]),
-        coverage=table(heads, (published_row(one, paper.untrained) for one in covered)),
+        coverage=table(heads, (published_row(entry, paper.untrained) for entry in covered)),
         name=name,
         items="\n\n".join(
             filter(
@@ -549,9 +549,9 @@ def evidence() -> Evidence:
 def by_paper(text: Callable[[str], str]) -> str:
     """The text on each paper that has one."""
     titles = {item.paper.paper: item.paper.title for item in evidence().complete}
-    made = {paper: text(paper) for paper in MAIN}
+    bodies = {paper: text(paper) for paper in MAIN}
     return "\n\n".join(
-        f"## [{titles[paper]}](papers/{paper}.md)\n\n{found}" for paper, found in made.items() if found
+        f"## [{titles[paper]}](papers/{paper}.md)\n\n{body}" for paper, body in bodies.items() if body
     )
 
 
@@ -561,14 +561,14 @@ VERDICTS = ("tuned settings", "default settings")
 
 def paper_results(paper: str) -> str:
     """The results on a paper: from its own protocol, from replications, and the claims without any."""
-    known = evidence()
-    rows = known.main(paper)
+    facts = evidence()
+    rows = facts.main(paper)
     parts = [*notes_on(paper), *listed([row for row in rows if row.cells])]
     for replication, dataset in REPLICATIONS.items():
-        if found := known.replications(replication, paper):
+        if claims := facts.replications(replication, paper):
             parts.append(f"### {NAMES[paper]} on {dataset} (conceptual replication)")
             parts += [READINGS[paper]] if dataset == "MNIST" and paper in READINGS else []
-            parts += listed(found)
+            parts += listed(claims)
     others = [row for row in rows if not row.cells]
     reasons = bullets(f"*{row.claim}*: {row.detail}" for row in others)
     parts += [folded(f"{count(len(others), 'main claim')} without verdict", reasons)] if others else []
@@ -638,23 +638,23 @@ def notes_on(paper: str) -> list[str]:
     """A paragraph that links all claims of a paper that runs judged, and explains symbols."""
     file, notes = f"{paper}/claims.csv", []
     if (PAGES.parent / "published" / file).exists():
-        left = evidence().left_out(paper).items()
-        more = ", ".join(f"{number} are *{verdict}*" for verdict, number in left)
-        notes.append(f"Further claims ([all](../published/{file})): {more or 'none'}.")
+        counts = evidence().left_out(paper).items()
+        verdicts = ", ".join(f"{number} are *{verdict}*" for verdict, number in counts)
+        notes.append(f"Further claims ([all](../published/{file})): {verdicts or 'none'}.")
     notes += [SYMBOLS[paper]] if paper in SYMBOLS else []
     return [" ".join(notes)] if notes else []
 
 
-def short(known: Evidence) -> dict[str, object]:
+def short(facts: Evidence) -> dict[str, object]:
     """The numbers and names in the summary of results."""
-    claims = Counter(verdict for paper in REPLICATIONS for verdict in known.verdicts(paper).values())
-    rounds, ecgr = known.values("fedavg"), known.verdicts("ecgr")
-    fedavg = Counter(known.verdicts("fedavg").values())
+    claims = Counter(verdict for paper in REPLICATIONS for verdict in facts.verdicts(paper).values())
+    rounds, ecgr = facts.values("fedavg"), facts.verdicts("ecgr")
+    fedavg = Counter(facts.verdicts("fedavg").values())
     gains, sizes = (
         [name for name, claim in group.claims.items() if ecgr[claim] == "supported"] for group in (GAIN, SIZE)
     )
-    better = any("better" in tuned for *_, tuned, default in known.fair() if default)
-    *_, further, _ = known.fair()[-1]
+    better = any("better" in tuned for *_, tuned, default in facts.fair() if default)
+    *_, further, _ = facts.fair()[-1]
     return {
         "further": further.partition(" ")[2],
         "lower": rounds["not reproduced (fewer)"],
@@ -663,7 +663,7 @@ def short(known: Evidence) -> dict[str, object]:
         "open": SMALL[fedavg["undecided"]],
         "gaining": GAIN.several if len(gains) == len(GAIN.names) else ", ".join(gains),
         "sized": ", ".join(sizes),
-        "replicated": SMALL[sum(bool(known.replicated(paper)) for paper in MAIN)],
+        "replicated": SMALL[sum(bool(facts.replicated(paper)) for paper in MAIN)],
         "claims": claims.total(),
         "supported": claims["supported"],
         "contradicted": claims["contradicted"],
@@ -673,20 +673,20 @@ def short(known: Evidence) -> dict[str, object]:
 
 def results() -> str:
     """The page of results."""
-    known = evidence()
-    counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in known.published.runs.values())
+    facts = evidence()
+    counts = Counter(spec.dataset.entry.title or spec.dataset.name for spec in facts.published.runs.values())
     datasets = [
         f"{runs} runs on {title.replace('Handwritten', 'handwritten')}"
         for title, runs in counts.most_common()
     ]
-    fair = ([part, runs, tuned, default] for part, _, runs, *_, tuned, default in known.fair() if tuned)
-    controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in known.controls())
+    fair = ([part, runs, tuned, default] for part, _, runs, *_, tuned, default in facts.fair() if tuned)
+    controls = ([title, runs, verdicts] for title, _, runs, *_, verdicts in facts.controls())
     return RESULTS.format(
         papers=by_paper(paper_results),
-        **short(known),
+        **short(facts),
         datasets=f"{', '.join(datasets[:-1])} and {datasets[-1]}",
         fair=table(["label skew", "runs", *VERDICTS], fair),
-        truth=known.truth().capitalize(),
+        truth=facts.truth().capitalize(),
         controls=table(["control", "runs", "verdicts"], controls),
     )
 
@@ -694,20 +694,20 @@ def results() -> str:
 def artifact() -> str:
     """The page for artefact evaluators."""
     heads = ["claim", "make it again", "runs", "hours", "MB", "margin", "expected verdict"]
-    known, costs = evidence(), ["make it again", "runs", "hours", "MB"]
-    hours = [hours for hours, *_ in known.costs.values()]
+    facts, costs = evidence(), ["make it again", "runs", "hours", "MB"]
+    hours = [hours for hours, *_ in facts.costs.values()]
     project = tomllib.loads((PAGES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return ARTIFACT.format(
         version=project["version"],
-        papers=by_paper(lambda paper: table(heads, rows) if (rows := known.decided(paper)) else ""),
+        papers=by_paper(lambda paper: table(heads, rows) if (rows := facts.decided(paper)) else ""),
         count=len(hours),
         hours=sum(hours),
         replications="\n\n".join(
-            f"### {dataset}\n\n{table(heads, known.decided(paper))}"
+            f"### {dataset}\n\n{table(heads, facts.decided(paper))}"
             for paper, dataset in REPLICATIONS.items()
         ),
-        fair=table(["label skew", *costs, *VERDICTS], known.fair()),
-        controls=table(["control", *costs, "expected verdicts"], known.controls()),
+        fair=table(["label skew", *costs, *VERDICTS], facts.fair()),
+        controls=table(["control", *costs, "expected verdicts"], facts.controls()),
     )
 
 
@@ -797,14 +797,14 @@ def allowed(schema: Mapping[str, Any]) -> str:
 def described(kind: type[Settings]) -> tuple[str, dict[str, str]]:
     """The text of a class's docstring, and of its attributes, inherited ones included."""
     text, meanings = "", {}
-    for parent in reversed([one for one in kind.__mro__ if issubclass(one, Settings)]):
+    for parent in reversed([base for base in kind.__mro__ if issubclass(base, Settings)]):
         docstring = inspect.cleandoc(parent.__dict__.get("__doc__") or "").replace("``", "`")
         docstring = re.sub(r"\bif None\b", "if `null`", docstring)
         text, _, attributes = docstring.partition("\nAttributes:\n")
         entries = re.split(r"(?m)^    (\w+(?:, \w+)*): ", attributes)[1:]
         meanings |= {
-            key: " ".join(one.split())
-            for keys, one in zip(entries[::2], entries[1::2], strict=True)
+            key: " ".join(meaning.split())
+            for keys, meaning in zip(entries[::2], entries[1::2], strict=True)
             for key in keys.split(", ")
         }
     return text.strip(), meanings
@@ -835,12 +835,12 @@ def keys_of(
     rows = [
         [
             f"`{key}`",
-            allowed(one),
-            "required" if key in required else default_of(one),
+            allowed(field),
+            "required" if key in required else default_of(field),
             meanings.get(key, ""),
         ]
-        for key, one in schema.get("properties", {}).items()
-        if "const" not in one
+        for key, field in schema.get("properties", {}).items()
+        if "const" not in field
     ]
     return table(["key", "value", "default", "meaning"], rows) if rows else "No further keys."
 
@@ -852,12 +852,12 @@ def section(kind: type[Settings], schema: Mapping[str, Any], first: dict[tuple[s
 
 def settings_of(kind: type[Settings]) -> dict[str, type[Settings]]:
     """The mapping itself and all mappings in it, by class name."""
-    found = {kind.__name__: kind}
+    kinds = {kind.__name__: kind}
     for setting in kind.model_fields.values():
         for inner in nested(setting.annotation):
-            if inner.__name__ not in found:
-                found |= settings_of(inner)
-    return found
+            if inner.__name__ not in kinds:
+                kinds |= settings_of(inner)
+    return kinds
 
 
 def configuration() -> str:
@@ -871,10 +871,10 @@ def configuration() -> str:
                 parts.append((inner, schema if inner is kind else schema["$defs"][name]))
             KINDS[name] = inner
     first: dict[tuple[str, str], str] = {}
-    sections = [one if isinstance(one, str) else section(*one, first) for one in parts]
+    sections = [part if isinstance(part, str) else section(*part, first) for part in parts]
     workflow = (CONFIG / "config.yaml").read_text(encoding="utf-8")
     text = "\n\n".join(sections).replace("`fltrain.runs.measures`", "[measures](#measures)")
-    rows = ([f"`{name}`", one.label, one.needs and f"`{one.needs}`"] for name, one in MEASURES.items())
+    rows = ([f"`{key}`", entry.label, entry.needs and f"`{entry.needs}`"] for key, entry in MEASURES.items())
     measures = table(["measure", "heading", "needed setting, method or plug-in"], rows)
     return CONFIGURATION.format(parts=text, measures=measures, workflow=workflow.strip())
 

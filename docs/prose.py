@@ -69,9 +69,9 @@ def main() -> int:
             if line.startswith(MARK):
                 patterns = REMEDY
             for pattern, remedy in patterns.items():
-                if found := re.search(pattern, line):
+                if match := re.search(pattern, line):
                     hits += 1
-                    print(f"{name}:{number}: {found.group(0).strip()!r}: {remedy}")
+                    print(f"{name}:{number}: {match.group(0).strip()!r}: {remedy}")
     return hits > 0
 
 

@@ -71,7 +71,7 @@ class Tour:
 
     def __init__(self, page: Page, address: str, client: MlflowClient) -> None:
         self.page, self.address, self.client = page, address, client
-        self.experiments = {one.name: one.experiment_id for one in client.search_experiments()}
+        self.experiments = {entry.name: entry.experiment_id for entry in client.search_experiments()}
         if missing := {PAPER, TABLES, CELLS} - self.experiments.keys():
             raise SystemExit(f"error: no experiments {sorted(missing)}; `make reproduce` makes them")
         self.experiment = self.experiments[PAPER]
@@ -84,10 +84,10 @@ class Tour:
 
     def runs(self, condition: str, experiment: str) -> list[str]:
         """MLflow's ids of the runs of an experiment that meet a condition; there must be some."""
-        found = [run.info.run_id for run in self.client.search_runs([experiment], condition)]
-        if not found:
+        ids = [run.info.run_id for run in self.client.search_runs([experiment], condition)]
+        if not ids:
             raise SystemExit(f"error: the store holds no run with {condition}")
-        return found
+        return ids
 
     def view(self, experiment: str, condition: str, column: str, mode: str = "") -> None:
         """Open the list of an experiment, with a filter; it shows a column, unless it shows charts."""
@@ -203,11 +203,11 @@ def main() -> None:
 def take(page: Page, path: Path) -> None:
     """Write a picture in few bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_suffix(".png")
-    page.screenshot(path=whole)
-    with Image.open(whole) as picture:
+    png = path.with_suffix(".png")
+    page.screenshot(path=png)
+    with Image.open(png) as picture:
         picture.convert("RGB").save(path, quality=80, method=6)
-    whole.unlink()
+    png.unlink()
 
 
 if __name__ == "__main__":

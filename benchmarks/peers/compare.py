@@ -63,7 +63,7 @@ class Entry:
 
     Attributes:
         who: name of the simulator, of its script ``run_<who>.py`` and of its environment.
-        how: use of the cores, in words.
+        usage: use of the cores, in words.
         cores: number of cores for its processes.
         runs: number of parallel runs, each of the whole task.
         workers: processes among which each run divides the clients.
@@ -72,7 +72,7 @@ class Entry:
     """
 
     who: str
-    how: str
+    usage: str
     cores: int
     runs: int = 1
     workers: int = 1
@@ -95,14 +95,14 @@ class Entry:
         try:
             codes = [process.wait(LIMIT_SECONDS) for process in running]
         except subprocess.TimeoutExpired:
-            raise Failed(f"{self.who} ({self.how}) has not ended after {LIMIT_SECONDS} seconds") from None
+            raise Failed(f"{self.who} ({self.usage}) has not ended after {LIMIT_SECONDS} seconds") from None
         finally:
             watch.stop()
             for process in running:
                 process.kill()
         if any(codes):
-            told = (folders[0] / "stderr").read_text()[-4000:]
-            raise Failed(f"{self.who} ({self.how}) failed; the end of its output:\n{told}")
+            tail = (folders[0] / "stderr").read_text()[-4000:]
+            raise Failed(f"{self.who} ({self.usage}) failed; the end of its output:\n{tail}")
         ends = [np.load(folder / "ends.npy").tolist() for folder in folders]
         return costs_of(task, started, ends, watch), np.load(folders[0] / "weights.npy")
 
@@ -160,14 +160,14 @@ def costs_of(task: Task, started: float, ends: Sequence[Sequence[float]], watch:
         ``memory``: peak of all processes in MiB.
     """
     counted, images = task.rounds - WARM_UP, task.arrays["orders"][0].size
-    warm = [own[WARM_UP - 1] for own in ends]
-    rounds = [(own[-1] - start) / counted for own, start in zip(ends, warm, strict=True)]
-    span = min(warm), max(own[-1] for own in ends)
+    warm = [run_ends[WARM_UP - 1] for run_ends in ends]
+    rounds = [(run_ends[-1] - begin) / counted for run_ends, begin in zip(ends, warm, strict=True)]
+    span = min(warm), max(run_ends[-1] for run_ends in ends)
     return {
         "images": images,
         "seconds": statistics.mean(rounds),
         "cpu_seconds": watch.cpu_seconds(*span) / counted / len(ends),
-        "images_per_second": sum(images / one for one in rounds),
+        "images_per_second": sum(images / seconds for seconds in rounds),
         "startup": statistics.mean(warm) - started - WARM_UP * statistics.mean(rounds),
         "memory": watch.memory / 2**20,
     }
@@ -187,7 +187,7 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
         for turn in range(turns):
             first = turn % len(chosen)
             for entry in [*chosen[first:], *chosen[:first]]:
-                print(f"{dataset}, turn {turn + 1} of {turns}: {entry.who}, {entry.how}", file=sys.stderr)
+                print(f"{dataset}, turn {turn + 1} of {turns}: {entry.who}, {entry.usage}", file=sys.stderr)
                 try:
                     costs, final = entry.run(task, Path(scratch))
                 except Failed as error:
@@ -195,7 +195,7 @@ def compare(dataset: str, path: Path, chosen: Sequence[Entry], rounds: int, turn
                         sys.exit(f"error: {error}")
                     print(f"left out: {error}", file=sys.stderr)
                     continue
-                names = {"dataset": dataset, "who": entry.who, "how": entry.how, "cores": entry.cores}
+                names = {"dataset": dataset, "who": entry.who, "how": entry.usage, "cores": entry.cores}
                 rows.append({**names, "turn": turn, **costs})
                 weights.append(final)
         tested = {final.tobytes(): accuracy(torch.from_numpy(final), task) for final in weights}
@@ -209,13 +209,13 @@ def table(rows: pd.DataFrame) -> str:
     """Return a table of medians over all turns, and ratios to our time in the same turn, with quartiles."""
     ours = rows[(rows["who"] == "ours") & (rows["how"] != DIVIDED)].set_index(["cores", "turn"])
     lines = [["", "cores", *COLUMNS, "time / ours", "CPU time / ours"]]
-    for (who, how), own in rows.sort_values("cores", kind="stable").groupby(["who", "how"], sort=False):
-        own = own.set_index(["cores", "turn"])
-        beside, medians = ours.loc[own.index], own.median(numeric_only=True)
+    for (who, usage), group in rows.sort_values("cores", kind="stable").groupby(["who", "how"], sort=False):
+        group = group.set_index(["cores", "turn"])
+        reference, medians = ours.loc[group.index], group.median(numeric_only=True)
         values = [f"{medians[name]:{form}}" for name, form in COLUMNS.values()]
-        times = list(beside["images_per_second"] / own["images_per_second"])
-        cpu_times = list(own["cpu_seconds"] / beside["cpu_seconds"])
-        lines.append([f"{who}, {how}", str(own.index[0][0]), *values, quartiles(times), quartiles(cpu_times)])
+        wall = list(reference["images_per_second"] / group["images_per_second"])
+        cpu = list(group["cpu_seconds"] / reference["cpu_seconds"])
+        lines.append([f"{who}, {usage}", str(group.index[0][0]), *values, quartiles(wall), quartiles(cpu)])
     return markdown_table(lines)
 
 

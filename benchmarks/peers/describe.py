@@ -78,11 +78,11 @@ def write_task(
         # The peers treat a last batch that is not full in different ways.
         sys.exit(f"error: batches of {spec.training.batch_size} must divide a client's {size} images evenly")
     chosen = np.concatenate([indices[:size] for indices in drawn])
-    own = np.arange(len(chosen)).reshape(clients, size)
+    positions = np.arange(len(chosen)).reshape(clients, size)
     epochs = spec.training.epochs
     orders = [
         [
-            own[client][batch_orders(spec.seed, round, client, epochs, size)]
+            positions[client][batch_orders(spec.seed, round, client, epochs, size)]
             for client in cohort(spec, clients, round)
         ]
         for round in range(rounds)
@@ -96,11 +96,11 @@ def write_task(
         train_labels=raw.train_labels[chosen],
         test_images=raw.test_images,
         test_labels=raw.test_labels,
-        shards=own,
+        shards=positions,
         orders=np.array(orders),
         mean=np.array(normalisation.mean, np.float32),
         std=np.array(normalisation.std, np.float32),
-        start=np.concatenate([one.detach().numpy().ravel() for one in network.parameters()]),
+        start=np.concatenate([parameter.detach().numpy().ravel() for parameter in network.parameters()]),
     )
     training = spec.training.model_dump(include={"epochs", "batch_size", "lr", "momentum", "weight_decay"})
     work = {"model": spec.model.name, "classes": raw.classes, "rounds": rounds, "clients": len(orders[0])}

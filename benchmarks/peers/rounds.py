@@ -34,7 +34,7 @@ ARGUMENTS = {"bare": ["channels_first"]}
 
 def spec_of(setting: str) -> RunSpec:
     """Return the published run of a setting."""
-    (item,) = (one for one in plan(Path("config"), "published").items if one.id == ITEM)
+    (item,) = (item for item in plan(Path("config"), "published").items if item.id == ITEM)
     labels = {"clients": "C = 0.1", "setting": setting}
     (spec,) = (entry.spec for entry in item.entries if entry.labels == labels and entry.seed == SEED)
     return spec
@@ -87,12 +87,12 @@ def main() -> None:
                     rows.to_csv(options.csv, index=False)
     reached = [f"rounds to {target:.0%}" for target in TARGETS]
     lines = [["setting", "code", *reached, "accuracy at the end", "largest difference to ours", "median"]]
-    for (setting, who), own in rows.groupby(["setting", "who"], sort=False):
+    for (setting, who), group in rows.groupby(["setting", "who"], sort=False):
         ours = rows[(rows["setting"] == setting) & (rows["who"] == "ours")]["accuracy"].to_numpy()
-        found = own["accuracy"].to_numpy()
-        difference = np.abs(found - ours) if len(ours) else np.array([np.nan])  # ours need not be chosen
-        numbers = [f"{rounds_to(target, found):.1f}" for target in TARGETS]
-        shares = [f"{share:.2%}" for share in (found[-1], difference.max(), np.median(difference))]
+        accuracies = group["accuracy"].to_numpy()
+        difference = np.abs(accuracies - ours) if len(ours) else np.array([np.nan])  # ours need not be chosen
+        numbers = [f"{rounds_to(target, accuracies):.1f}" for target in TARGETS]
+        shares = [f"{share:.2%}" for share in (accuracies[-1], difference.max(), np.median(difference))]
         lines.append([setting, who, *numbers, *shares])
     print(markdown_table(lines))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from task import Report, Task, arguments, train, trained
+from task import Report, Task, arguments, averaged_tensors, train
 from torch import nn
 
 LAYOUTS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -25,7 +25,7 @@ def run(task: Task, layout: str = "channels_first") -> tuple[nn.Module, Report]:
                 mean[name].add_(tensor, alpha=1 / task.clients)
         server = {name: tensor.to(server[name].dtype) for name, tensor in mean.items()}
         network.load_state_dict(server)
-        report.round_ended(lambda: trained(network))
+        report.round_ended(lambda: averaged_tensors(network))
     return network, report
 
 
@@ -33,4 +33,4 @@ if __name__ == "__main__":
     task, _ = arguments()
     torch.set_num_threads(1)
     network, report = run(task, sys.argv[3])
-    report.finish(trained(network))
+    report.finish(averaged_tensors(network))

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from task import Report, arguments, read, train, trained
+from task import Report, arguments, averaged_tensors, read, train
 
 client = ClientApp()
 server = ServerApp()
@@ -40,7 +40,7 @@ def serve(grid: Grid, context: Context) -> None:
     def round_ended(round: int, arrays: ArrayRecord) -> None:
         if round > 0:  # it is called before the first round, too
             network.load_state_dict(arrays.to_torch_state_dict())
-            report.round_ended(lambda: trained(network))
+            report.round_ended(lambda: averaged_tensors(network))
 
     def all_there(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
         # Flower goes on without clients that fail; then it would not be the same work.
@@ -56,7 +56,7 @@ def serve(grid: Grid, context: Context) -> None:
         evaluate_fn=round_ended,
     )
     network.load_state_dict(result.arrays.to_torch_state_dict())
-    report.finish(trained(network))
+    report.finish(averaged_tensors(network))
 
 
 if __name__ == "__main__":

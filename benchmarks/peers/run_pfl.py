@@ -19,7 +19,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from task import TEST_BATCH, Report, Task, arguments, trained
+from task import TEST_BATCH, Report, Task, arguments, averaged_tensors
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -46,7 +46,7 @@ class ModelWithStatistics(PyTorchModel):
 
     def __init__(self, model: nn.Module, **options: object) -> None:
         super().__init__(model, **options)
-        self._variable_map |= {name: one for name, one in model.named_buffers() if one.is_floating_point()}
+        self._variable_map |= {name: item for name, item in model.named_buffers() if item.is_floating_point()}
 
 
 class Rounds(TrainingProcessCallback):
@@ -58,7 +58,7 @@ class Rounds(TrainingProcessCallback):
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        self.report.round_ended(lambda: trained(model.pytorch_model.network))
+        self.report.round_ended(lambda: averaged_tensors(model.pytorch_model.network))
         return False, Metrics()
 
 
@@ -79,7 +79,7 @@ def run(task: Task) -> tuple[nn.Module, Report]:
         local_optimizer_create=lambda parameters, lr: torch.optim.SGD(
             parameters, lr=lr, momentum=task.momentum, weight_decay=task.weight_decay
         ),
-        central_optimizer=torch.optim.SGD(trained(network), lr=1.0),
+        central_optimizer=torch.optim.SGD(averaged_tensors(network), lr=1.0),
     )
     users = FederatedDataset(user, get_user_sampler("minimize_reuse", list(range(task.clients))))
     FederatedAveraging().run(
@@ -103,4 +103,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     network, report = run(task)
     if os.environ.get("RANK", "0") == "0":
-        report.finish(trained(network))
+        report.finish(averaged_tensors(network))

@@ -53,7 +53,7 @@ class Task:
     def _floats(self, images: NDArray[Any]) -> Tensor:
         """Normalise ``(image / 255 - mean) / std``, rounded as in the engine of this project."""
         mean, std = (torch.from_numpy(self.arrays[name]).view(-1, 1, 1) for name in ("mean", "std"))
-        shift, scale = (one.expand(images.shape[1:]) for one in (-mean / std, 1 / (255 * std)))
+        shift, scale = (tensor.expand(images.shape[1:]) for tensor in (-mean / std, 1 / (255 * std)))
         return torch.addcmul(shift, torch.from_numpy(images).float(), scale)
 
     @cached_property
@@ -132,18 +132,18 @@ def accuracy(weights: Tensor, task: Task) -> float:
     images, labels = task.test
     with torch.no_grad():
         batches = zip(images.split(TEST_BATCH), labels.split(TEST_BATCH), strict=True)
-        return sum(int((network(some).argmax(1) == own).sum()) for some, own in batches) / len(labels)
+        return sum(int((network(batch).argmax(1) == target).sum()) for batch, target in batches) / len(labels)
 
 
-def trained(network: nn.Module) -> list[Tensor]:
+def averaged_tensors(network: nn.Module) -> list[Tensor]:
     """Return the averaged tensors: parameters, then BatchNorm's running means and variances."""
     return [*network.parameters(), *(buffer for buffer in network.buffers() if buffer.is_floating_point())]
 
 
 def with_weights(network: nn.Module, weights: Tensor) -> nn.Module:
-    """Return the network with its ``trained`` tensors copied from a vector, as far as it reaches."""
+    """Return the network with its ``averaged_tensors`` copied from a vector, as far as it reaches."""
     with torch.no_grad():
-        for tensor in trained(network):
+        for tensor in averaged_tensors(network):
             if len(weights):
                 tensor.copy_(weights[: tensor.numel()].view_as(tensor))
                 weights = weights[tensor.numel() :]
@@ -159,7 +159,7 @@ class Report:
     accuracies: list[float] = field(default_factory=list)
 
     def round_ended(self, weights: Callable[[], Iterable[Tensor]]) -> None:
-        """Note the end of a round; ``weights`` returns the new global ones in the order of ``trained``."""
+        """Note the end of a round; ``weights`` returns the new global ones in the order of ``averaged``."""
         self.ends.append(time.time())
         if self.task.tested:
             self.accuracies.append(accuracy(_flat(weights()), self.task))

@@ -26,7 +26,7 @@ class Watch:
         self.memory = 0
         self._seconds = dict.fromkeys(self.roots, 0.0)
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -39,7 +39,7 @@ class Watch:
         earlier, later = np.interp([start, end], clock, processor)
         return float(later - earlier)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         next_memory = 0.0
         while not self._over.wait(SAMPLE_SECONDS):
             alive = self._alive()
@@ -50,13 +50,13 @@ class Watch:
             self.times.append((now, sum(self._seconds.values()) + running))
             if now >= next_memory:
                 next_memory = now + MEMORY_SECONDS
-                seen = [_unless_gone(process.memory_full_info) for process in alive]
+                usages = [_unless_gone(process.memory_full_info) for process in alive]
                 # Shared pages count once: each process has its proportion of them.
-                self.memory = max(self.memory, sum(one.pss for one in seen if one))
+                self.memory = max(self.memory, sum(usage.pss for usage in usages if usage))
 
     def _alive(self) -> list[psutil.Process]:
-        children = [_unless_gone(partial(root.children, recursive=True)) or [] for root in self.roots]
-        return [*self.roots, *(child for some in children for child in some)]
+        families = [_unless_gone(partial(root.children, recursive=True)) or [] for root in self.roots]
+        return [*self.roots, *(child for family in families for child in family)]
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
@@ -65,8 +65,8 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return sum(times[:4]) if times else 0.0
 
 
-def _unless_gone(look: Callable[[], Any]) -> Any:
+def _unless_gone(query: Callable[[], Any]) -> Any:
     try:
-        return look()
+        return query()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None

@@ -119,10 +119,10 @@ class DatasetEntry(Facts):
             raise ValueError(
                 f"normalisations: {reserved.pop()!r} is defined for every dataset; choose another name"
             )
-        for name, one in self.all_normalisations.items():
-            if one and self.channels not in (None, len(one.mean)):
+        for name, normalisation in self.all_normalisations.items():
+            if normalisation and self.channels not in (None, len(normalisation.mean)):
                 raise ValueError(
-                    f"normalisation {name!r} has {count(len(one.mean), 'value')} "
+                    f"normalisation {name!r} has {count(len(normalisation.mean), 'value')} "
                     f"for {count(self.channels, 'channel')}; state one per channel"
                 )
         return self
@@ -140,8 +140,8 @@ class DatasetEntry(Facts):
     @property
     def all_normalisations(self) -> dict[str, Normalisation | None]:
         """The entry's normalisations by name; None for a ``default`` that it does not state."""
-        stated = None if self.mean is None else Normalisation(mean=self.mean, std=self.std or ())
-        return {"default": stated, **self.normalisations}
+        default = None if self.mean is None else Normalisation(mean=self.mean, std=self.std or ())
+        return {"default": default, **self.normalisations}
 
     def normalisation(self, name: str = "default", channels: int | None = None) -> Normalisation | None:
         """Return a normalisation by name; None for a default that the entry does not state.
@@ -154,27 +154,27 @@ class DatasetEntry(Facts):
             mean, std = UNIVERSAL[name]
             width = self.channels or channels or 1
             return Normalisation(mean=(mean,) * width, std=(std,) * width)
-        known = ["default", *UNIVERSAL, *self.normalisations]
-        check_known("dataset.normalisation: unknown normalisation", [name], known)
+        names = ["default", *UNIVERSAL, *self.normalisations]
+        check_known("dataset.normalisation: unknown normalisation", [name], names)
         return self.all_normalisations[name]
 
 
-def load(path: Path, own: Path | None = None) -> dict[str, DatasetEntry]:
+def load(path: Path, user_file: Path | None = None) -> dict[str, DatasetEntry]:
     """Read and validate a registry: a mapping from names to entries.
 
-    The user's ``own`` file adds entries or replaces them. With ``reader: medmnist``, the package medmnist
+    The optional ``user_file`` adds entries or replaces them. With ``reader: medmnist``, the package medmnist
     states facts.
     """
     entries: dict[str, DatasetEntry] = {}
-    found = Problems()
-    for source in (path, own) if own else (path,):
+    problems = Problems()
+    for source in (path, user_file) if user_file else (path,):
         data = read_plain(source)
         if not isinstance(data, Mapping):
             raise FltrainError(f"{source}: found no entries, expected a mapping from names to datasets")
         for name, entry in data.items():
-            with found.collected():
+            with problems.collected():
                 entries[name] = _entry(name, entry, source)
-        found.refuse(str(source))
+        problems.refuse(str(source))
     return dict(sorted(entries.items()))
 
 
@@ -195,10 +195,10 @@ REGISTRY = SHIPPED / "datasets.yaml"
 @cache
 def registry() -> dict[str, DatasetEntry]:
     """Return the entries of ``config/datasets.yaml``, and the user's in the own folder, which win."""
-    return load(REGISTRY, _own())
+    return load(REGISTRY, _user_file())
 
 
-def _own() -> Path | None:
+def _user_file() -> Path | None:
     folder = own_folder()
     return folder / "datasets.yaml" if folder and (folder / "datasets.yaml").exists() else None
 
@@ -215,11 +215,11 @@ def own_normalisation(name: str, normalisation: str) -> dict[str, Any] | None:
         ``mean`` and ``std`` per channel, None for values to be measured. None if there is no difference.
     """
     entry = _shipped().get(name, {})
-    if normalisation in UNIVERSAL or (entry and not _own()):
+    if normalisation in UNIVERSAL or (entry and not _user_file()):
         return None
     stated = entry if normalisation == "default" else entry.get("normalisations", {}).get(normalisation, {})
-    own = registry()[name].normalisation(normalisation)
-    values = {key: list(getattr(own, key)) if own else None for key in ("mean", "std")}
+    statistics = registry()[name].normalisation(normalisation)
+    values = {key: list(getattr(statistics, key)) if statistics else None for key in ("mean", "std")}
     return None if values == {key: stated.get(key) for key in values} else values
 
 
@@ -239,7 +239,7 @@ class Dataset(Settings):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _is_registered(cls, name: str) -> str:
         check_known("unknown dataset", [name], registry(), remedy=own_remedy())
         return name
 

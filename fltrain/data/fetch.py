@@ -52,13 +52,13 @@ def obtain(name: str, entry: DatasetEntry, downloads: Path) -> Path:
         return entry.own_copy
     if entry.files or not entry.reader.needs_files:
         return folder
-    brought = _offline(name)
-    if brought is None:
+    source = _offline(name)
+    if source is None:
         raise FltrainError(
             f"dataset {name!r} cannot be downloaded freely. {entry.obtain} Or put it into the folder that "
             f"{OFFLINE} names, as {name}/ or {name}.zip"
         )
-    return brought if brought.name == name else unpack(brought, folder)
+    return source if source.name == name else unpack(source, folder)
 
 
 def whereabouts(name: str, entry: DatasetEntry, downloads: Path) -> str:
@@ -90,9 +90,9 @@ def fetch(file: RemoteFile, folder: Path, files: Sequence[RemoteFile] = ()) -> N
             with locked(folder / f".{file.name}.lock", f"fetching {file.name}"):
                 if path.exists():
                     LOG.info("%s: another process has fetched it", file.name)
-                elif brought := _offline(folder.name, file):
+                elif source := _offline(folder.name, file):
                     path.unlink(missing_ok=True)  # an old link may dangle
-                    path.symlink_to(brought.resolve())
+                    path.symlink_to(source.resolve())
                 else:
                     _download(file, path, files or (file,))
         except OSError as error:
@@ -100,10 +100,10 @@ def fetch(file: RemoteFile, folder: Path, files: Sequence[RemoteFile] = ()) -> N
                 f"{file.name}: cannot be written to {folder} ({error.strerror or error}); "
                 "make room or choose another folder"
             ) from None
-    found = _checksum(file, path)
-    if found != file.checksum:
+    checksum = _checksum(file, path)
+    if checksum != file.checksum:
         raise FltrainError(
-            f"{path.resolve()}: damaged or another version: expected {file.identity}, found {found} "
+            f"{path.resolve()}: damaged or another version: expected {file.identity}, found {checksum} "
             f"({path.stat().st_size:,} bytes); delete or replace it"
         )
 
@@ -117,12 +117,12 @@ def _checksum(file: RemoteFile, path: Path) -> str:
 
 def _offline(name: str, file: RemoteFile | None = None) -> Path | None:
     """Return a file of a dataset in ``FLTRAIN_DATA``, or the dataset as folder or archive; None if absent."""
-    given = os.environ.get(OFFLINE)
-    if not given:
+    value = os.environ.get(OFFLINE)
+    if not value:
         return None
-    root = Path(given).expanduser()
+    root = Path(value).expanduser()
     if not root.is_dir():
-        raise FltrainError(f"{OFFLINE}: {given}: no such folder; name the folder with your data or unset it")
+        raise FltrainError(f"{OFFLINE}: {value}: no such folder; name the folder with your data or unset it")
     places = [f"{name}/{file.name}", file.name] if file else [name, *(name + ending for ending in ARCHIVES)]
     return next((root / place for place in places if (root / place).exists()), None)
 
@@ -141,15 +141,15 @@ def _download(file: RemoteFile, path: Path, files: Sequence[RemoteFile]) -> None
             failed = f" (failed before: {'; '.join(reasons)})" if reasons else ""
             LOG.info("%s: downloaded, checksum verified%s", file.name, failed)
             return
-    tried = "; ".join(reasons) or "it has no public address"
+    attempts = "; ".join(reasons) or "it has no public address"
     dataset = path.parent.name
-    missing = [one for one in files if not (path.with_name(one.name).exists() or _offline(dataset, one))]
-    names = ", ".join(one.name for one in missing)
+    missing = [file for file in files if not (path.with_name(file.name).exists() or _offline(dataset, file))]
+    names = ", ".join(file.name for file in missing)
     by_hand = f"get {names} by hand and name the folder in {OFFLINE}"
     if offline := os.environ.get(OFFLINE):
         by_hand = f"put it into {OFFLINE}={offline}, where neither the folder nor {dataset}/ has {names}"
     raise FltrainError(
-        f"{file.name}: cannot be downloaded ({tried}); try again later, or {by_hand} "
+        f"{file.name}: cannot be downloaded ({attempts}); try again later, or {by_hand} "
         f"(expected of {file.name}: {file.identity})"
     )
 
@@ -164,27 +164,27 @@ def _receive(file: RemoteFile, url: str, path: Path) -> None:
     from urllib3.exceptions import HTTPError
 
     size = "" if file.bytes is None else f" {decimal(file.bytes)}"
-    received, shown = 0, time.monotonic()
+    received, log_time = 0, time.monotonic()
     try:
         # Bytes as the server has them: requests would decompress .gz files.
-        sent = requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"})
-        with sent, path.open("wb") as out:
-            sent.raise_for_status()
+        response = requests.get(url, stream=True, timeout=TIMEOUT, headers={"Accept-Encoding": "identity"})
+        with response, path.open("wb") as out:
+            response.raise_for_status()
             LOG.info("%s: downloading%s from %s", file.name, size, _without_password(url))
-            while chunk := sent.raw.read1(1 << 16, decode_content=False):
+            while chunk := response.raw.read1(1 << 16, decode_content=False):
                 received += len(chunk)
                 out.write(chunk)
-                if time.monotonic() > shown + LOG_SECONDS:
+                if time.monotonic() > log_time + LOG_SECONDS:
                     LOG.info("%s: %s of%s received", file.name, decimal(received), size or " an unknown size")
-                    shown = time.monotonic()
+                    log_time = time.monotonic()
     except (requests.RequestException, HTTPError) as error:
         cause: BaseException = error
         while cause.__context__ is not None:
             cause = cause.__context__
         text = str(cause).partition(" for url: ")[0]  # our message begins with the address
         raise _Failed(text or type(cause).__name__) from None
-    if (found := _checksum(file, path)) != file.checksum:
-        raise _Failed(f"sends another file: expected {file.checksum}, found {found}")
+    if (checksum := _checksum(file, path)) != file.checksum:
+        raise _Failed(f"sends another file: expected {file.checksum}, found {checksum}")
 
 
 def _without_password(text: str) -> str:

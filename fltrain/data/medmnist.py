@@ -21,15 +21,15 @@ SINGLE_LABEL = ("multi-class", "binary-class", "ordinal-regression")
 
 def medmnist_entry(name: str, where: str) -> dict[str, Any]:
     """Return the facts about a set, in the form of a registry entry."""
-    known = {
+    datasets = {
         key: facts for key, facts in _table().items() if "3d" not in key and facts["task"] in SINGLE_LABEL
     }
-    if name in _table() and name not in known:
+    if name in _table() and name not in datasets:
         raise FltrainError(
             f"{where}: {name!r} is multi-label or 3D; fltrain supports sets with one label per image"
         )
-    check_known(f"{where}: no set of MedMNIST with one label per image is", [name], known)
-    facts = known[name]
+    check_known(f"{where}: no set of MedMNIST with one label per image is", [name], datasets)
+    facts = datasets[name]
     return {
         "title": facts["python_class"],
         "files": [{"name": f"{name}.npz", "urls": [facts["url"]], "checksum": f"md5:{facts['MD5']}"}],

@@ -92,7 +92,7 @@ def prepare(dataset: Dataset, path: Path, downloads: Path) -> PreparedData:
         "own_copy": _fingerprint(entry),
         "classes": classes,
         "class_names": raw.class_names,
-        "histogram": {split: np.bincount(own, minlength=classes).tolist() for split, own in labels.items()},
+        "histogram": {key: np.bincount(array, minlength=classes).tolist() for key, array in labels.items()},
         "notes": raw.notes,
     }
     _contact_sheet(arrays, classes, path.with_suffix(".png"))
@@ -109,9 +109,9 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     size = f" --image-size {dataset.image_size}" if dataset.image_size else ""
     fetch = command(f"fltrain data fetch {dataset.name}{size}", path.parent.parent)
     arrays, about = read_arrays(path, "prepared dataset", f"run `{fetch}`")
-    same = about.get("dataset") == dataset.prepared.model_dump(mode="json")
-    if not same or (revision := about.get("revision", 0)) != dataset.revision:
-        kind = _Older if same and revision < dataset.revision else FltrainError
+    same_settings = about.get("dataset") == dataset.prepared.model_dump(mode="json")
+    if not same_settings or (revision := about.get("revision", 0)) != dataset.revision:
+        kind = _Older if same_settings and revision < dataset.revision else FltrainError
         raise kind(
             f"{path}: prepared from other settings or an older version; delete it to have it made again"
         )
@@ -121,7 +121,7 @@ def load_prepared(dataset: Dataset, path: Path) -> PreparedData:
     if stated := dataset.entry.normalisation(dataset.normalisation, channels):
         mean, std = stated.mean, stated.std
     else:
-        mean, std = statistics(arrays[f"{_shown(arrays)}_images"])
+        mean, std = statistics(arrays[f"{_main_split(arrays)}_images"])
     if len(mean) != channels:
         raise FltrainError(
             f"dataset {dataset.name!r}: mean and std have {count(len(mean), 'value')}, the images "
@@ -160,17 +160,17 @@ def changed(entry: DatasetEntry, about: Mapping[str, Any]) -> str:
 
 
 def _normalisations(entry: DatasetEntry) -> dict[str, Any]:
-    return {name: one and one.model_dump(mode="json") for name, one in entry.all_normalisations.items()}
+    return {key: value and value.model_dump(mode="json") for key, value in entry.all_normalisations.items()}
 
 
 def _fingerprint(entry: DatasetEntry) -> str | None:
     """Return a hash of names, sizes and times of the files at ``path``; None if there are none."""
-    own = entry.own_copy
-    if own is None or not own.exists():
+    path = entry.own_copy
+    if path is None or not path.exists():
         return None
-    files = sorted(file for file in own.rglob("*") if file.is_file()) if own.is_dir() else [own]
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return short_hash(
-        [(str(file.relative_to(own)), (at := file.stat()).st_size, at.st_mtime_ns) for file in files]
+        [(str(file.relative_to(path)), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     )
 
 
@@ -185,14 +185,14 @@ def _resized(images: Images, side: int) -> Images:
     return resized
 
 
-def _shown(arrays: Mapping[str, NDArray[Any]]) -> str:
+def _main_split(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Return the split that stands for a dataset; a test set has no training images."""
     return "train" if len(arrays["train_labels"]) else "test"
 
 
 def _contact_sheet(arrays: Mapping[str, NDArray[Any]], classes: int, path: Path) -> None:
     """Write an image with the first images of each class in a row."""
-    images, labels = (arrays[f"{_shown(arrays)}_{kind}"] for kind in ("images", "labels"))
+    images, labels = (arrays[f"{_main_split(arrays)}_{kind}"] for kind in ("images", "labels"))
     side, gap = images.shape[2], 2
     sheet = np.full((classes * (side + gap), SHEET_COLUMNS * (side + gap), 3), 255, np.uint8)
     for label in range(classes):

@@ -57,13 +57,13 @@ class Ownership:
     Attributes:
         private: parameters that never leave their client.
         buffers: BatchNorm statistics never leave their client.
-        trained: clients also keep their whole trained model, to be tested with it.
+        keeps_trained: clients also keep their whole trained model, to be tested with it.
         name: entry of the private parts in the client state.
     """
 
     private: Private | None = None
     buffers: bool = False
-    trained: bool = False
+    keeps_trained: bool = False
     name: str = OWN
 
     def sent(self, update: Update, layout: Layout) -> Update:
@@ -83,7 +83,7 @@ class Ownership:
         if self.private is not None:
             model_state["weights"] = update.trained[layout.private(self.private)].clone()
         states = {self.name: model_state} if model_state else {}
-        if self.trained:
+        if self.keeps_trained:
             states[TRAINED] = {"weights": update.trained, **statistics}
         return states
 

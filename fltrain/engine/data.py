@@ -111,10 +111,10 @@ class FederatedData:
                     f"partition: client {client} has no images to train on; set min_size to 1 or more"
                 )
         for name, more in (extra or {}).items():
-            found, expected = ((images.channels, images.side, images.classes) for images in (more, data))
-            if found != expected:
+            shape, expected = ((images.channels, images.side, images.classes) for images in (more, data))
+            if shape != expected:
                 raise FltrainError(
-                    f"evaluation.extra: {name!r}: channels, side, classes {found}, the run has {expected}"
+                    f"evaluation.extra: {name!r}: channels, side, classes {shape}, the run has {expected}"
                 )
         mean = torch.tensor(data.mean, device=device).view(-1, 1, 1)
         std = torch.tensor(data.std, device=device).view(-1, 1, 1)

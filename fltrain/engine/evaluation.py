@@ -90,7 +90,7 @@ def test_clients(
 
     def tested(client: int) -> Outcome:
         local, client_state = clients.receive(round, client, client_states.get(client), to_train=False)
-        if clients.ownership.trained and TRAINED in client_state:
+        if clients.ownership.keeps_trained and TRAINED in client_state:
             model.load(**client_state[TRAINED])
         views = composition.views(local, round.payloads, client_state)
         with seeded_torch(round.task.seed, Purpose.DROPOUT, round=round.number, client=client):

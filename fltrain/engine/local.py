@@ -71,7 +71,7 @@ class LocalTraining:
         """Train clients, given the states of earlier participants; return the results in their order."""
         shape = " x ".join(map(str, self.clients.data.train.images.shape[1:]))
 
-        def trained(client: int) -> Trained:
+        def work(client: int) -> Trained:
             images = f"{self.clients.images(client)} images of {shape}"
             # Only dropout is random in a local step; it has its own stream.
             with (
@@ -81,7 +81,7 @@ class LocalTraining:
             ):
                 return self.train_client(round, client, client_states.get(client))
 
-        return divide(self.workers, trained, clients, self.clients.images, self.poll)
+        return divide(self.workers, work, clients, self.clients.images, self.poll)
 
     # ---------------------------------------------------------------- the algorithm
     def train_client(self, round: Round, client: int, client_state: ClientState | None) -> Trained:
@@ -214,8 +214,8 @@ class LocalStep(Step):
             model.weights.data.copy_(current)
         return model.gradient, value.detach()
 
-    def differentiate(self, loss: Loss | None = None, **how: Any) -> tuple[Tensor, Tensor]:
-        gradient, value = self.backward(loss, **how)
+    def differentiate(self, loss: Loss | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        gradient, value = self.backward(loss, **options)
         return gradient.clone(), value
 
     def frozen(self, weights: Tensor, buffers: Tensor, *, training: bool = False) -> Outputs:
@@ -233,8 +233,8 @@ class LocalStep(Step):
 
 def batch_orders(seed: int, round: int, client: int, epochs: int, samples: int) -> NDArray[np.int64]:
     """Return the order in which the client visits its images, ``[epochs, samples]``."""
-    where = partial(stream, seed, Purpose.BATCH_ORDER, round=round, client=client)
-    return np.stack([where(epoch=epoch).permutation(samples) for epoch in range(epochs)])
+    random = partial(stream, seed, Purpose.BATCH_ORDER, round=round, client=client)
+    return np.stack([random(epoch=epoch).permutation(samples) for epoch in range(epochs)])
 
 
 class Sgd:

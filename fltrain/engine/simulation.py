@@ -130,13 +130,13 @@ class Simulation:
             self.ownership = Ownership(
                 private := self.composition.needs.private,
                 buffers=spec.batchnorm == "local" or private in ("all", "batchnorm"),
-                trained=spec.evaluation.point == "after_local",
+                keeps_trained=spec.evaluation.point == "after_local",
             )
-            everyone = Clients(self.model, self.data, spec.training, self.composition, self.ownership)
-            self.trainers = [trainer(everyone)]
+            all_clients = Clients(self.model, self.data, spec.training, self.composition, self.ownership)
+            self.trainers = [trainer(all_clients)]
             if (method := self.composition.needs.second) is not None:
                 ownership = Ownership("all", buffers=True, name=SECOND)
-                second = replace(everyone, composition=Composition((method,)), ownership=ownership)
+                second = replace(all_clients, composition=Composition((method,)), ownership=ownership)
                 self.trainers.append(trainer(second))
             self._check_single_images(example)
         self.clients: dict[int, ClientState] = {}
@@ -225,16 +225,16 @@ class Simulation:
             cohort, before, spent = self.sample(number), self.server, self.costs.of_rounds
             rounds = self._rounds(number)
             with self.costs.phase("train"):
-                trained = [
+                by_trainer = [
                     trainer.train(round, cohort, self.clients)
                     for trainer, round in zip(self.trainers, rounds, strict=True)
                 ]
-            updates = [result.update for result in trained[0]]
+            updates = [result.update for result in by_trainer[0]]
             loss = _finite(torch.stack([update.loss for update in updates]).mean(), "the training loss")
             with noting(f"aggregating the uploads of clients {cohort}"), self.costs.phase("aggregate"):
                 server, reports = self._aggregated(before, updates)
-                if len(trained) > 1 or not self.composition.needs.global_model:
-                    largest = [result.update.trained.abs().max() for result in trained[-1]]
+                if len(by_trainer) > 1 or not self.composition.needs.global_model:
+                    largest = [result.update.trained.abs().max() for result in by_trainer[-1]]
                     _finite(torch.stack(largest).max(), "a client's weight")
                 self.server = server
             self._account(rounds[0], updates)
@@ -246,7 +246,7 @@ class Simulation:
                 rows += statistics_rows(self.spec.evaluation.statistics, finished)
                 rows += [{"kind": name, **row} for name, row in reports.items()]
             with self.costs.phase("aggregate"):
-                for results in zip(*trained, strict=True):
+                for results in zip(*by_trainer, strict=True):
                     states: dict[str, State] = {}
                     for result in results:
                         states |= result.client_state
@@ -299,7 +299,7 @@ class Simulation:
         weights, buffers = round.server.weights, round.server.buffers
         shared = _bytes(weights) - _bytes(weights[self.model.layout.private(self.ownership.private)])
         statistics = 0 if self.ownership.buffers else _bytes(buffers)
-        sent = math.ceil(shared * math.prod(one.footprint.upload for one in self.composition.methods))
+        sent = math.ceil(shared * math.prod(method.footprint.upload for method in self.composition.methods))
         self.bytes_down += (shared + statistics + _bytes(round.payloads)) * len(updates)
         self.bytes_up += sum(sent + statistics + _bytes(update.extras) for update in updates)
         if self.spec.evaluation.keep == "clients":
@@ -333,7 +333,7 @@ class Simulation:
             else:
                 result = tested(data.train, torch.cat(parts))
                 rows.append(_tested(split, result, clients=parts if data.tests is not None else ()))
-        rows += [_tested(name, tested(more)) for name, more in data.extra.items()]
+        rows += [_tested(name, tested(images)) for name, images in data.extra.items()]
         return rows
 
 
@@ -348,8 +348,8 @@ def _tested(split: str, result: Outcome, view: str = "global", clients: Sequence
         "images": len(result.correct),
     }
     if clients:
-        each = result.by_client(clients)
-        row |= {"macro": float(each.mean()), "std": float(each.std(unbiased=False))}
+        accuracies = result.by_client(clients)
+        row |= {"macro": float(accuracies.mean()), "std": float(accuracies.std(unbiased=False))}
     return row
 
 
@@ -358,8 +358,8 @@ def _bytes(tensors: Any) -> int:
     return sum(tensor.nbytes for tensor in tree_leaves(tensors))
 
 
-def _finite(value: Tensor | float, what: str) -> float:
+def _finite(value: Tensor | float, quantity: str) -> float:
     number = float(value)
     if not np.isfinite(number):
-        raise Diverged(what)
+        raise Diverged(quantity)
     return number

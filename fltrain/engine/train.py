@@ -140,13 +140,13 @@ class _Training:
         record.check_settings(self.spec)
         done = record.written != before  # with `again`: another process trained it while this one waited
         folder = self.results.checkpoints(self.spec.run_id)
-        left = checkpoint_files(folder)
+        paths = checkpoint_files(folder)
         # With `again`, later checkpoints belong to a training that was interrupted.
-        if done or all(path.stat().st_mtime <= record.written for path in left):
+        if done or all(path.stat().st_mtime <= record.written for path in paths):
             shutil.rmtree(folder, ignore_errors=True)
         if done:
-            reason = "has a record; its checkpoints are deleted" if left else "another process has trained it"
-            LOG.info("%s: %s", self.spec.run_id, reason)
+            cause = "has a record; its checkpoints are deleted" if paths else "another process has trained it"
+            LOG.info("%s: %s", self.spec.run_id, cause)
         return done
 
     def _train(self) -> None:
@@ -332,6 +332,6 @@ def kept_models(simulation: Simulation) -> dict[str, NDArray[Any]] | None:
     server = simulation.server
     if simulation.spec.evaluation.keep == "nothing":
         return None
-    kept = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
-    kept |= simulation.last_models  # empty unless the spec keeps `clients`, or if the first round diverged
-    return {name: tensor.cpu().numpy() for name, tensor in kept.items()}
+    tensors = {"weights": server.weights, "buffers": server.buffers, "counters": server.counters}
+    tensors |= simulation.last_models  # empty unless the spec keeps `clients`, or if the first round diverged
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}

@@ -85,13 +85,13 @@ def guarded(method: Any, hook: str, *arguments: Any, tensors: Sequence[Tensor] |
 def _expected(hook: str, result: Any, arguments: Sequence[Any]) -> str:
     """Return a description of the expected result; empty if the result is of this kind."""
     if hook in VECTORS:
-        return "" if _like(result, arguments[0]) else f"a tensor {_shape(arguments[0])}, as it was given"
+        return "" if _is_like(result, arguments[0]) else f"a tensor {_shape(arguments[0])}, as it was given"
     if hook in STATES:
         return "" if _is_state(result) else _STATE
     if hook == "loss":
         return "" if _is_scalar(result) else "a scalar tensor"
     if hook == "gradient":
-        fits = isinstance(result, tuple) and len(result) == 2 and _like(result[0], arguments[1])
+        fits = isinstance(result, tuple) and len(result) == 2 and _is_like(result[0], arguments[1])
         text = f"the gradient, a tensor {_shape(arguments[1])}, and the loss, a scalar tensor"
         return "" if fits and _is_scalar(result[1]) else text
     if hook == "forward":
@@ -117,7 +117,7 @@ _STATE = "a dictionary of tensors"
 def _expected_aggregate(result: Any, weights: Any) -> str:
     if not isinstance(result, Aggregate):
         return "Aggregate(weights, state), or Aggregate(state=state) to keep the mean"
-    if result.weights is not None and not _like(result.weights, weights):
+    if result.weights is not None and not _is_like(result.weights, weights):
         return f"weights {_shape(weights)}"
     if result.state is not None and not _is_state(result.state):
         return f"a state, {_STATE}"
@@ -128,7 +128,7 @@ def _expected_aggregate(result: Any, weights: Any) -> str:
     return ""
 
 
-def _like(result: Any, vector: Any) -> bool:
+def _is_like(result: Any, vector: Any) -> bool:
     return isinstance(result, torch.Tensor) and result.shape == vector.shape and result.is_floating_point()
 
 
@@ -151,13 +151,13 @@ def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of {str(value.dtype).removeprefix('torch.')} {_shape(value)}"
     if isinstance(value, dict):
-        entries = [f"{name!r}: {_described(one)}" for name, one in value.items()]
+        entries = [f"{name!r}: {_described(item)}" for name, item in value.items()]
         return f"a dictionary {{{', '.join(entries)}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_described, value))})"
     if isinstance(value, Aggregate):
-        parts = {name: one for name, one in vars(value).items() if one is not None}
-        return f"Aggregate({', '.join(f'{name}={_described(one)}' for name, one in parts.items())})"
+        parts = {name: part for name, part in vars(value).items() if part is not None}
+        return f"Aggregate({', '.join(f'{name}={_described(part)}' for name, part in parts.items())})"
     return (
         "None" if value is None else f"{value!r}" if isinstance(value, int | float) else type(value).__name__
     )

@@ -92,8 +92,8 @@ class Composition:
         }
         return Needs(
             **exclusive,
-            uploads=any(one.uploads for one in needs),
-            global_model=exclusive["private"] is None and all(one.global_model for one in needs),
+            uploads=any(need.uploads for need in needs),
+            global_model=exclusive["private"] is None and all(need.global_model for need in needs),
         )
 
     @property
@@ -104,14 +104,14 @@ class Composition:
     @property
     def introducing(self) -> Composition | None:
         """The methods for which clients upload before the first round, if there are any."""
-        methods = [one for one in self.methods if (one.needs.schedule or Schedule()).initial_upload]
+        methods = [method for method in self.methods if (method.needs.schedule or Schedule()).initial_upload]
         return Composition(tuple(methods)) if methods else None
 
     @property
     def personal(self) -> bool:
         """True if clients have custom models or predictions, to be tested on their own images."""
-        own = self.needs.private is not None or self.needs.second is not None
-        return own or bool(self.defining("test_weights") or self.defining("predict"))
+        has_custom_model = self.needs.private is not None or self.needs.second is not None
+        return has_custom_model or bool(self.defining("test_weights") or self.defining("predict"))
 
     # ---------------------------------------------------------------- server
     def adapt(self, network: Network, classes: int) -> Network:
@@ -136,25 +136,25 @@ class Composition:
         Raises:
             FltrainError: if two methods return weights, or statistics.
         """
-        states, rows, returned = dict(before.states), dict[str, dict[str, Any]](), dict[str, Aggregate]()
+        states, rows, results = dict(before.states), dict[str, dict[str, Any]](), dict[str, Aggregate]()
         for method in self.defining("aggregate"):
             name = method.name
             result: Aggregate = guarded(method, "aggregate", task, states[name], before, updates)
-            returned[name] = result
+            results[name] = result
             states[name] = states[name] if result.state is None else result.state
             if result.row is not None:
                 rows[name] = recorded(result.row)
 
         def merged(part: str) -> Tensor:
             """Return the weights or buffers of the method that returns some, or the clients' mean."""
-            parts = {name: getattr(one, part) for name, one in returned.items()}
-            found: dict[str, Tensor] = {name: one for name, one in parts.items() if one is not None}
-            if len(found) > 1:
+            values = {name: getattr(result, part) for name, result in results.items()}
+            parts: dict[str, Tensor] = {name: value for name, value in values.items() if value is not None}
+            if len(parts) > 1:
                 raise FltrainError(
-                    f"'aggregate' of the methods {' and '.join(map(repr, found))} return {part}; only one may"
+                    f"'aggregate' of the methods {' and '.join(map(repr, parts))} return {part}; only one may"
                 )
-            for one in found.values():
-                return one
+            for tensor in parts.values():
+                return tensor
             return data_weighted_mean(updates, [getattr(update, part) for update in updates])
 
         return merged("weights"), merged("buffers"), states, rows

@@ -85,8 +85,8 @@ class Ecgr(Method):
             moved, scale = self._reaggregated(steps, picked, update, local)
             update = replace(update, weights=update.start - moved)
             if self.buffers == "reaggregated":
-                whole = local.buffers - update.buffers
-                damped = self._damped(whole, _total(statistic_steps, picked, whole))
+                displacement = local.buffers - update.buffers
+                damped = self._damped(displacement, _total(statistic_steps, picked, displacement))
                 buffers = (local.buffers - scale * damped).where(scale.isfinite(), update.buffers)
                 update = replace(update, buffers=buffers)
         return update, local.state
@@ -114,9 +114,9 @@ class Ecgr(Method):
         smallest: list[int] = np.argsort(values, kind="stable")[:count].tolist()
         return smallest
 
-    def _damped(self, whole: Tensor, selected: Tensor) -> Tensor:
+    def _damped(self, total: Tensor, selected: Tensor) -> Tensor:
         """Return selected steps plus beta times the others, from the sums of all and of the selected."""
-        return self.beta * whole + (1 - self.beta) * selected
+        return self.beta * total + (1 - self.beta) * selected
 
     def _reaggregated(
         self, steps: Tensor, picked: list[int], update: Update, local: Local
@@ -125,12 +125,12 @@ class Ecgr(Method):
 
         The scale is infinite if the steps cancel out.
         """
-        whole = update.start - update.weights
+        displacement = update.start - update.weights
         if self.vector == "gradient":
-            base = local.lr * _total(steps, range(len(steps)), whole)
-            selected = local.lr * _total(steps, picked, whole)
+            base = local.lr * _total(steps, range(len(steps)), displacement)
+            selected = local.lr * _total(steps, picked, displacement)
         else:
-            base, selected = whole, _total(steps, picked, whole)
+            base, selected = displacement, _total(steps, picked, displacement)
         combined = self._damped(base, selected)
         length = combined.norm()
         # Steps that cancel out have no direction: keep the base method's displacement.
@@ -143,15 +143,15 @@ class Ecgr(Method):
         ``lateness`` is the mean position of a client's selected steps, from -1/2 for the first step to 1/2
         for the last, averaged over the clients with several steps: 0 on average under random selection.
         """
-        selected = {str(one.client): one.statistics[self.name]["selected"].tolist() for one in updates}
+        picks = {str(update.client): update.statistics[self.name]["selected"].tolist() for update in updates}
         steps = {str(update.client): update.steps for update in updates}
         lateness = [
             sum(picked) / len(picked) / (steps[client] - 1) - 0.5
-            for client, picked in selected.items()
+            for client, picked in picks.items()
             if steps[client] > 1
         ]
         mean = average(lateness) if lateness else None
-        return Aggregate(row={"selected": selected, "steps": steps, "lateness": mean})
+        return Aggregate(row={"selected": picks, "steps": steps, "lateness": mean})
 
 
 def _total(steps: Tensor, chosen: Sequence[int], like: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class FedAmp(Method):
             # Limit the others' shares to one in total, else the client's own share would be negative.
             others = others / others.sum(1, keepdim=True).clamp(min=1)
             return others + torch.diag(1 - others.sum(1))
-        own = 1 / len(weights) if self.self_weight is None else self.self_weight
+        self_share = 1 / len(weights) if self.self_weight is None else self.self_weight
         cosines = products / (lengths[:, None] * lengths).sqrt().clamp(min=1e-12)
         others = (self.scale * cosines).masked_fill(alone, -torch.inf).softmax(1)
-        return (1 - own) * others + own * alone.to(products)
+        return (1 - self_share) * others + self_share * alone.to(products)

@@ -94,14 +94,14 @@ class FedFcd(Method):
 
     def _decide(self, network: Network, features: Tensor, head: State) -> Tensor:
         """Return the fused logits, given the global classifier."""
-        own: Tensor = network.classifier(features)
-        return own if self.without_fd else own + classifier_head.logits(network.classifier, head, features)
+        base: Tensor = network.classifier(features)
+        return base if self.without_fd else base + classifier_head.logits(network.classifier, head, features)
 
     def loss(self, loss: Tensor, outputs: Outputs, step: Step, local: Local, step_state: State) -> Tensor:
         if self.without_fa or not self.weight or step.part == "head":
             return loss
-        means, known = local.payload["means"], local.payload["known"]
-        distance = prototypes.distance_to_means(outputs.features, step.labels, means, known).mean()
+        means, has_mean = local.payload["means"], local.payload["known"]
+        distance = prototypes.distance_to_means(outputs.features, step.labels, means, has_mean).mean()
         dimensions = outputs.features.shape[1] if self.distance == "mse" else 1
         return loss + self.weight * distance / dimensions
 
@@ -124,9 +124,9 @@ class FedFcd(Method):
             clients = [update.client for update in updates]
             state = dict(state)
             for name, new in (("counts_of", counts), ("means_of", means)):
-                everyone = state.get(name, new.new_zeros(task.clients, *new.shape[1:])).clone()
-                everyone[clients] = new
-                state[name] = everyone
+                rows = state.get(name, new.new_zeros(task.clients, *new.shape[1:])).clone()
+                rows[clients] = new
+                state[name] = rows
             counts, means = state["counts_of"], state["means_of"]
         held = (counts > 0).nonzero(as_tuple=True)
         batch = task.training.batch_size if self.server_batch == "local" else None

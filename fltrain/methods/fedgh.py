@@ -53,15 +53,15 @@ class FedGh(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         description = prototypes.of_client(local)
-        sent = {name: description[name] for name in ("classes", "means")}
-        return update.sending(self.name, sent), {}
+        upload = {name: description[name] for name in ("classes", "means")}
+        return update.sending(self.name, upload), {}
 
     def training_work(self, size: Workload) -> float:
         return size.images * size.features
 
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        sent = [update.extras[self.name] for update in updates]
-        means, classes = (torch.cat([one[name] for one in sent]) for name in ("means", "classes"))
+        uploads = [update.extras[self.name] for update in updates]
+        means, classes = (torch.cat([upload[name] for upload in uploads]) for name in ("means", "classes"))
         batch = task.training.batch_size
         state = classifier_head.train(
             self, task, state, means, classes, lr=self.server_lr, epochs=self.server_epochs, batch=batch

@@ -226,25 +226,25 @@ class FedImpro(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         """Upload the estimates, with noise, and the classes of the client."""
-        sent = {name: step_state[name] for name in ESTIMATES}
+        upload = {name: step_state[name] for name in ESTIMATES}
         if self.noise:
             random = self.random(local.task, round=local.round, client=local.client, use="noise")
             for name in ("mean", "spread"):
-                noise = random.standard_normal(tuple(sent[name].shape), "float32")
-                sent[name] = sent[name] + self.noise * torch.from_numpy(noise).to(sent[name])
+                noise = random.standard_normal(tuple(upload[name].shape), "float32")
+                upload[name] = upload[name] + self.noise * torch.from_numpy(noise).to(upload[name])
         if self.aggregation == "holders_only":
-            sent["counts"] = (local.class_counts > 0).to(local.class_counts)
+            upload["counts"] = (local.class_counts > 0).to(local.class_counts)
         elif self.aggregation == "label_size":
-            sent["counts"] = local.class_counts
-        return update.sending(self.name, sent), local.state
+            upload["counts"] = local.class_counts
+        return update.sending(self.name, upload), local.state
 
     # ---------------------------------------------------------------- server
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
         """Average the estimates (equation 7); keep classes without uploads. Report the known classes."""
         sent = [update.extras[self.name] for update in updates]
-        means, spreads, seen, spread_seen = (torch.stack([one[name] for one in sent]) for name in ESTIMATES)
+        means, spreads, seen, spread_seen = (torch.stack([stats[key] for stats in sent]) for key in ESTIMATES)
         spreads = self._capped(spreads)
-        weights = torch.stack([one.get("counts", torch.ones_like(one["seen"])) for one in sent])
+        weights = torch.stack([stats.get("counts", torch.ones_like(stats["seen"])) for stats in sent])
         mean = _mean(means, weights * seen)
         if self.aggregation == "label_size":
             variances = spreads**2 if self.moment == "std" else spreads
@@ -252,20 +252,20 @@ class FedImpro(Method):
             spread = self._capped(spread.sqrt() if self.moment == "std" else spread)
         else:
             spread = _mean(spreads, weights * spread_seen)
-        known = ((weights * seen).sum(0) > 0, (weights * spread_seen).sum(0) > 0)
+        masks = ((weights * seen).sum(0) > 0, (weights * spread_seen).sum(0) > 0)
         row = {"known_classes": int(state["seen"].sum())}
-        return Aggregate(state=_mixed(state, self.beta_server, (mean, spread), known), row=row)
+        return Aggregate(state=_mixed(state, self.beta_server, (mean, spread), masks), row=row)
 
 
 def _mixed(
-    state: State, keep: Tensor | float, fresh: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]
+    state: State, keep: Tensor | float, fresh: tuple[Tensor, Tensor], masks: tuple[Tensor, Tensor]
 ) -> State:
-    """Return estimates renewed by the fresh ones of ``found`` classes; ``keep`` is the share of old ones."""
+    """Return estimates, renewed for the classes in ``masks``; ``keep`` is the share of the old ones."""
     renewed: State = {}
-    for name, flag, new, known in zip(("mean", "spread"), ("seen", "spread_seen"), fresh, found, strict=True):
+    for name, flag, new, mask in zip(("mean", "spread"), ("seen", "spread_seen"), fresh, masks, strict=True):
         old = _per_class(keep * state[flag], new)
-        renewed[name] = (old * state[name] + (1 - old) * new).where(_per_class(known, new), state[name])
-        renewed[flag] = state[flag].maximum(known.to(state[flag]))
+        renewed[name] = (old * state[name] + (1 - old) * new).where(_per_class(mask, new), state[name])
+        renewed[flag] = state[flag].maximum(mask.to(state[flag]))
     return renewed
 
 

@@ -94,10 +94,10 @@ class FedMA(Method):
         fixed = int(local.payload["rounds"]) % len(chain)
         if not fixed:  # a new pass begins, with the client's share of the global model
             return chain.restricted(weights, [source >= 0 for source in sources])
-        trained = local.state["weights"].clone()
-        chain.reorder_inputs(trained, fixed, sources[fixed - 1])
-        trained[: chain.start(fixed)] = weights[: chain.start(fixed)]
-        return trained
+        client_weights = local.state["weights"].clone()
+        chain.reorder_inputs(client_weights, fixed, sources[fixed - 1])
+        client_weights[: chain.start(fixed)] = weights[: chain.start(fixed)]
+        return client_weights
 
     def client_init(self, local: Local) -> State:
         """Return the mask of the trained weights; an empty state if all are trained."""
@@ -153,9 +153,9 @@ class FedMA(Method):
         random = self.random(task, round=int(state["rounds"]))
         vectors, merged = [update.weights.clone() for update in updates], before.weights.clone()
         sources = state["sources"].clone()
-        held, kept = (state["sources"] >= 0).split(chain.widths, 1), sources.split(chain.widths, 1)
+        held, views = (state["sources"] >= 0).split(chain.widths, 1), sources.split(chain.widths, 1)
         for layer in range(fixed, chain.last):
-            places = [own.nonzero()[:, 0] for own in held[layer]]
+            places = [mask.nonzero()[:, 0] for mask in held[layer]]
             neurons = [
                 chain.neurons(vector, layer)[place] for vector, place in zip(vectors, places, strict=True)
             ]
@@ -164,11 +164,11 @@ class FedMA(Method):
             grow(pool, neurons, self.sweeps, random)
             chain.write(merged, layer, pool.means)
             for client, (vector, place) in enumerate(zip(vectors, places, strict=True)):
-                source = torch.full_like(kept[layer][client], -1, dtype=torch.int64)
+                source = torch.full_like(views[layer][client], -1, dtype=torch.int64)
                 source[pool.members[client]] = place
                 chain.reorder_inputs(vector, layer + 1, source)
                 if layer == fixed:
-                    kept[layer][client] = source
+                    views[layer][client] = source
         return vectors, merged, {**state, "sources": sources}
 
     def _row(self, chain: models.chain.Chain, state: State) -> dict[str, Any] | None:

@@ -86,18 +86,18 @@ class FedProto(Method):
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:
         if self.source == "post":
-            sent = prototypes.of_client(local)
+            upload = prototypes.of_client(local)
         else:
-            sent = prototypes.describe(step_state["counts"], step_state["sums"])
-        return update.sending(self.name, sent), {}
+            upload = prototypes.describe(step_state["counts"], step_state["sums"])
+        return update.sending(self.name, upload), {}
 
     def training_work(self, size: Workload) -> float:
         return size.images * size.features if self.source == "post" else 0.0
 
     # ---------------------------------------------------------------- server
     def aggregate(self, task: Task, state: State, before: Server, updates: Sequence[Update]) -> Aggregate:
-        sent = prototypes.table([update.extras[self.name] for update in updates], task.classes)
-        return Aggregate(state=prototypes.renewed(state, *prototypes.combine(*sent, self.averaging)))
+        table = prototypes.table([update.extras[self.name] for update in updates], task.classes)
+        return Aggregate(state=prototypes.renewed(state, *prototypes.combine(*table, self.averaging)))
 
     # ---------------------------------------------------------------- tests
     def predict(self, network: Network, images: Tensor, local: Local) -> Tensor:

@@ -63,11 +63,11 @@ class Moon(Method):
         if not step_state:
             return loss
         others = (local.start, local.buffers), (step_state["weights"], step_state["buffers"])
-        alike = [
+        similarities = [
             functional.cosine_similarity(outputs.features, step.frozen(*model).features) for model in others
         ]
         # Of the two models, the received one is the correct class.
-        logits = torch.stack(alike, dim=1) / self.tau
+        logits = torch.stack(similarities, dim=1) / self.tau
         return loss + self.mu * functional.cross_entropy(logits, torch.zeros_like(step.labels))
 
     def client_final(self, update: Update, local: Local, step_state: State) -> tuple[Update, State]:

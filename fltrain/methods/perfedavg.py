@@ -44,14 +44,14 @@ class PerFedAvg(Method):
     def gradient(self, step: Step, weights: Tensor, local: Local, step_state: State) -> tuple[Tensor, Tensor]:
         adapting, judging, *curving = _parts(step, self._batches)
         adapted = weights - self._inner_lr(local) * adapting.differentiate(track=False, observe=False)[0]
-        found, loss = judging.differentiate(at=adapted)
+        gradient, loss = judging.differentiate(at=adapted)
         if not curving:
-            return found, loss
+            return gradient, loss
         ahead, behind = (
             curving[0].differentiate(at=weights + shift, track=False, observe=False)[0]
-            for shift in (self.delta * found, -self.delta * found)
+            for shift in (self.delta * gradient, -self.delta * gradient)
         )
-        return found - self._inner_lr(local) * (ahead - behind) / (2 * self.delta), loss
+        return gradient - self._inner_lr(local) * (ahead - behind) / (2 * self.delta), loss
 
     def _inner_lr(self, local: Local) -> float:
         return local.lr if self.inner_lr is None else self.inner_lr
@@ -68,10 +68,10 @@ class PerFedAvg(Method):
         """Return the work of two gradients for the Hessian, and of small batches, which are not divided."""
         visited = 0
         for images in size.sizes:
-            whole = images < 2 * self._batches
+            too_small = images < 2 * self._batches
             parts = (
                 [images] * self._batches
-                if whole
+                if too_small
                 else [len(range(k, images, self._batches)) for k in range(self._batches)]
             )
             visited += sum(parts) + (parts[2] if self.version == "hf" else 0) - images

@@ -67,12 +67,12 @@ class Scaffold(Method):
     def _options_of_the_variant(cls, settings: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(settings, Mapping) or "variant" not in settings:
             return handler(settings)
-        variant, given = settings["variant"], {key: settings[key] for key in settings if key != "variant"}
+        variant, options = settings["variant"], {key: settings[key] for key in settings if key != "variant"}
         if str(variant) not in VARIANTS:
             raise ValueError(f"unknown variant {variant!r}; write {', '.join(VARIANTS)}, or leave it out")
-        for name in VARIANTS[variant].keys() & given.keys():
+        for name in VARIANTS[variant].keys() & options.keys():
             raise ValueError(f"variant {variant!r} sets {name!r}; leave one of the two out")
-        return handler({**given, **VARIANTS[variant]})
+        return handler({**options, **VARIANTS[variant]})
 
     @model_validator(mode="after")
     def _the_normaliser_fits(self) -> Self:

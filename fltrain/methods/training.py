@@ -121,6 +121,6 @@ class Training(Settings):
     def batch_sizes(self, samples: int, batches: int = 1) -> list[int]:
         """Return the images of each step of an epoch over ``samples`` images; a step takes ``batches``."""
         size = self.batch_size * batches
-        full, rest = divmod(samples, size)
-        keep_rest = rest >= 2 * batches if self.last_batch == "keep" else False
-        return [size] * full + ([rest] if rest and (keep_rest or not full) else [])
+        full, remainder = divmod(samples, size)
+        keep_last = remainder >= 2 * batches if self.last_batch == "keep" else False
+        return [size] * full + ([remainder] if remainder and (keep_last or not full) else [])

@@ -52,10 +52,10 @@ class Model(Component):
         """
         blocks = self.blocks(channels, side, classes)
         if not isinstance(blocks, dict) or [*blocks][-1:] != ["classifier"]:
-            found = ", ".join(map(repr, blocks)) if isinstance(blocks, dict) else type(blocks).__name__
+            names = ", ".join(map(repr, blocks)) if isinstance(blocks, dict) else type(blocks).__name__
             raise FltrainError(
                 f"model {self.name!r}: its method blocks should return a dictionary of modules, the last of "
-                f"which is called 'classifier'; found {found or 'none'}"
+                f"which is called 'classifier'; found {names or 'none'}"
             )
         network = models.network.Network(**blocks)
         return models.parts.initialised(network, getattr(self, "initialisation", "pytorch"))

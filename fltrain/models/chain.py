@@ -33,19 +33,19 @@ def chained(network: Network) -> dict[str, nn.Conv2d | nn.Linear]:
     Raises:
         FltrainError: if it is not a chain, or if the outputs of a layer have a fixed order.
     """
-    found: dict[str, nn.Conv2d | nn.Linear] = {}
+    layers: dict[str, nn.Conv2d | nn.Linear] = {}
     for name, module, _ in chain(network) if type(network) is Network else [("", network, network)]:
         if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1):
-            found[name] = module
+            layers[name] = module
         elif not isinstance(module, ORDERLESS):
-            what = "grouped convolution" if isinstance(module, nn.Conv2d) else type(module).__name__
+            kind = "grouped convolution" if isinstance(module, nn.Conv2d) else type(module).__name__
             raise FltrainError(
                 "method 'fedma' matches the neurons of plain chains of convolutions and linear layers, "
-                f"without norm layers, branches or grouped convolutions; this network has a {what} "
+                f"without norm layers, branches or grouped convolutions; this network has a {kind} "
                 f"({name or 'as a whole'}); use lenet5, fedavg_cnn or mlp, or vgg9, vgg11 or vgg16 with "
                 "norm: none"
             )
-    return found
+    return layers
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Chain:
     def of(cls, network: Network, layout: Layout) -> Chain:
         """Return the chain of a network; refuse other networks."""
         names = [(f"{name}.weight", f"{name}.bias") for name in chained(network)]
-        return cls(tuple(tuple(slot for slot in layout.parameters if slot.name in own) for own in names))
+        return cls(tuple(tuple(slot for slot in layout.parameters if slot.name in pair) for pair in names))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -120,8 +120,8 @@ class Chain:
     def reorder_inputs(self, vector: Tensor, layer: int, sources: Tensor) -> None:
         """Reorder a layer's inputs in place; inputs whose source is -1 get zero weights."""
         incoming = self.incoming(vector, layer)
-        found = incoming.index_select(1, sources.clamp(min=0))
-        incoming.copy_(found.masked_fill_((sources < 0)[:, None], 0.0))
+        reordered = incoming.index_select(1, sources.clamp(min=0))
+        incoming.copy_(reordered.masked_fill_((sources < 0)[:, None], 0.0))
 
     def restricted(self, vector: Tensor, masks: Sequence[Tensor]) -> Tensor:
         """Return the network with only some hidden neurons; the others have no weights.

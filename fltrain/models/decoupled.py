@@ -91,9 +91,9 @@ class GroupedClassifier(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the logits ``[n, classes]`` of features ``[n, d]``."""
-        return functional.linear(features, self.whole(self.weight), self.bias)
+        return functional.linear(features, self.dense_weight(self.weight), self.bias)
 
-    def whole(self, weight: Tensor) -> Tensor:
+    def dense_weight(self, weight: Tensor) -> Tensor:
         """Return the linear map ``[classes, d]`` of a weight; zero for features of other groups."""
         # One more column for the unused entries.
         empty = weight.new_zeros(len(weight), self.in_features + 1)
@@ -314,12 +314,12 @@ class _Surgery:
             return self._convolution(shares, outputs, kernel_size=math.isqrt(area), **form)
         return self._convolution([share * area for share in shares], outputs, kernel_size=1, **form)
 
-    def _convolution(self, read: Sequence[int], outputs: int, **form: Any) -> nn.Module:
-        """Return a convolution whose groups read ``read`` channels each."""
-        made = self._shares(outputs)
-        if len({*read}) == len({*made}) == 1:
-            return nn.Conv2d(sum(read), outputs, groups=self.groups, **form)
-        return PerGroup([nn.Conv2d(*pair, **form) for pair in zip(read, made, strict=True)], read)
+    def _convolution(self, inputs: Sequence[int], outputs: int, **form: Any) -> nn.Module:
+        """Return a convolution whose groups read ``inputs`` channels each."""
+        shares = self._shares(outputs)
+        if len({*inputs}) == len({*shares}) == 1:
+            return nn.Conv2d(sum(inputs), outputs, groups=self.groups, **form)
+        return PerGroup([nn.Conv2d(*pair, **form) for pair in zip(inputs, shares, strict=True)], inputs)
 
     def _shares(self, width: int) -> list[int]:
         return nearly_equal(width, self.groups)
@@ -349,21 +349,21 @@ class _Surgery:
 
     def _rounded(self, layer: _Layer) -> int:
         """Return the width of a layer's output in groups."""
-        width, whole = layer.outputs, layer.outputs // self.groups * self.groups
-        if self.rounding == "uneven" and not whole:
+        width, multiple = layer.outputs, layer.outputs // self.groups * self.groups
+        if self.rounding == "uneven" and not multiple:
             raise FltrainError(
                 f"{layer.path!r} has {width} channels, too few for {self.groups} groups; use at most {width} "
                 "groups, or another width than 'uneven'"
             )
-        if self.rounding == "uneven" or whole == width:
+        if self.rounding == "uneven" or multiple == width:
             return width
-        return whole + self.groups if self.rounding == "round_up" else whole or self.groups
+        return multiple + self.groups if self.rounding == "round_up" else multiple or self.groups
 
     def _norm(self, index: int, width: int) -> nn.Module | None:
         """Return the norm behind a convolution; None without a norm and without a place for one."""
         old = self.layers[index].norm
-        kept: dict[type, Norm] = {nn.BatchNorm2d: "bn", nn.GroupNorm: "gn"}
-        kind = kept.get(type(old), "none") if self.norm == "keep" else self.norm
+        kinds: dict[type, Norm] = {nn.BatchNorm2d: "bn", nn.GroupNorm: "gn"}
+        kind = kinds.get(type(old), "none") if self.norm == "keep" else self.norm
         if kind == "none":
             return old and nn.Identity()
         if kind == "bn":

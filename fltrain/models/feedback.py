@@ -36,11 +36,11 @@ def _input_error(module: nn.Module, weight: Tensor, input: Tensor, error: Tensor
     if isinstance(module, nn.Conv2d):
         form = list(module.stride), list(module.padding), list(module.dilation)
         only_input = (False, [0, 0], module.groups, [True, False, False])
-        found: Tensor = torch.ops.aten.convolution_backward(
+        input_error: Tensor = torch.ops.aten.convolution_backward(
             error, input.to(error), weight, None, *form, *only_input
         )[0]
-        return found
-    return error @ (module.whole(weight) if isinstance(module, GroupedClassifier) else weight)
+        return input_error
+    return error @ (module.dense_weight(weight) if isinstance(module, GroupedClassifier) else weight)
 
 
 class _Rerouted(torch.autograd.Function):
@@ -55,8 +55,8 @@ class _Rerouted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *errors: Tensor) -> tuple[Tensor | None, ...]:
         (input, weight), (error,) = ctx.saved_tensors, errors
-        found = _input_error(ctx.module, weight, input, error) if ctx.needs_input_grad[0] else None
-        return found, error, None, None
+        input_error = _input_error(ctx.module, weight, input, error) if ctx.needs_input_grad[0] else None
+        return input_error, error, None, None
 
 
 class _Shortcut(torch.autograd.Function):

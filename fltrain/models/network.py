@@ -101,8 +101,8 @@ class Network(nn.Module):
                 "this network cannot be split: it has no convolutions below a classifier; take another model"
             )
         if split is not None and split not in cuts:
-            known = ", ".join(map(str, cuts))
-            raise FltrainError(f"this network cannot be split at convolution {split} (possible: {known})")
+            options = ", ".join(map(str, cuts))
+            raise FltrainError(f"this network cannot be split at convolution {split} (possible: {options})")
         return cuts[(len(cuts) - 1) // 2] if split is None else split
 
     def lower(self, images: Tensor, split: int) -> Tensor:
@@ -207,7 +207,7 @@ def layers(network: nn.Module, example: Tensor) -> tuple[Layer, ...]:
 
 def _nearest(node: Node | None, outputs: Mapping[Node | None, nn.Module]) -> set[nn.Module]:
     """Return the layers whose outputs come first on every path behind ``node``."""
-    found: set[nn.Module] = set()
+    modules: set[nn.Module] = set()
     seen: set[Node] = set()
     pending = [node]
     while pending:
@@ -216,7 +216,7 @@ def _nearest(node: Node | None, outputs: Mapping[Node | None, nn.Module]) -> set
             continue
         seen.add(current)
         if current in outputs:
-            found.add(outputs[current])
+            modules.add(outputs[current])
         else:
             pending.extend(following for following, _ in current.next_functions)
-    return found
+    return modules

@@ -104,11 +104,11 @@ def literal(text):
     return text.replace("{", "{\u2060")
 
 
-def item_files(rule, shown):
+def item_files(rule, report_form):
     """The files of an item by form; the report has one of them."""
     files = {form: f"{OUT}/{{item}}.{form}" for form in jobs.FORMS[rule]}
-    files[shown] = report(
-        files[shown],
+    files[report_form] = report(
+        files[report_form],
         caption="../report/item.rst",
         category=by(lambda item: literal(JOBS.items[item].paper.title)),
         labels=by(lambda item: {"item": literal(JOBS.items[item].item.title)}),

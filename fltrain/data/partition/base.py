@@ -190,7 +190,7 @@ class Division:
             (images,), parts["validation_"] = local_split([images], self.validation, random, labels)
             images.sort()
         authors = None if writers is None else writers[images]
-        clients = [images[own] for own in self.scheme.split(labels[images], classes, self.seed, authors)]
+        clients = [images[part] for part in self.scheme.split(labels[images], classes, self.seed, authors)]
         if local := self.local_test:
             strata = labels if local.stratify else None
             tests = stream(self.seed, Purpose.TEST_SPLIT)

@@ -106,11 +106,11 @@ class DirichletTopUp(LabelSkew):
     def counts(self, class_sizes: Indices, random: np.random.Generator) -> Indices:
         shares = dirichlet_shares(self.alpha, np.ones((len(class_sizes), self.clients), bool), random)
         counts = np.floor(shares * class_sizes[:, None]).astype(np.int64).T
-        kept = int(counts.sum())
-        if kept < self.min_size * self.clients:
+        size = int(counts.sum())
+        if size < self.min_size * self.clients:
             raise FltrainError(
-                f"partition.min_size: after rounding down {kept} images are left for {self.clients} clients, "
-                f"at most {kept // self.clients} for the smallest, min_size is {self.min_size}; "
+                f"partition.min_size: after rounding down {size} images are left for {self.clients} clients, "
+                f"at most {size // self.clients} for the smallest, min_size is {self.min_size}; "
                 "lower min_size or clients"
             )
         sizes = counts.sum(axis=1)

@@ -18,41 +18,41 @@ Held = NDArray[np.bool_]
 """True where client i holds class c, ``[M, C]``."""
 
 
-def random_balanced(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
-    """Give each client ``each`` random classes; the numbers of holders of the classes differ by at most one.
+def random_balanced(clients: int, quota: int, classes: int, random: np.random.Generator) -> Held:
+    """Give each client ``quota`` random classes; the numbers of holders of the classes differ by at most one.
 
     Each client draws from the remaining places, so a class with twice the places is twice as likely. A class
-    with as many places as remaining clients must be taken. There are never more than ``each`` such classes,
+    with as many places as remaining clients must be taken. There are never more than ``quota`` such classes,
     and always enough classes with places, so that every draw is possible.
     """
-    places = np.full(classes, clients * each // classes)
-    places[random.permutation(classes)[: clients * each % classes]] += 1
+    places = np.full(classes, clients * quota // classes)
+    places[random.permutation(classes)[: clients * quota % classes]] += 1
     held = np.zeros((clients, classes), bool)
     for client in range(clients):
         # The smallest values of Exp(1) / weight are a weighted draw without replacement.
         with np.errstate(divide="ignore"):
             lots = random.exponential(size=classes) / places
         lots[places == clients - client] = 0
-        held[client, np.argsort(lots, kind="stable")[:each]] = True
+        held[client, np.argsort(lots, kind="stable")[:quota]] = True
         places -= held[client]
     return held
 
 
-def contiguous(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
-    """Give each class in turn to the first ceil(M k / C) clients that hold fewer than ``each`` classes."""
+def contiguous(clients: int, quota: int, classes: int, random: np.random.Generator) -> Held:
+    """Give each class in turn to the first ceil(M k / C) clients that hold fewer than ``quota`` classes."""
     held = np.zeros((clients, classes), bool)
     for label in range(classes):
-        takers = np.flatnonzero(held.sum(axis=1) < each)
-        held[takers[: math.ceil(clients * each / classes)], label] = True
+        takers = np.flatnonzero(held.sum(axis=1) < quota)
+        held[takers[: math.ceil(clients * quota / classes)], label] = True
     return held
 
 
-def cyclic(clients: int, each: int, classes: int, random: np.random.Generator) -> Held:
-    """Give client i the classes perm[(i s + j) mod C], j < ``each``, with the stride s = max(1, C // M)."""
+def cyclic(clients: int, quota: int, classes: int, random: np.random.Generator) -> Held:
+    """Give client i the classes perm[(i s + j) mod C], j < ``quota``, with the stride s = max(1, C // M)."""
     starts = np.arange(clients) * max(1, classes // clients)
     held = np.zeros((clients, classes), bool)
     np.put_along_axis(
-        held, random.permutation(classes)[(starts[:, None] + np.arange(each)) % classes], True, axis=1
+        held, random.permutation(classes)[(starts[:, None] + np.arange(quota)) % classes], True, axis=1
     )
     return held
 
@@ -166,6 +166,6 @@ class NByC(FixedClasses):
     assignment: Literal["random_balanced", "cyclic"] = "random_balanced"
 
     def shared_out(self, class_sizes: Indices, held: Held, random: np.random.Generator) -> Indices:
-        share, rest = np.divmod(class_sizes, held.sum(axis=0))
+        share, remainder = np.divmod(class_sizes, held.sum(axis=0))
         # The rest of a class goes to the first of its holders.
-        return np.where(held, share + (np.cumsum(held, axis=0) <= rest), 0)
+        return np.where(held, share + (np.cumsum(held, axis=0) <= remainder), 0)

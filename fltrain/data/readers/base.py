@@ -226,11 +226,11 @@ def locate(source: Path, *names: str) -> Path:
     for name in names:
         if (source / name).is_file():
             return source / name
-        found = [source] if source.is_file() and source.name == name else sorted(source.rglob(name))
-        if len(found) > 1:
-            raise FltrainError(f"{source}: found {name} in {count(len(found), 'place')}, expected one")
-        if found:
-            return found[0]
+        matches = [source] if source.is_file() and source.name == name else sorted(source.rglob(name))
+        if len(matches) > 1:
+            raise FltrainError(f"{source}: found {name} in {count(len(matches), 'place')}, expected one")
+        if matches:
+            return matches[0]
     raise FltrainError(f"{source}: found no {' or '.join(names)}")
 
 
@@ -289,15 +289,15 @@ def _check_splits(splits: RawSplits, facts: Facts, source: Path) -> None:
 
 def _warnings(splits: RawSplits) -> tuple[str, ...]:
     """Return a warning for each split of a single class, and for classes that only one split has."""
-    both = {"training": splits.train_labels, "test": splits.test_labels}
+    by_split = {"training": splits.train_labels, "test": splits.test_labels}
     single = [
         f"all {len(labels):,} {split} images are of class {labels[0]}: a constant prediction reaches 100 %"
-        for split, labels in both.items()
+        for split, labels in by_split.items()
         if len(labels) and labels.min() == labels.max()
     ]
     if single or not len(splits.train_labels):
         return tuple(single)
-    absent = {split: np.setdiff1d(range(splits.classes), labels) for split, labels in both.items()}
+    absent = {split: np.setdiff1d(range(splits.classes), labels) for split, labels in by_split.items()}
     return tuple(
         f"no {split} images of class {listed(map(str, classes), 3)}"
         for split, classes in absent.items()

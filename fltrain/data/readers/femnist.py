@@ -39,9 +39,9 @@ class Femnist(Reader):
                 _by_writer(locate(folder, f"fed_emnist_{split}.h5"), facts) for split in ("train", "test")
             ]
         complete = sorted(splits[0].keys() & splits[1].keys())
-        everyone = count(len(splits[0].keys() | splits[1].keys()), "writer")
+        total = count(len(splits[0].keys() | splits[1].keys()), "writer")
         if not complete:
-            raise FltrainError(f"{source}: found {everyone}, but none with both training and test images")
+            raise FltrainError(f"{source}: found {total}, but none with both training and test images")
 
         def joined(split: dict[str, LabelledImages]) -> tuple[Images, ClassLabels, ClassLabels]:
             images, labels = zip(*(split[writer] for writer in complete), strict=True)
@@ -50,7 +50,7 @@ class Femnist(Reader):
 
         (images, labels, writers), (test_images, test_labels, test_writers) = map(joined, splits)
         note = (
-            f"{len(complete):,} of {everyone} have both training and test images: "
+            f"{len(complete):,} of {total} have both training and test images: "
             f"{len(labels):,} and {len(test_labels):,} in all"
         )
         return RawSplits(images, labels, test_images, test_labels, writers, test_writers, notes=(note,))
@@ -68,8 +68,8 @@ def _by_writer(path: Path, facts: Facts) -> dict[str, LabelledImages]:
                 continue
             if pixels.dtype.kind != "f" or not ((pixels >= 0) & (pixels <= 1)).all():
                 floats = pixels.dtype.kind == "f"
-                found = f"{pixels.min():.4g} to {pixels.max():.4g}" if floats else pixels.dtype
-                raise FltrainError(f"{where}: found pixels {found}, expected floats from 0 to 1")
+                values = f"{pixels.min():.4g} to {pixels.max():.4g}" if floats else pixels.dtype
+                raise FltrainError(f"{where}: found pixels {values}, expected floats from 0 to 1")
             images = as_images(np.rint(pixels * 255).astype(np.uint8), where, facts)
             split[writer] = images, as_labels(labels, where, len(images), facts.classes)
     return split

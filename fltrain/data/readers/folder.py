@@ -55,8 +55,8 @@ class Folder(Reader):
         train, test, notes = self._splits(source)
         names = sorted(train, key=natural)
         if facts.classes not in (None, len(names)):
-            found = f"{count(len(names), 'folder')} with images ({listed(names, 3)})"
-            raise FltrainError(f"{source}: found {found}, expected {facts.classes} classes")
+            folders = f"{count(len(names), 'folder')} with images ({listed(names, 3)})"
+            raise FltrainError(f"{source}: found {folders}, expected {facts.classes} classes")
         with opened(train[names[0]][0]) as first:
             width, grey = first.width, first.mode in GREY_MODES
         target = side or self.side or facts.side or width
@@ -109,9 +109,9 @@ class Folder(Reader):
         present = [name for name in ("train", "test", "val") if (source / name).is_dir()]
         if present[:1] != ["train"] or len(present) == 1:
             if self.train_fraction is None:
-                found = f"only {', '.join(present)}" if present else "neither"
+                folders = f"only {', '.join(present)}" if present else "neither"
                 raise FltrainError(
-                    f"{source}: found {found}, expected folders train and test (or val); "
+                    f"{source}: found {folders}, expected folders train and test (or val); "
                     "for a single tree set the reader's 'train_fraction'"
                 )
             return *_divided(class_tree(source, self.only), self.train_fraction, source), ()
@@ -139,8 +139,8 @@ def class_tree(root: Path, only: Sequence[str] | None) -> Tree:
         raise FltrainError(f"{error.filename}: cannot be listed ({error.strerror})")
 
     for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
-        shown = [name for name in subfolders if not name.startswith((".", "__MACOSX"))]
-        subfolders[:] = sorted(shown, key=natural)
+        visible = [name for name in subfolders if not name.startswith((".", "__MACOSX"))]
+        subfolders[:] = sorted(visible, key=natural)
         path = Path(folder)
         images = [file for file in files if file[0] != "." and Path(file).suffix.lower() in SUFFIXES]
         if path == root or not images:

@@ -136,10 +136,10 @@ class Pool:
         fitted = squares + 2 * precision * neurons @ sums.T + precision**2 * neurons.square().sum(1)[:, None]
         gains = fitted / (precisions + precision) - squares / precisions
         popular = self.counts.clamp(max=POPULAR)
-        known = gains[:, : len(popular)] + (popular / (self.clients - popular)).log()
+        existing = gains[:, : len(popular)] + (popular / (self.clients - popular)).log()
         numbers = torch.arange(1, room + 1, dtype=neurons.dtype, device=neurons.device)
         opened = 2 * np.log(self.gamma / self.clients) - 2 * numbers.log()
-        return torch.cat([known, gains[:, len(popular) :] + opened], 1)
+        return torch.cat([existing, gains[:, len(popular) :] + opened], 1)
 
     def join(self, client: int, neurons: Tensor) -> None:
         """Assign the neurons ``[L, D]`` of a client."""
@@ -157,9 +157,9 @@ class Pool:
         """Remove a client's neurons."""
         self._add(client, neurons, -1.0)
         del self.members[client]
-        kept = self.counts > 0
-        self.sums, self.counts = self.sums[kept], self.counts[kept]
-        places = kept.cumsum(0) - 1
+        used = self.counts > 0
+        self.sums, self.counts = self.sums[used], self.counts[used]
+        places = used.cumsum(0) - 1
         self.members = {other: places[held] for other, held in self.members.items()}
 
     def _add(self, client: int, neurons: Tensor, sign: float) -> None:
@@ -171,7 +171,7 @@ class Pool:
 def grow(pool: Pool, clients: Sequence[Tensor], sweeps: int, random: np.random.Generator) -> None:
     """Let clients with neurons ``[L, D]`` join the pool, then each leave and join again, in random order."""
     # The widest first, the others in their order.
-    for client in sorted(range(len(clients)), key=lambda one: -len(clients[one])):
+    for client in sorted(range(len(clients)), key=lambda client: -len(clients[client])):
         pool.join(client, clients[client])
     for _ in range(sweeps):
         for client in random.permutation(len(clients)).tolist():

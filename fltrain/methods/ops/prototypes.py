@@ -41,9 +41,9 @@ def table(descriptions: Sequence[State], classes: int) -> tuple[Tensor, Tensor]:
     like = descriptions[0]["means"]
     counts = like.new_zeros(len(descriptions), classes)
     means = like.new_zeros(len(descriptions), classes, like.shape[1])
-    for row, sent in enumerate(descriptions):
-        counts[row, sent["classes"]] = sent["counts"]
-        means[row, sent["classes"]] = sent["means"]
+    for row, description in enumerate(descriptions):
+        counts[row, description["classes"]] = description["counts"]
+        means[row, description["classes"]] = description["means"]
     return counts, means
 
 
@@ -57,15 +57,15 @@ def combine(counts: Tensor, means: Tensor, averaging: Averaging) -> tuple[Tensor
     return (shares[..., None] * means).sum(0), holders > 0
 
 
-def renewed(state: State, means: Tensor, known: Tensor) -> State:
+def renewed(state: State, means: Tensor, has_mean: Tensor) -> State:
     """Return the server's ``means`` and ``known``: a class without a description keeps its old mean."""
     if "means" in state:
-        means = means.where(known[:, None], state["means"])
-        known = known | state["known"]
-    return {**state, "means": means, "known": known}
+        means = means.where(has_mean[:, None], state["means"])
+        has_mean = has_mean | state["known"]
+    return {**state, "means": means, "known": has_mean}
 
 
-def distance_to_means(features: Tensor, labels: Tensor, means: Tensor, known: Tensor) -> Tensor:
+def distance_to_means(features: Tensor, labels: Tensor, means: Tensor, has_mean: Tensor) -> Tensor:
     """Return the squared distance ``[n]`` of each image's features from its class mean, 0 without a mean."""
     deviations = features - means.index_select(0, labels)
-    return deviations.square().sum(1) * known.index_select(0, labels)
+    return deviations.square().sum(1) * has_mean.index_select(0, labels)

@@ -52,12 +52,12 @@ class LogHandler(LogHandlerBase):
         self.total = self.others = self.done = self.parallel = 0
         self.start = time.monotonic()
         settings = self.common_settings
-        shown = DefaultFilter(
+        standard = DefaultFilter(
             *(settings.quiet, settings.debug_dag, settings.verbose, settings.dryrun, settings.printshellcmds)
         )
         # A dry run with --quiet ends after the numbers of jobs, which Snakemake's own filter would drop.
         counted = {LogEvent.RUN_INFO} if settings.dryrun else set()
-        self.addFilter(lambda record: getattr(record, "event", None) in counted or shown.filter(record))
+        self.addFilter(lambda record: getattr(record, "event", None) in counted or standard.filter(record))
         self.addFilter(lambda record: "--rerun-triggers mtime" not in record.getMessage())
         banner = set() if settings.verbose else {LogEvent.WORKFLOW_STARTED}
         self.addFilter(lambda record: getattr(record, "event", None) not in banner)
@@ -94,9 +94,9 @@ class LogHandler(LogHandlerBase):
                 if 20 * self.done // self.others == 20 * (self.done - 1) // self.others:
                     return ""
                 number = f"[{self.done:{len(str(self.others))}}/{self.others}]"
-                rest = (time.monotonic() - self.start) * (self.others / self.done - 1)
-                left = f"; about {duration(rest)} left" * (self.done < self.others)
-                return f"{number} done: {self.jobs[record.job_id]}{left}"
+                seconds = (time.monotonic() - self.start) * (self.others / self.done - 1)
+                estimate = f"; about {duration(seconds)} left" * (self.done < self.others)
+                return f"{number} done: {self.jobs[record.job_id]}{estimate}"
             case LogEvent.JOB_ERROR if not record.rule_msg:  # else it is a message of an executor
                 return failure(self.jobs.get(record.jobid) or f"rule {record.rule_name}", record.log)
             case _ if record.getMessage().startswith("LockException"):
@@ -117,10 +117,10 @@ class LogHandler(LogHandlerBase):
         except (FltrainError, KeyError):
             outcome = "finished"
         # The runs that started together end at about the same time.
-        each = (time.monotonic() - self.start) / max(self.done, self.parallel)
-        rest = duration(each * (self.total - self.done))
-        left = f"about {rest} left" if self.done < self.total else "all runs are trained"
-        return f"[{self.done:{len(str(self.total))}}/{self.total}] {run}: {outcome}; {left}"
+        run_seconds = (time.monotonic() - self.start) / max(self.done, self.parallel)
+        remaining = duration(run_seconds * (self.total - self.done))
+        status = f"about {remaining} left" if self.done < self.total else "all runs are trained"
+        return f"[{self.done:{len(str(self.total))}}/{self.total}] {run}: {outcome}; {status}"
 
 
 def failure(job: str, logs: Iterable[str]) -> str:
@@ -133,16 +133,16 @@ def failure(job: str, logs: Iterable[str]) -> str:
 def last_words(log: str) -> str:
     """Return what a job's log says after its last line of progress, or else this line; at most 20 lines."""
     lines = log.strip().splitlines()
-    told = max((n for n, line in enumerate(lines, 1) if re.match(r"\d\d:\d\d:\d\d ", line)), default=0)
-    return "\n".join((lines[told:] or lines[-1:])[-20:])
+    start = max((n for n, line in enumerate(lines, 1) if re.match(r"\d\d:\d\d:\d\d ", line)), default=0)
+    return "\n".join((lines[start:] or lines[-1:])[-20:])
 
 
 def difference(text: str) -> str:
     """Shorten what Snakemake prints about changed parameters to the part that differs."""
 
-    def shown(found: re.Match[str]) -> str:
-        pairs = enumerate(zip(*found.groups(), strict=False))
+    def shortened(match: re.Match[str]) -> str:
+        pairs = enumerate(zip(*match.groups(), strict=False))
         start = max(0, next((place for place, (old, new) in pairs if old != new), 0) - 40)
-        return "before: ...{}... now: ...{}...".format(*(part[start:][:200] for part in found.groups()))
+        return "before: ...{}... now: ...{}...".format(*(part[start:][:200] for part in match.groups()))
 
-    return re.sub(r"before: (.{400,}) now: (.{400,})", shown, text)
+    return re.sub(r"before: (.{400,}) now: (.{400,})", shortened, text)
