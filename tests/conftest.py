@@ -78,14 +78,14 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
     """A function that makes a folder once for all processes of pytest; tests must not change it."""
     base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    def made(name: str, make: Callable[[Path], None]) -> Path:
-        folder, part = shared / name, shared / f"{name}.{os.getpid()}"
+    def make_once(name: str, make: Callable[[Path], None]) -> Path:
+        folder, part = root / name, root / f"{name}.{os.getpid()}"
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 make(part)
                 part.rename(folder)
         return folder
 
-    return made
+    return make_once

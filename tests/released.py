@@ -14,10 +14,10 @@ def untracked(root: Path) -> set[str]:
     """Modules of fltrain that Git does not track, such as a method that a user tries; none without Git."""
     listing = ["git", "ls-files", "--others", "fltrain"]
     try:
-        found = subprocess.run(listing, cwd=root, capture_output=True, text=True).stdout
+        paths = subprocess.run(listing, cwd=root, capture_output=True, text=True).stdout
     except FileNotFoundError:
         return set()
-    return {line.removesuffix(".py").replace("/", ".") for line in found.splitlines() if line.endswith(".py")}
+    return {line.removesuffix(".py").replace("/", ".") for line in paths.splitlines() if line.endswith(".py")}
 
 
 UNTRACKED = untracked(ROOT)

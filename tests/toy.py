@@ -86,19 +86,19 @@ class Toy:
 
     @property
     def sheet(self) -> ItemJob:
-        filled = Cells(self.results.root)
+        cells = Cells(self.results.root)
         for method, plugin in itertools.product(METHODS, PLUGINS):
             for seed in SEEDS:
                 labels = {"method": method, "plugin": plugin}
                 reported = {"method": METHODS[method], "plugin": plugin}
-                filled.place(labels, self.run(method, plugin, seed), reported=reported)
-        measured = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "BP"}}
-        return filled.sheet(
+                cells.place(labels, self.run(method, plugin, seed), reported=reported)
+        measure = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "BP"}}
+        return cells.sheet(
             id="paper/table1",
             paper="A paper on <toys>",
             title="Accuracy & gain",
             reduced=self.reduced,
-            table={"rows": "method", "columns": "plugin", "measures": [measured]},
+            table={"rows": "method", "columns": "plugin", "measures": [measure]},
             reported="toy_table1.csv",
             assumptions=["A-1: Which rate: 0.1 (alternatives: 0.01)."],
         )
@@ -117,18 +117,18 @@ class Toy:
             {"name": "figure1", "title": "A square", "table": False, "runs": dict([*cells.items()][:3])},
             {"name": "table10", "title": "Another table", "table": True, "runs": dict([*cells.items()][-3:])},
         ]
-        paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
-        other = {"name": "other", "title": "Another paper", "contents": []}
+        main_paper = {"name": "paper", "title": "A paper on <toys>", "contents": contents}
+        other_paper = {"name": "other", "title": "Another paper", "contents": []}
         scale = {"scale": "toy", "heading": "Toy results", "title": "on toy data", "reduced": self.reduced}
-        return {**scale, "restrictions": [], "papers": [paper, other]}
+        return {**scale, "restrictions": [], "papers": [main_paper, other_paper]}
 
     def write(self) -> "Toy":
         """Write records, published values, table, figure, claims and the overview."""
         for (index, method), plugin, seed in itertools.product(enumerate(METHODS), PLUGINS, SEEDS):
             if method not in self.missing:
-                lost = method == "FedDyn" and seed > 0
+                diverged = method == "FedDyn" and seed > 0
                 run = self.run(method, plugin, seed)
-                self._record(run, seed, 0.5 + index / 50 + seed / 100, lost)
+                self._record(run, seed, 0.5 + index / 50 + seed / 100, diverged)
         self.write_pages()
         return self
 

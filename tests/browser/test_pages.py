@@ -36,12 +36,12 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    changed = {Toy.run("MOON", "BP", 1): {"commit": "b" * 40, "dirty": True}}
-    made = Toy(tmp_path_factory.mktemp("toy"), provenance=changed, missing=("<b>bold</b>",)).write()
-    linked = made.folder / "other" / "index.html"  # pages link to the other paper's claims
-    linked.parent.mkdir()
-    linked.write_text('<h2 id="claims">Claims</h2>')
-    return made
+    provenance = {Toy.run("MOON", "BP", 1): {"commit": "b" * 40, "dirty": True}}
+    scale = Toy(tmp_path_factory.mktemp("toy"), provenance=provenance, missing=("<b>bold</b>",)).write()
+    other_page = scale.folder / "other" / "index.html"  # pages link to the other paper's claims
+    other_page.parent.mkdir()
+    other_page.write_text('<h2 id="claims">Claims</h2>')
+    return scale
 
 
 @pytest.fixture(scope="session")
@@ -81,16 +81,16 @@ def _foreign(url: str) -> bool:
 
 
 def pages_on_disk() -> list[Path]:
-    found = [path for path in sorted(FOLDER.rglob("*.html")) if path.name != "report.html"]
-    assert found, f"{FOLDER} holds no pages; `make reproduce` makes them"
-    return found
+    pages = [path for path in sorted(FOLDER.rglob("*.html")) if path.name != "report.html"]
+    assert pages, f"{FOLDER} holds no pages; `make reproduce` makes them"
+    return pages
 
 
 def pages_of(toy: Toy) -> list[Path]:
     paper = toy.table.with_name("index.html")
-    found = [toy.folder / "index.html", toy.folder / "runs.html", paper, toy.table]
-    assert all(path.exists() for path in found)
-    return found
+    pages = [toy.folder / "index.html", toy.folder / "runs.html", paper, toy.table]
+    assert all(path.exists() for path in pages)
+    return pages
 
 
 def check(page: Page, path: Path, axe: str) -> None:
@@ -132,10 +132,10 @@ def check(page: Page, path: Path, axe: str) -> None:
 def faults(page: Page, axe: str) -> list[str]:
     """Serious faults by axe-core: contrast of texts, names of controls, regions without keyboard access."""
     page.evaluate(axe)
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    report = page.evaluate("axe.run({resultTypes: ['violations']})")
     return [
         f"{fault['id']}: {node['html'][:200]}"
-        for fault in found["violations"]
+        for fault in report["violations"]
         if fault["impact"] in ("serious", "critical")
         for node in fault["nodes"]
     ]
@@ -150,8 +150,8 @@ def test_pages_of_hand_made_records(page: Page, toy: Toy, axe: str, index: int) 
 def test_pages_on_disk(page: Page, axe: str, path: Path) -> None:
     check(page, path, axe)
     page.evaluate("document.querySelectorAll('a').forEach((link) => link.remove())")
-    bare = re.findall(r"docs/[\w/-]+\.md", page.evaluate("document.body.textContent"))
-    assert bare == [], "each file of the documentation is a link"
+    plain_paths = re.findall(r"docs/[\w/-]+\.md", page.evaluate("document.body.textContent"))
+    assert plain_paths == [], "each file of the documentation is a link"
 
 
 def column(page: Page, number: int) -> list[str]:
@@ -196,11 +196,11 @@ def test_a_click_on_a_cell_leads_to_its_runs(page: Page, toy: Toy) -> None:
     page.goto(toy.table.as_uri())
     assert page.locator("section.cell:visible").count() == 0
     page.locator("#values tbody tr").nth(1).locator("td a").first.click()
-    behind = page.locator("section.cell:target")
-    assert behind.is_visible()
+    section = page.locator("section.cell:target")
+    assert section.is_visible()
     assert page.locator("section.cell:visible").count() == 1, "only the chosen cell is visible"
-    assert behind.locator("code").all_inner_texts() == [Toy.run("FedProx", "BP", seed) for seed in (0, 1, 2)]
-    behind.get_by_role("link", name="summary").first.click()
+    assert section.locator("code").all_inner_texts() == [Toy.run("FedProx", "BP", seed) for seed in (0, 1, 2)]
+    section.get_by_role("link", name="summary").first.click()
     assert (
         Path(unquote(urlsplit(page.url).path))
         == toy.results.run(Toy.run("FedProx", "BP", 0)) / "summary.json"

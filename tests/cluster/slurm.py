@@ -50,29 +50,29 @@ PartitionName=urgent Nodes={host} PriorityTier=10 PreemptMode=OFF State=UP
 GPUS = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
 
 
-def wait_until(what: Callable[[], object], seconds: float, pause: float = 0.2) -> None:
+def wait_until(condition: Callable[[], object], seconds: float, pause: float = 0.2) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < end, f"not seen within {seconds} s"
         time.sleep(pause)
 
 
 def command(*arguments: str) -> str:
     """Run a command and return its output; raise an error if it fails."""
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, f"{' '.join(arguments)}: {done.stdout}{done.stderr}"
-    return done.stdout
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, f"{' '.join(arguments)}: {result.stdout}{result.stderr}"
+    return result.stdout
 
 
 def processes(name: str) -> list[int]:
     """IDs of the processes with this name."""
-    found = []
+    process_ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (folder / "comm").read_text().strip() == name:
-                found.append(int(folder.name))
-    return found
+                process_ids.append(int(folder.name))
+    return process_ids
 
 
 def in_jobs() -> Iterator[tuple[int, dict[str, str]]]:
@@ -87,13 +87,13 @@ def in_jobs() -> Iterator[tuple[int, dict[str, str]]]:
 
 def kill_jobs() -> None:
     """Kill all processes in jobs, also those that start meanwhile."""
-    found = [*processes("slurmstepd"), *(process for process, _ in in_jobs())]
-    while found:
-        for process in found:
+    process_ids = [*processes("slurmstepd"), *(process for process, _ in in_jobs())]
+    while process_ids:
+        for process in process_ids:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
-        found = [process for process, _ in in_jobs()]
+        process_ids = [process for process, _ in in_jobs()]
 
 
 class Slurm:
@@ -114,7 +114,7 @@ class Slurm:
         for name in ("slurmctld", "slurmd"):
             assert not processes(name), f"{name} runs already: these tests start their own"
         assert "SLURM_JOB_ID" not in os.environ, "do not run these tests inside a SLURM job"
-        before = {name: self._replaced(name, text) for name, text in self._files().items()}
+        old_files = {name: self._replaced(name, text) for name, text in self._files().items()}
         try:
             self._start_munge()
             self._start("slurmctld", "slurmctld", "-D", "-c")
@@ -127,7 +127,7 @@ class Slurm:
                 daemon.terminate()
                 daemon.wait(60)
             kill_jobs()
-            for name, text in before.items():
+            for name, text in old_files.items():
                 self._replaced(name, text)
 
     def _files(self) -> dict[str, str]:
@@ -163,19 +163,19 @@ class Slurm:
         wait_until((self.folder / "munge").exists, 20)
 
     def node_state(self) -> str:
-        done = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True)
-        return done.stdout.strip()
+        result = subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True)
+        return result.stdout.strip()
 
     def jobs(self) -> dict[str, dict[str, str]]:
         """Fields of ``scontrol show job``, by job ID."""
         output = command("scontrol", "--oneliner", "show", "job")
-        found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in output.splitlines() if "JobId=" in line]
-        return {job["JobId"]: job for job in found}
+        jobs = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in output.splitlines() if "JobId=" in line]
+        return {job["JobId"]: job for job in jobs}
 
     def jobs_of(self, folder: Path) -> dict[str, dict[str, str]]:
         """The jobs submitted from a folder, in order of submission."""
-        found = self.jobs()
-        return {name: found[name] for name in sorted(found, key=int) if found[name]["WorkDir"] == str(folder)}
+        jobs = self.jobs()
+        return {name: jobs[name] for name in sorted(jobs, key=int) if jobs[name]["WorkDir"] == str(folder)}
 
     def started_at(self, job: str) -> float:
         """Start time of a job, in seconds since the epoch."""

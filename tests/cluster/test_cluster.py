@@ -29,7 +29,7 @@ from ..workflow.test_workflow import Checkout
 from .slurm import GPUS, Slurm, command, in_jobs, wait_until
 
 # There is no accounting database, and jobs are short.
-HERE = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
+SITE_OPTIONS = ("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2")
 # Two runs of the demonstration.
 PAPER = "fedfcd"
 SELECTION = {"items": PAPER, "where": "method=fedavg,local"}
@@ -43,7 +43,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 def on(profile: str, *options: str) -> tuple[str, ...]:
     """Snakemake options that select one of the cluster's profiles."""
-    return ("--workflow-profile", f"workflow/profiles/{profile}", *HERE, *options)
+    return ("--workflow-profile", f"workflow/profiles/{profile}", *SITE_OPTIONS, *options)
 
 
 def snakemake(checkout: Checkout, *options: str) -> tuple[int, str]:
@@ -88,8 +88,8 @@ def resumed(checkout: Checkout, run: str) -> list[int]:
 def amount(checkout: Checkout, resource: str) -> int:
     """The amount that each job requests at its first attempt; all runs have the same network."""
     request = Request.parse(yaml.safe_load((checkout.root / "config" / "config.yaml").read_text()), "config")
-    (found,) = {request.resources.amount(resource, spec.model.name, 1) for spec in runs_of(checkout).values()}
-    return found
+    (value,) = {request.resources.amount(resource, spec.model.name, 1) for spec in runs_of(checkout).values()}
+    return value
 
 
 def clock(minutes: int) -> str:
@@ -114,14 +114,14 @@ def trainings() -> list[Training]:
     another program is listed twice until that program runs. So processes that have ended are removed last,
     after the parents have been read.
     """
-    found = []
+    candidates = []
     for process, environment in in_jobs():
         if trains(process):
-            seen = environment.get("CUDA_VISIBLE_DEVICES", "")
-            found.append(Training(process, environment["SLURM_JOB_ID"], seen))
-    processes = {training.process for training in found}
-    alone = [training for training in found if parent(training.process) not in processes]
-    return [training for training in alone if trains(training.process)]
+            devices = environment.get("CUDA_VISIBLE_DEVICES", "")
+            candidates.append(Training(process, environment["SLURM_JOB_ID"], devices))
+    processes = {training.process for training in candidates}
+    roots = [training for training in candidates if parent(training.process) not in processes]
+    return [training for training in roots if trains(training.process)]
 
 
 def trains(process: int) -> bool:
@@ -134,8 +134,8 @@ def trains(process: int) -> bool:
 def parent(process: int) -> int | None:
     """The parent of a process, if the process still exists."""
     with suppress(OSError):
-        (found,) = re.findall(r"^PPid:\s*(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
-        return int(found)
+        (ppid,) = re.findall(r"^PPid:\s*(\d+)$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+        return int(ppid)
     return None
 
 
@@ -145,7 +145,7 @@ def paused_after_a_checkpoint(checkout: Checkout, run: str, job: str) -> Trainin
     The next event then meets the run at this point, on slow and on fast machines.
     """
     wait_until(lambda: list(checkout.results.checkpoints(run).glob("*.safetensors")), 240, pause=0.02)
-    (training,) = (one for one in trainings() if one.job == job)
+    (training,) = (training for training in trainings() if training.job == job)
     os.kill(training.process, signal.SIGSTOP)
     assert not checkout.results.record(run).complete
     return training
@@ -155,8 +155,8 @@ def has_pending_sigterm(process: int) -> bool:
     """Return True if a stopped process has a pending SIGTERM, or is gone."""
     with suppress(OSError):
         status = Path(f"/proc/{process}/status").read_text()
-        waiting = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
-        return any(int(signals, 16) >> (signal.SIGTERM - 1) & 1 for signals in waiting)
+        masks = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+        return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in masks)
     return True
 
 
@@ -260,18 +260,18 @@ def everything(
 ) -> Iterator[Everything]:
     root = tmp_path_factory.mktemp("everything")
     runs = runs_of(fresh)
-    last, seen = Event(), set()
+    stop, seen = Event(), set()
 
     def watch() -> None:
-        while not last.wait(0.3):
+        while not stop.wait(0.3):
             seen.add(frozenset(trainings()))
 
-    def copy(name: str, of: Checkout = prepared) -> Checkout:
-        return of.copy(root / name)
+    def copy(name: str, source: Checkout = prepared) -> Checkout:
+        return source.copy(root / name)
 
     with ThreadPoolExecutor(5) as threads:
         one_gpu = ("--workflow-profile", "workflow/profiles/gpu")
-        started = Everything(
+        outcomes = Everything(
             limited=threads.submit(stopped_by_the_limit, slurm, copy("limited"), next(iter(runs))),
             clustered=threads.submit(ran, slurm, copy("clustered", fresh), *on("slurm")),
             batch=threads.submit(ran, slurm, copy("batch"), *on("slurm-batched"), *records_of(runs)),
@@ -279,8 +279,8 @@ def everything(
             seen=seen,
         )
         threads.submit(watch)
-        yield started
-        last.set()
+        yield outcomes
+        stop.set()
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +294,7 @@ def test_results_of_the_cluster_and_of_a_local_run_are_bytewise_equal(
 ) -> None:
     clustered = everything.clustered.result().checkout
     assert records(clustered) == records(local)
-    made = items(clustered)
+    files = items(clustered)
     assert {
         "table1.csv",
         "table1.md",
@@ -302,8 +302,8 @@ def test_results_of_the_cluster_and_of_a_local_run_are_bytewise_equal(
         "figure3.csv",
         "figure3.svg",
         "claims.csv",
-    } <= made.keys()
-    assert made == items(local)
+    } <= files.keys()
+    assert files == items(local)
 
 
 def test_runs_are_submitted_and_ask_for_the_resources_of_their_network(everything: Everything) -> None:
@@ -317,11 +317,11 @@ def test_runs_are_submitted_and_ask_for_the_resources_of_their_network(everythin
 
 
 def test_each_job_has_a_separate_gpu(everything: Everything) -> None:
-    for one in (everything.clustered, everything.batch, everything.limited):
-        one.result()
-    assert any(len(seen) > 1 for seen in everything.seen), "several runs at a time"
-    for seen in everything.seen:
-        devices = [training.devices for training in seen]
+    for future in (everything.clustered, everything.batch, everything.limited):
+        future.result()
+    assert any(len(moment) > 1 for moment in everything.seen), "several runs at a time"
+    for moment in everything.seen:
+        devices = [training.devices for training in moment]
         assert set(devices) <= set(map(str, range(len(GPUS)))) and len(set(devices)) == len(devices)
 
 
@@ -331,8 +331,8 @@ def test_a_batch_is_one_job_that_trains_its_runs_in_turn(everything: Everything,
     assert job["TimeLimit"] == clock(2 * amount(batch.checkout, "runtime"))
     assert job["MinMemoryNode"] == f"{amount(batch.checkout, 'mem_mb')}M"
     assert job["TresPerJob"] == "gres:gpu:1" and job["NumCPUs"] == "1"
-    own = [[training for training in seen if training.job == job["JobId"]] for seen in everything.seen]
-    assert max(map(len, own)) == 1, "one at a time"
+    groups = [[training for training in moment if training.job == job["JobId"]] for moment in everything.seen]
+    assert max(map(len, groups)) == 1, "one at a time"
     assert records(batch.checkout) == records(local)
 
 
@@ -351,13 +351,13 @@ def test_a_job_saves_a_checkpoint_before_its_time_limit_and_is_requeued(
 def test_a_preempted_job_resumes_when_the_node_is_free(
     slurm: Slurm, everything: Everything, prepared: Checkout, local: Checkout, tmp_path: Path
 ) -> None:
-    for one in (everything.clustered, everything.batch, everything.limited):
-        one.result()  # every job on the node is preempted
+    for future in (everything.clustered, everything.batch, everything.limited):
+        future.result()  # every job on the node is preempted
     checkout = prepared.copy(tmp_path / "checkout")
     run = next(iter(runs_of(checkout)))
-    wanted = records_of({run: runs_of(checkout)[run]})
+    targets = records_of({run: runs_of(checkout)[run]})
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(ran, slurm, checkout, *on("slurm"), *wanted)
+        running = thread.submit(ran, slurm, checkout, *on("slurm"), *targets)
         wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
         (job,) = slurm.jobs_of(checkout.root)
         paused_after_a_checkpoint(checkout, run, job)
@@ -374,9 +374,9 @@ def test_a_run_needs_no_network_and_no_environment_variables(
 ) -> None:
     checkout = prepared.copy(tmp_path / "checkout")
     run, spec = next(iter(runs_of(checkout).items()))
-    alone = ("unshare", "--net", "env", "-i", sys.executable, "-m", "fltrain", "train", "--quiet", "-")
-    done = subprocess.run(alone, input=spec.to_json(), cwd=checkout.root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    argv = ("unshare", "--net", "env", "-i", sys.executable, "-m", "fltrain", "train", "--quiet", "-")
+    result = subprocess.run(argv, input=spec.to_json(), cwd=checkout.root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     assert record(checkout, run) == record(local, run)
 
 
@@ -388,15 +388,15 @@ def test_a_job_without_memory_gets_more_and_resumes_at_a_site_with_gres_only(
     run = next(iter(runs_of(checkout)))
     site = ("--set-resources", "train:gpu=0", "train:gres=gpu:1")
     with ThreadPoolExecutor(1) as thread:
-        wanted = records_of({run: runs_of(checkout)[run]})
-        running = thread.submit(ran, slurm, checkout, *wanted, *on("slurm", *site))
+        targets = records_of({run: runs_of(checkout)[run]})
+        running = thread.submit(ran, slurm, checkout, *targets, *on("slurm", *site))
         wait_until(lambda: running.done() or slurm.jobs_of(checkout.root), 120)
         (job,) = slurm.jobs_of(checkout.root)
         os.kill(paused_after_a_checkpoint(checkout, run, job).process, signal.SIGKILL)
-        killed, again = running.result().jobs
+        killed, retried = running.result().jobs
     memory = amount(checkout, "mem_mb")
     assert (killed["JobState"], killed["MinMemoryNode"]) == ("FAILED", f"{memory}M")
-    assert again["MinMemoryNode"] == f"{2 * memory}M"
-    for one in (killed, again):
-        assert one["TresPerNode"] == "gres:gpu:1" and "TresPerJob" not in one
+    assert retried["MinMemoryNode"] == f"{2 * memory}M"
+    for fields in (killed, retried):
+        assert fields["TresPerNode"] == "gres:gpu:1" and "TresPerJob" not in fields
     assert resumed(checkout, run)

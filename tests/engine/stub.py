@@ -55,7 +55,7 @@ class Transfers(TorchDispatchMode):
     ) -> Any:
         kwargs, operation = kwargs or {}, func.overloadpacket
         if operation in (ATEN._to_copy, ATEN.copy_):
-            tensors = [each for each in args if isinstance(each, Tensor)]
+            tensors = [arg for arg in args if isinstance(arg, Tensor)]
             source, target = tensors[-1:], kwargs.get("device") or (tensors and tensors[0].device)
             if source and target != source[0].device:
                 self.note()

@@ -61,7 +61,7 @@ def run(trainer: str, *methods: Method) -> Transfers:
         for number in range(rounds):
             federation.round(number)
     server = federation.server
-    assert {one.device for one in (server.weights, server.buffers, server.counters)} == {stub_device()}
+    assert {tensor.device for tensor in (server.weights, server.buffers, server.counters)} == {stub_device()}
     return transfers
 
 

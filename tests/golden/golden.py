@@ -99,18 +99,18 @@ little effect in a few rounds."""
 def variants(component: type[Component], **needed: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and settings: the defaults, and every other value of each setting that lists its values."""
     name = component.model_fields["name"].default
-    chosen: list[dict[str, Any]] = [{}]
+    choices: list[dict[str, Any]] = [{}]
     for setting, field in component.model_fields.items():
         kinds = (field.annotation, *get_args(field.annotation))
         options = [option for kind in kinds if get_origin(kind) is Literal for option in get_args(kind)]
         if field.annotation is bool:
             options = [False, True]
         if setting != "name":
-            chosen += [{setting: option} for option in options if option != field.default]
-    for settings in chosen:
+            choices += [{setting: option} for option in options if option != field.default]
+    for settings in choices:
         label = " ".join([name, *(f"{setting}={value}" for setting, value in settings.items())])
-        beside = {**COMPANIONS.get(name, {}), **COMPANIONS.get(label, {})}
-        yield label, {"name": name, **needed, **beside, **settings}
+        companions = {**COMPANIONS.get(name, {}), **COMPANIONS.get(label, {})}
+        yield label, {"name": name, **needed, **companions, **settings}
 
 
 def raised(component: type[Component]) -> str:
@@ -187,15 +187,15 @@ def digits(dataset: Dataset) -> PreparedData:
 
 def federation(spec: RunSpec) -> Simulation:
     """The run of a spec, on the first images of its data set."""
-    whole = digits(spec.dataset)
+    full_data = digits(spec.dataset)
     data = PreparedData(
-        whole.train_images[:TRAIN_IMAGES],
-        whole.train_labels[:TRAIN_IMAGES],
-        whole.test_images[:TEST_IMAGES],
-        whole.test_labels[:TEST_IMAGES],
-        whole.classes,
-        whole.mean,
-        whole.std,
+        full_data.train_images[:TRAIN_IMAGES],
+        full_data.train_labels[:TRAIN_IMAGES],
+        full_data.test_images[:TEST_IMAGES],
+        full_data.test_labels[:TEST_IMAGES],
+        full_data.classes,
+        full_data.mean,
+        full_data.std,
         digest="",
     )
     pool = data.merged() if spec.local_test else data
@@ -220,19 +220,19 @@ def of_run(spec: RunSpec, rough: bool) -> Numbers:
             if name not in ("round", "kind"):
                 numbers.setdefault(f"{row['kind']} {name}", []).append(value)
     server = simulation.server
-    held = [tensors for _, kept in sorted(simulation.clients.items()) for tensors in kept.values()]
-    everywhere = {
+    client_states = [state for _, states in sorted(simulation.clients.items()) for state in states.values()]
+    final_tensors = {
         "server": [tensor for state in server.states.values() for tensor in state.values()],
-        "clients": [tensor for tensors in held for tensor in tensors.values()],
+        "clients": [tensor for state in client_states for tensor in state.values()],
     }
     numbers |= {
         "bytes": [simulation.bytes_down, simulation.bytes_up],
         "buffers": sums([server.buffers]),
         "movement": sums([server.weights - start]),
     }
-    for where, tensors in everywhere.items():
+    for place, tensors in final_tensors.items():
         moved = [tensor - start for tensor in tensors if tensor.shape == start.shape]
-        numbers |= {where: sums(tensors), f"{where} movement": sums(moved)}
+        numbers |= {place: sums(tensors), f"{place} movement": sums(moved)}
     if rough:
         return {f"~{name}": value for name, value in numbers.items() if name not in ACCURACIES}
     return numbers
@@ -249,8 +249,8 @@ def sums(tensors: Iterable[Tensor]) -> list[float]:
             continue  # indices and counts, whose sum has little meaning
         values = tensor.flatten().float()
         positive = values.relu()
-        every = (values.abs(), positive, positive[::2])
-        totals += torch.stack([part.sum(dtype=torch.float64) for part in every])
+        subsets = (values.abs(), positive, positive[::2])
+        totals += torch.stack([subset.sum(dtype=torch.float64) for subset in subsets])
     return totals.tolist()
 
 
@@ -301,7 +301,7 @@ def of_scheme(scheme: Scheme) -> Numbers:
 
 def parts(indices: Iterable[np.ndarray]) -> str:
     """Digest of index arrays."""
-    return digest({f"{client:04}": own for client, own in enumerate(indices)})
+    return digest({f"{client:04}": array for client, array in enumerate(indices)})
 
 
 def of_model(model: Model) -> Numbers:
@@ -334,18 +334,18 @@ def components() -> Iterator[Entry]:
         key = short_hash([dataset.model_dump(mode="json"), dataset.revision])
         yield Entry(dataset.id, f"{dataset.id}-{key}", DATA, partial(of_data, dataset))
 
-    def of(
-        known: Mapping[str, type[Component]], numbers: Callable[[Any], Numbers], **needed: Any
+    def entries_of(
+        registry: Mapping[str, type[Component]], numbers: Callable[[Any], Numbers], **needed: Any
     ) -> Iterator[Entry]:
-        for name, component in known.items():
-            taken = {setting: value for setting, value in needed.items() if setting in component.model_fields}
-            for label, settings in variants(component, **taken):
-                one = component.parse(settings, label)
-                key = short_hash([one.model_dump(mode="json"), one.revision, ENGINE_REVISION])
-                yield Entry(label, f"{name}-{key}", raised(component), partial(numbers, one))
+        for name, component in registry.items():
+            extra = {setting: value for setting, value in needed.items() if setting in component.model_fields}
+            for label, settings in variants(component, **extra):
+                instance = component.parse(settings, label)
+                key = short_hash([instance.model_dump(mode="json"), instance.revision, ENGINE_REVISION])
+                yield Entry(label, f"{name}-{key}", raised(component), partial(numbers, instance))
 
-    yield from of(SCHEMES, of_scheme, clients=30)
-    yield from of(MODELS, of_model)
+    yield from entries_of(SCHEMES, of_scheme, clients=30)
+    yield from entries_of(MODELS, of_model)
 
 
 def entries() -> list[Entry]:
@@ -362,23 +362,23 @@ def read() -> dict[str, Numbers]:
     return json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
 
 
-def differences(kept: Numbers, found: Numbers) -> list[str]:
+def differences(stored: Numbers, computed: Numbers) -> list[str]:
     """Describe all differences, one per line."""
     return [
-        f"{name}: {kept.get(name)} -> {found.get(name)}"
-        for name in sorted(kept.keys() | found.keys())
-        if not _equal(kept.get(name), found.get(name), ROUGH if name.startswith("~") else FINE)
+        f"{name}: {stored.get(name)} -> {computed.get(name)}"
+        for name in sorted(stored.keys() | computed.keys())
+        if not _equal(stored.get(name), computed.get(name), ROUGH if name.startswith("~") else FINE)
     ]
 
 
-def _equal(kept: Any, found: Any, relative: float) -> bool:
-    if isinstance(kept, list) and isinstance(found, list) and len(kept) == len(found):
-        return all(_equal(*pair, relative) for pair in zip(kept, found, strict=True))
-    if isinstance(kept, dict) and isinstance(found, dict) and kept.keys() == found.keys():
-        return all(_equal(kept[key], found[key], relative) for key in kept)
-    if isinstance(kept, float) and isinstance(found, float):
-        return math.isclose(kept, found, rel_tol=relative, abs_tol=1e-9)
-    return bool(kept == found)
+def _equal(stored: Any, computed: Any, relative: float) -> bool:
+    if isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        return all(_equal(*pair, relative) for pair in zip(stored, computed, strict=True))
+    if isinstance(stored, dict) and isinstance(computed, dict) and stored.keys() == computed.keys():
+        return all(_equal(stored[key], computed[key], relative) for key in stored)
+    if isinstance(stored, float) and isinstance(computed, float):
+        return math.isclose(stored, computed, rel_tol=relative, abs_tol=1e-9)
+    return bool(stored == computed)
 
 
 def rounded(value: Any) -> Any:
@@ -390,25 +390,25 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def fault(entry: Entry, kept: Mapping[str, Numbers]) -> str | None:
+def fault(entry: Entry, stored: Mapping[str, Numbers]) -> str | None:
     """Describe the problem of an entry; None if its numbers are the stored ones."""
-    if entry.key not in kept:
+    if entry.key not in stored:
         return f"{entry.name}: {entry.key} has no golden numbers: run `make golden`"
-    changed = differences(kept[entry.key], entry.numbers())
-    if not changed:
+    changes = differences(stored[entry.key], entry.numbers())
+    if not changes:
         return None
     return "\n  ".join(
         [
             f"numbers of {entry.name} changed but its revision did not: raise {entry.revision}, or undo the "
             f"change, then run `make golden` ({entry.key})",
-            *changed,
+            *changes,
         ]
     )
 
 
 def write(numbers: Mapping[str, Numbers]) -> None:
     """Write the numbers, one entry per line, so that changes are easy to review."""
-    lines = (f"{json.dumps(key)}: {canonical_json(one)}" for key, one in sorted(numbers.items()))
+    lines = (f"{json.dumps(key)}: {canonical_json(values)}" for key, values in sorted(numbers.items()))
     write_text(GOLDEN, "{\n" + ",\n".join(lines) + "\n}\n")
 
 

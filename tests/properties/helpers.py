@@ -147,18 +147,18 @@ def digits(side: int = 8, train: int = 120, test: int = 40) -> PreparedData:
 def skewed(data: PreparedData) -> Partition:
     """Six clients of different sizes; each has some images of all classes and more of its main classes."""
     by_label = np.argsort(data.train_labels, kind="stable")
-    own, shared = by_label[::2], by_label[1::2]
+    main_images, shared = by_label[::2], by_label[1::2]
     shared = shared.reshape(10, -1).T.flatten()
     cuts = np.cumsum([4, 7, 9, 10, 13])
-    parts = zip(np.split(own, cuts), np.split(shared, cuts), strict=True)
+    parts = zip(np.split(main_images, cuts), np.split(shared, cuts), strict=True)
     return Partition([np.concatenate(part) for part in parts], digest="")
 
 
 def with_tests(partition: Partition) -> Partition:
     """Make every fourth image of each client a test image."""
     tests = [images[3::4] for images in partition.clients]
-    rest = [np.delete(images, np.s_[3::4]) for images in partition.clients]
-    return Partition(rest, digest="", tests=tests)
+    training = [np.delete(images, np.s_[3::4]) for images in partition.clients]
+    return Partition(training, digest="", tests=tests)
 
 
 def simulation(
@@ -231,7 +231,7 @@ def strict_about_writes() -> Iterator[None]:
 
     def contents(tensors: Sequence[Tensor]) -> list[bytes]:
         storages = [tensor.untyped_storage() for tensor in tensors]
-        return [ctypes.string_at(one.data_ptr(), one.nbytes()) for one in storages]
+        return [ctypes.string_at(storage.data_ptr(), storage.nbytes()) for storage in storages]
 
     with patch.object(checks, "_versions", contents):
         yield
@@ -253,21 +253,21 @@ def assert_same_model(first: Simulation, second: Simulation, hint: str = "") -> 
     Client states of the methods that both federations use must agree, too. ``hint`` is for the message.
     """
     for part in ("weights", "buffers", "counters"):
-        same = torch.equal(getattr(first.server, part), getattr(second.server, part))
-        assert same, f"{part} of the global models differ{hint}"
+        is_equal = torch.equal(getattr(first.server, part), getattr(second.server, part))
+        assert is_equal, f"{part} of the global models differ{hint}"
     assert first.clients.keys() == second.clients.keys()
-    for client, kept in first.clients.items():
-        others = second.clients[client]
-        for name in kept.keys() & others.keys() - {TRAINED}:
-            for part, tensor in kept[name].items():
-                assert torch.equal(tensor, others[name][part]), (client, name, part)
+    for client, states in first.clients.items():
+        other_states = second.clients[client]
+        for name in states.keys() & other_states.keys() - {TRAINED}:
+            for part, tensor in states[name].items():
+                assert torch.equal(tensor, other_states[name][part]), (client, name, part)
 
 
 def assert_same_steps(first: Simulation, second: Simulation) -> None:
     """Check that all local steps of two traced federations agree bit for bit, in images and weights."""
-    for one, other in zip(first.trainer.steps, second.trainer.steps, strict=True):
-        assert torch.equal(one.chosen, other.chosen)
-        assert torch.equal(one.weights, other.weights)
+    for step, other in zip(first.trainer.steps, second.trainer.steps, strict=True):
+        assert torch.equal(step.chosen, other.chosen)
+        assert torch.equal(step.weights, other.weights)
 
 
 def mean_by_size(updates: Sequence[Update], part: str) -> Tensor:
@@ -321,7 +321,7 @@ class Tracing(LocalTraining):
         self.steps.append(Step(local.round, local.client, chosen, *model, step_states))
         return result
 
-    def of(self, client: int, round: int = 0) -> list[Step]:
+    def steps_of(self, client: int, round: int = 0) -> list[Step]:
         """The steps of one client in one round."""
         return [step for step in self.steps if (step.client, step.round) == (client, round)]
 

@@ -34,7 +34,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([*(tensor.detach().flatten() for tensor in tensors), torch.zeros(0)])
 
 
-def running(network: Network) -> Tensor:
+def running_statistics(network: Network) -> Tensor:
     """Running statistics of a network."""
     return flat(buffer for buffer in network.buffers() if buffer.is_floating_point())
 
@@ -43,12 +43,12 @@ def replica(federation: Simulation, weights: Tensor, buffers: Tensor) -> Network
     """An independent network in training mode with copies of the weights and buffers."""
     network = copy.deepcopy(federation.network).train()
     vector_to_parameters(weights.float().clone(), network.parameters())
-    taken = 0
+    offset = 0
     for buffer in network.buffers():
         if buffer.is_floating_point():
-            buffer.copy_(buffers[taken : taken + buffer.numel()].view_as(buffer))
-            taken += buffer.numel()
-    assert taken == len(buffers)
+            buffer.copy_(buffers[offset : offset + buffer.numel()].view_as(buffer))
+            offset += buffer.numel()
+    assert offset == len(buffers)
     return network
 
 
@@ -78,7 +78,7 @@ class Reference:
         client, received, received_buffers: the training client and its model at the start.
         number, lr: the round, counted from 0, and its learning rate.
         private: parameters that stay with their client, bool ``[P]``.
-        own_statistics: BatchNorm statistics stay with their client.
+        local_buffers: BatchNorm statistics stay with their client.
         tolerance: relative and absolute, of weights after a step.
     """
 
@@ -89,7 +89,7 @@ class Reference:
         self.weights, self.buffers = run.server.weights, run.server.buffers
         self.initial, self.updates = self.weights, dict[int, Update]()
         self.models = [self]
-        self.private, self.own_statistics = self.mask(), run.spec.batchnorm == "local"
+        self.private, self.local_buffers = self.mask(), run.spec.batchnorm == "local"
 
     def mask(self, *beginnings: str) -> Tensor:
         """True for parameters whose name has one of these beginnings, ``[P]``."""
@@ -110,14 +110,12 @@ class Reference:
     # ---------------------------------------------------------------- steps that methods override
     def start(self, client: int) -> Tensor:
         """Weights before local training."""
-        own = self.updates[client].trained if client in self.updates else self.initial
-        return torch.where(self.private, own, self.weights)
+        client_weights = self.updates[client].trained if client in self.updates else self.initial
+        return torch.where(self.private, client_weights, self.weights)
 
     def start_buffers(self, client: int) -> Tensor:
         """BatchNorm statistics before local training."""
-        return (
-            self.updates[client].buffers if self.own_statistics and client in self.updates else self.buffers
-        )
+        return self.updates[client].buffers if self.local_buffers and client in self.updates else self.buffers
 
     def begin(self, update: Update) -> None:
         """Prepare the local training of a client."""
@@ -157,7 +155,7 @@ class Reference:
 
     def serve_buffers(self, updates: Sequence[Update]) -> Tensor:
         """New BatchNorm statistics of the server."""
-        return self.buffers if self.own_statistics else mean_by_size(updates, "buffers")
+        return self.buffers if self.local_buffers else mean_by_size(updates, "buffers")
 
     def tested(self, client: int) -> tuple[Tensor, Tensor]:
         """Weights and buffers that a client is tested with."""
@@ -182,11 +180,13 @@ class Reference:
         run, cohort = self.run, self.run.sample(number)
         for model in self.models:
             model.at(number)
-        starts = [{one: (m.start(one), m.start_buffers(one)) for one in cohort} for m in self.models]
+        starts = [
+            {client: (m.start(client), m.start_buffers(client)) for client in cohort} for m in self.models
+        ]
         rows = run.round(number)
-        for model, trainer, begun in zip(self.models, run.trainers, starts, strict=True):
+        for model, trainer, start in zip(self.models, run.trainers, starts, strict=True):
             for update in trainer.updates:
-                model.follow(update, trainer.of(update.client, number), *begun[update.client])
+                model.follow(update, trainer.steps_of(update.client, number), *start[update.client])
             model.updates.update({update.client: update for update in trainer.updates})
         updates = run.trainer.updates
         expected, buffers = self.serve(updates), self.serve_buffers(updates)
@@ -222,7 +222,7 @@ class Reference:
             optimisers[part].step()
             expected = self.after_step(flat(network.parameters()))
             torch.testing.assert_close(step.weights, expected, rtol=rtol, atol=atol)
-            torch.testing.assert_close(step.buffers, running(network), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(step.buffers, running_statistics(network), rtol=1e-5, atol=1e-6)
             vector_to_parameters(step.weights.clone(), network.parameters())
             losses.append(loss.item())
         assert torch.equal(update.trained, step.weights)
@@ -235,27 +235,27 @@ class Reference:
         """Check all values of a test row, image by image."""
         data = self.run.data
         parts = [torch.arange(len(data.test))] if data.tests is None else data.tests
-        images, correct, losses = data.test if data.tests is None else data.train, [], []
-        for client, chosen in enumerate(parts):
+        split, hits, losses = data.test if data.tests is None else data.train, [], []
+        for client, indices in enumerate(parts):
             network = replica(self.run, *self.tested(client)).eval()
-            batch, labels = images.batch(chosen)
+            batch, labels = split.batch(indices)
             with torch.no_grad():
-                found = self.logits(client, network, batch)
-            correct.append((found.argmax(1) == labels).double())
-            losses.append(functional.cross_entropy(found, labels, reduction="none").double())
-        assert row["images"] == len(torch.cat(correct))
-        assert row["accuracy"] == pytest.approx(torch.cat(correct).mean().item())
+                logits = self.logits(client, network, batch)
+            hits.append((logits.argmax(1) == labels).double())
+            losses.append(functional.cross_entropy(logits, labels, reduction="none").double())
+        assert row["images"] == len(torch.cat(hits))
+        assert row["accuracy"] == pytest.approx(torch.cat(hits).mean().item())
         assert row["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
         if data.tests is None:
             assert (row["split"], row["view"]) == ("test", "global")
             return
-        shares = torch.stack([own.mean() for own in correct])
+        accuracies = torch.stack([client_hits.mean() for client_hits in hits])
         assert (row["split"], row["view"]) == (
             "local_test",
             "personal" if self.run.spec.personal else "global",
         )
-        assert row["macro"] == pytest.approx(shares.mean().item())
-        assert row["std"] == pytest.approx(shares.std(unbiased=False).item())
+        assert row["macro"] == pytest.approx(accuracies.mean().item())
+        assert row["std"] == pytest.approx(accuracies.std(unbiased=False).item())
 
 
 def check(

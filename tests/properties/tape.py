@@ -36,8 +36,8 @@ class Tape(TorchDispatchMode):
         if func.overloadpacket in READING:
             raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
         if torch.Tag.inplace_view in func.tags:  # no kernel runs; earlier calls keep the shape that they saw
-            tensor, seen = args[0], ATEN.detach.default(args[0])
-            self.calls = tree_map_only(Tensor, lambda one: seen if one is tensor else one, self.calls)
+            tensor, alias = args[0], ATEN.detach.default(args[0])
+            self.calls = tree_map_only(Tensor, lambda value: alias if value is tensor else value, self.calls)
             return func(*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, result))
@@ -49,10 +49,10 @@ class Tape(TorchDispatchMode):
             return
         with torch.no_grad():
             for func, args, kwargs, result in self.calls:
-                renewed = func(*args, **kwargs)
-                for place, value in zip(tree_leaves(result), tree_leaves(renewed), strict=True):
-                    if isinstance(place, Tensor) and _memory(place) != _memory(value):
-                        place.detach().copy_(value)
+                new_result = func(*args, **kwargs)
+                for target, value in zip(tree_leaves(result), tree_leaves(new_result), strict=True):
+                    if isinstance(target, Tensor) and _memory(target) != _memory(value):
+                        target.detach().copy_(value)
 
 
 def _memory(tensor: Tensor) -> int:

@@ -47,9 +47,9 @@ class Changing(Method):
         return self._changed(weights)
 
     def client_final(self, update: Update, local, step_state):
-        seen = {self.name: {"weights": update.weights, "others": torch.tensor(len(update.statistics))}}
+        inputs = {self.name: {"weights": update.weights, "others": torch.tensor(len(update.statistics))}}
         changed = self._changed(update.weights)
-        return replace(update, weights=changed, statistics={**update.statistics, **seen}), {}
+        return replace(update, weights=changed, statistics={**update.statistics, **inputs}), {}
 
 
 class Base(Changing):
@@ -80,22 +80,22 @@ def test_the_base_finishes_last_and_is_first_in_all_other_hooks(
 ) -> None:
     """Plug-ins run in their order; the base, which returns the upload, receives the trained weights, too."""
     value, methods = torch.tensor([1.0, 5.0]), (Base(factor=10.0), *plugins)
-    nothing = {method.name: {} for method in methods}
-    hooks = Composition(methods).client_init(local_of(torch.zeros(2)), nothing, nothing)
+    empty_states = {method.name: {} for method in methods}
+    hooks = Composition(methods).client_init(local_of(torch.zeros(2)), empty_states, empty_states)
     update, states = hooks.client_final(update_of(torch.zeros(2), value))
     assert update.statistics["base"]["weights"].tolist() == last
-    assert update.weights.tolist() == [10 * one for one in last]
+    assert update.weights.tolist() == [10 * number for number in last]
     assert torch.equal(update.trained, value)
     assert [int(update.statistics[p.name]["others"]) for p in plugins] == list(range(len(plugins)))
-    assert states.keys() == nothing.keys()
+    assert states.keys() == empty_states.keys()
 
     assert hooks.correct(value, value).tolist() == first
     moved = value.clone()
     hooks.post_step(moved)
     assert moved.tolist() == first
     empty = torch.zeros(0)
-    server = Server(value, empty, empty.long(), nothing)
-    started = hooks.composition.start_weights(local_of(value), server, nothing, nothing)
+    server = Server(value, empty, empty.long(), empty_states)
+    started = hooks.composition.start_weights(local_of(value), server, empty_states, empty_states)
     assert started.start.tolist() == first
     logits, step = torch.tensor([[0.1, 0.3]]), SimpleNamespace(labels=torch.tensor([1]))
     loss = functional.cross_entropy(logits, step.labels)
@@ -111,13 +111,13 @@ def test_flfa_selects_layers_by_uploads_and_reports_trained_weights() -> None:
     updates = federation.trainer.updates
     assert not any(torch.equal(update.trained, update.weights) for update in updates)
     slots = federation.model.layout.weights
-    sent = layer_similarity(torch.stack([update.displacement for update in updates]), slots)
-    lowest = sorted(range(len(sent)), key=lambda layer: sent[layer])[:2]
+    similarities = layer_similarity(torch.stack([update.displacement for update in updates]), slots)
+    lowest = sorted(range(len(similarities)), key=lambda layer: similarities[layer])[:2]
     assert federation.server.states["flfa"]["selected"].tolist() == lowest
-    pinned = {"rounds": 1, "epochs": 3}
-    everywhere = Flfa(strategy="fixed", layers="all")
+    settings = {"rounds": 1, "epochs": 3}
+    flfa = Flfa(strategy="fixed", layers="all")
     (alone,), (together,) = (
-        rows_of(trained(*plugins, **pinned), "flfa") for plugins in ((everywhere,), (everywhere, Ecgr()))
+        rows_of(trained(*plugins, **settings), "flfa") for plugins in ((flfa,), (flfa, Ecgr()))
     )
     assert together == alone
 
@@ -134,10 +134,10 @@ DEFINED: dict[str, Any] = {
 @pytest.mark.parametrize("name", [*EXCLUSIVE_HOOKS, *EXCLUSIVE_NEEDS])
 def test_two_methods_cannot_define_the_same_exclusive_hook_or_need(name: str) -> None:
     def defining(base: type[Method]) -> Method:
-        own: dict[str, Any] = {"needs": property(lambda self: DEFINED[name])}
+        attributes: dict[str, Any] = {"needs": property(lambda self: DEFINED[name])}
         if name in EXCLUSIVE_HOOKS:  # a new function: the base class's own hook does not count as defined
-            own = {name: lambda self, *args: DEFINED[name](self, *args)}
-        return type("Defining", (base,), {"__module__": __name__, **own})()
+            attributes = {name: lambda self, *args: DEFINED[name](self, *args)}
+        return type("Defining", (base,), {"__module__": __name__, **attributes})()
 
     first, second = defining(Base), defining(Doubling)
     for methods in ((first, second), (first, Adding(), second)):

@@ -126,9 +126,9 @@ def test_a_step_in_fixed_memory_equals_the_reference(
     methods: tuple[AnyMethod, ...], device: torch.device
 ) -> None:
     """Up to rounding: numbers of the round are tensors there."""
-    plain, fixed = compared(graphs(device), *methods, **SHORT, device=device)
-    assert fixed.trainer.replays >= fixed.trainer.captures > 0
-    assert_equal_up_to_rounding(plain, fixed)
+    plain, captured = compared(graphs(device), *methods, **SHORT, device=device)
+    assert captured.trainer.replays >= captured.trainer.captures > 0
+    assert_equal_up_to_rounding(plain, captured)
 
 
 def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torch.device) -> None:
@@ -138,13 +138,13 @@ def test_one_recording_serves_all_clients_rounds_and_learning_rates(device: torc
     rounding: the network has none.
     """
     schedule = Exponential(decay=0.5)
-    plain, fixed = compared(
+    plain, captured = compared(
         *(graphs(device), FedDyn(alpha_mode="data")),
         **{"rounds": 4, "fraction": 1.0, "lr_schedule": schedule, "device": device, "model": LeNet5()},
     )
-    sizes = {len(images) % 8 for images in fixed.data.clients} - {0}
-    assert fixed.trainer.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
-    torch.testing.assert_close(plain.server.weights, fixed.server.weights, rtol=1e-5, atol=1e-6)
+    sizes = {len(images) % 8 for images in captured.data.clients} - {0}
+    assert captured.trainer.captures <= 2 * (1 + len(sizes)), "clients with a dual state, and without one"
+    torch.testing.assert_close(plain.server.weights, captured.server.weights, rtol=1e-5, atol=1e-6)
 
 
 REFUSED = r"(?m)^--cuda-graph: a local step cannot be captured \(%s\); leave out --cuda-graph$"
@@ -188,12 +188,12 @@ class Swapping(FedAvg):
     def next_state(
         self, outputs: Outputs, step: Step, weights: Tensor, local: Local, step_state: State
     ) -> State:
-        one = local.task.constant("one", lambda: local.start.new_ones(1))
+        ones = local.task.constant("one", lambda: local.start.new_ones(1))
         return {
             "before": step_state["last"],
             "last": weights.clone(),
             "counts": local.class_counts,
-            "one": one,
+            "one": ones,
         }
 
     def correct(self, gradient: Tensor, weights: Tensor, local: Local, step_state: State) -> Tensor:
@@ -236,12 +236,12 @@ def test_one_round_on_a_gpu_differs_by_rounding_only(method: AnyMethod, device: 
 @pytest.mark.parametrize("device", ["cuda:0"], indirect=True)
 @pytest.mark.parametrize("trainer", [LocalTraining, CapturedTraining])
 def test_rounds_keep_no_memory_of_a_gpu(trainer: type[LocalTraining], device: torch.device) -> None:
-    run, used = simulation(Scaffold(), Ecgr(), trainer=trainer, device=device, fraction=1.0), []
+    run, allocated = simulation(Scaffold(), Ecgr(), trainer=trainer, device=device, fraction=1.0), []
     for number in range(4):
         run.round(number)
         gc.collect()
-        used.append(torch.cuda.memory_allocated())
-    assert used[2] == used[3] > 0
+        allocated.append(torch.cuda.memory_allocated())
+    assert allocated[2] == allocated[3] > 0
 
 
 PASSING = {"fedavg", "moon", "fedsol", "gpfl"}
@@ -267,18 +267,18 @@ def test_methods_train_in_bfloat16(methods: tuple[AnyMethod, ...], device: torch
 def test_bfloat16_rounds_the_factors_of_products() -> None:
     """Factors have eight bits; features and logits are in single precision."""
     network = simulation(model=LeNet5()).network.eval()
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            module.register_forward_hook(lambda _module, _args, output: seen.append(output.dtype))
+            module.register_forward_hook(lambda _module, _args, output: dtypes.append(output.dtype))
     images = torch.randn(4, 1, 16, 16)
     with torch.no_grad():
         exact = network.features(images)
         network.products = torch.bfloat16
         features = network.features(images)
         network.classifier(features)
-    count = len(seen) // 2
-    assert seen == [torch.float32] * count + [torch.bfloat16] * count + [torch.float32]
+    count = len(dtypes) // 2
+    assert dtypes == [torch.float32] * count + [torch.bfloat16] * count + [torch.float32]
     assert features.dtype == torch.float32
     assert torch.allclose(features, exact, rtol=0.05, atol=0.05)
 
@@ -300,8 +300,8 @@ def test_tf32_is_used_in_layers_only(device: torch.device) -> None:
     run = simulation(Noting(), model=LeNet5(), device=device, **SETTINGS)
     run.network.tf32 = True
 
-    def noting(where: str) -> Callable[..., None]:
-        return lambda *_: NOTED[where].append(torch.backends.cuda.matmul.allow_tf32)
+    def noting(place: str) -> Callable[..., None]:
+        return lambda *_: NOTED[place].append(torch.backends.cuda.matmul.allow_tf32)
 
     layer = next(module for module in run.network.modules() if isinstance(module, nn.Linear))
     layer.register_forward_pre_hook(noting("forward"))

@@ -97,26 +97,26 @@ def visits_of_averaging(personal: bool) -> Visits:
 @combinations
 def test_every_method_sees_the_same_clients_and_batches(methods: tuple[Method, ...]) -> None:
     federation, schedule = traced_run(methods), Composition(methods).schedule
-    own, plain = visits(federation), visits_of_averaging(federation.spec.personal)
+    method_visits, plain_visits = visits(federation), visits_of_averaging(federation.spec.personal)
     if schedule == Schedule():
-        assert own == plain
+        assert method_visits == plain_visits
         return
     # Other methods visit the same images in another order, as often as their schedule declares.
-    often = schedule.passes * len(schedule.phases)
-    for key in {visit[:2] for visit in own} | {visit[:2] for visit in plain}:
-        seen, expected = (
-            Counter(image for *who, images in steps if tuple(who) == key for image in images)
-            for steps in (own, plain)
+    repeats = schedule.passes * len(schedule.phases)
+    for key in {visit[:2] for visit in method_visits} | {visit[:2] for visit in plain_visits}:
+        counts, expected = (
+            Counter(image for *place, images in steps if tuple(place) == key for image in images)
+            for steps in (method_visits, plain_visits)
         )
-        assert seen == {image: often * count for image, count in expected.items()}
+        assert counts == {image: repeats * count for image, count in expected.items()}
 
 
 def test_batches_of_a_client_do_not_depend_on_the_other_clients() -> None:
-    some, everything = (
+    partial_visits, all_visits = (
         visits(trained(rounds=2, trainer=Tracing, fraction=fraction)) for fraction in (0.34, 1.0)
     )
-    assert len(some) < len(everything)
-    assert all(visit in everything for visit in some)
+    assert len(partial_visits) < len(all_visits)
+    assert all(visit in all_visits for visit in partial_visits)
 
 
 def test_clients_are_sampled_without_replacement_anew_in_every_round() -> None:
@@ -175,16 +175,16 @@ def test_profiles_change_pytorch_settings_and_restore_them() -> None:
         torch.backends.cudnn.benchmark = torch.backends.cuda.matmul.allow_tf32 = False
 
 
-@pytest.mark.parametrize("given", [None, ":16:8"])
+@pytest.mark.parametrize("user_value", [None, ":16:8"])
 def test_the_cublas_workspace_is_set_unless_the_user_has_set_it(
-    given: str | None, monkeypatch: pytest.MonkeyPatch
+    user_value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if given:
-        monkeypatch.setenv(WORKSPACE, given)
+    if user_value:
+        monkeypatch.setenv(WORKSPACE, user_value)
     with determined("fast", CUDA):
-        assert os.environ.get(WORKSPACE) == given
+        assert os.environ.get(WORKSPACE) == user_value
     with determined("exact", CUDA):
-        assert os.environ[WORKSPACE] == (given or ":4096:8")
+        assert os.environ[WORKSPACE] == (user_value or ":4096:8")
 
 
 @pytest.mark.parametrize("profile", ["exact", "fast"])
@@ -229,18 +229,18 @@ def state(run: Simulation) -> dict[str, Any]:
 def test_resuming_from_a_checkpoint_changes_no_result(
     tmp_path: Path, methods: tuple[Method, ...], device: torch.device
 ) -> None:
-    expected, rows, seen = traced_run(methods, device), [], []
+    expected, rows, starts = traced_run(methods, device), [], []
     for stop in (1, 2):  # each part in a separate simulation
         part = simulation(*methods, device=device, **settings_of(methods))
         checkpoints = Checkpoints(tmp_path / "run", {"spec": 1})
         progress = checkpoints.restore(part) or Progress([], 0.0, [])
         assert progress.rows == rows
-        seen.append(part.finished)
+        starts.append(part.finished)
         while part.finished < stop:
             progress.rows += part.round(part.finished)
         assert checkpoints.save(part, progress)
         rows = progress.rows
-    assert seen == [0, 1]
+    assert starts == [0, 1]
     assert json.dumps(rows) == json.dumps(expected.rows)
     assert_close(state(part), state(expected), rtol=0, atol=0)
 

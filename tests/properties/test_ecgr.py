@@ -154,8 +154,8 @@ def test_statistics_reaggregated_as_in_the_authors_code_for_fednova(beta: float,
     ratio = (factors @ rows).norm() / rows.sum(0).norm()
     torch.testing.assert_close(finished.buffers, statistics - factors @ buffers / ratio)
     resting = torch.cat([torch.zeros_like(rows), buffers], dim=1)
-    kept, _ = method.client_final(replace(update, trajectory=resting, weights=update.start), local, {})
-    assert torch.equal(kept.buffers, update.buffers), "steps that cancel out have no scale"
+    unscaled, _ = method.client_final(replace(update, trajectory=resting, weights=update.start), local, {})
+    assert torch.equal(unscaled.buffers, update.buffers), "steps that cancel out have no scale"
     plain, _ = Ecgr(beta=beta, kappa=kappa).client_final(replace(update, trajectory=rows), local, {})
     assert torch.equal(plain.weights, finished.weights)
     assert torch.equal(plain.buffers, update.buffers)
@@ -200,15 +200,15 @@ def test_selected_steps_equal_those_of_the_naive_algorithm() -> None:
 def test_random_steps_are_drawn_by_seed_round_and_client() -> None:
     rows = drawn(40, size=2)
 
-    def picks(**where: int) -> list[int]:
-        return finished_update(Ecgr(rule="random"), rows, **where)[1]
+    def picks(**settings: int) -> list[int]:
+        return finished_update(Ecgr(rule="random"), rows, **settings)[1]
 
     places = [dict(round=r, client=k, seed=s) for r in range(3) for k in range(3) for s in range(2)]
-    found = [tuple(picks(**place)) for place in places]
-    assert [tuple(picks(**place)) for place in places] == found
-    assert len(set(found)) == len(places)
-    assert all(len(set(selected)) == 20 and selected == tuple(sorted(selected)) for selected in found)
-    assert set(np.concatenate(found)) == set(range(40))
+    selections = [tuple(picks(**place)) for place in places]
+    assert [tuple(picks(**place)) for place in places] == selections
+    assert len(set(selections)) == len(places)
+    assert all(len(set(selected)) == 20 and selected == tuple(sorted(selected)) for selected in selections)
+    assert set(np.concatenate(selections)) == set(range(40))
 
 
 @two_bases
@@ -222,8 +222,8 @@ def test_with_one_local_step_it_is_the_base_bit_for_bit(base: Method) -> None:
 
 def displacements(federation: Simulation, client: int, round: int, received: Tensor) -> np.ndarray:
     """Weights before minus weights after every local step, ``[steps, P]``."""
-    visited = [step.weights for step in federation.trainer.of(client, round)]
-    return (torch.stack([received, *visited[:-1]]) - torch.stack(visited)).double().numpy()
+    weights = [step.weights for step in federation.trainer.steps_of(client, round)]
+    return (torch.stack([received, *weights[:-1]]) - torch.stack(weights)).double().numpy()
 
 
 def second_round(*methods: Method, **settings: object) -> tuple[Simulation, Tensor, list[np.ndarray]]:

@@ -72,9 +72,9 @@ def test_three_rounds_of_every_method_run_and_stay_consistent(methods: tuple[Met
         assert row["drift"] > 0
         # A layer without a change has no cosine: a private one, or one that a sparse upload leaves out.
         needs = federation.composition.needs
-        still = needs.private is not None or needs.uploads
+        is_sparse = needs.private is not None or needs.uploads
         for layer, value in row["similarity"].items():
-            assert still if value is None else -1 <= value <= 1, (
+            assert is_sparse if value is None else -1 <= value <= 1, (
                 f"similarity of layer {layer!r} is {value}; expected -1 to 1. If the method does not upload "
                 "changes of every layer, declare Needs(uploads=True) or Needs(private=...)"
             )
@@ -92,26 +92,26 @@ def assert_footprint(federation: Simulation, methods: tuple[Method, ...]) -> Non
     weights = 4 * sum(parameter.numel() for parameter in federation.network.parameters())
     private = federation.model.layout.private(federation.ownership.private)
     shared = weights - 4 * len(federation.server.weights[private])
-    buffers = 4 * sum(b.numel() for b in federation.network.buffers() if b.is_floating_point())
+    buffers = 4 * sum(buffer.numel() for buffer in federation.network.buffers() if buffer.is_floating_point())
     buffers *= not federation.ownership.buffers
     trips = federation.finished * CLIENTS
     sent = math.ceil(shared * math.prod(method.footprint.upload for method in methods))
-    client_state = [tensor for kept in federation.clients.values() for tensor in tensors_of(kept)]
-    kept = [tensor.numel() for tensor in client_state if tensor.numel() >= weights / 4]
+    client_state = [tensor for states in federation.clients.values() for tensor in tensors_of(states)]
+    sizes = [tensor.numel() for tensor in client_state if tensor.numel() >= weights / 4]
     server_state = tensors_of(federation.server.states)
     measured = {
         "down": federation.bytes_down / trips - buffers - shared,
         "up": federation.bytes_up / trips - buffers - sent,
-        "client": 4 * sum(kept) / len(federation.clients),
+        "client": 4 * sum(sizes) / len(federation.clients),
         "server": weights * sum(tensor.numel() >= weights / 4 for tensor in server_state),
     }
-    whole = {place: max(0, round(size / weights)) for place, size in measured.items()}
-    fitting = ", ".join(f"{place}={number}" for place, number in whole.items() if number)
-    for place, found in measured.items():
+    counts = {place: max(0, round(size / weights)) for place, size in measured.items()}
+    fitting = ", ".join(f"{place}={number}" for place, number in counts.items() if number)
+    for place, size in measured.items():
         vectors = [getattr(method.footprint, place) for method in methods]
-        assert None in vectors or 0 <= found - sum(vectors) * weights <= A_FEW_NUMBERS, (
+        assert None in vectors or 0 <= size - sum(vectors) * weights <= A_FEW_NUMBERS, (
             f"footprint: {place} is declared as {vectors} vectors of the model's size; the run has "
-            f"{found / weights:.3f}, in addition to the model that is sent. Declare `footprint: ClassVar"
+            f"{size / weights:.3f}, in addition to the model that is sent. Declare `footprint: ClassVar"
             f"[Footprint] = Footprint({fitting})`, or {place}=None if the cost depends on the network; of "
             "several methods, each declares its part"
         )
@@ -135,7 +135,7 @@ def test_an_undeclared_footprint_names_the_declaration() -> None:
 
 def assert_positive_variances(federation: Simulation) -> None:
     """Check the running variances of every norm layer."""
-    variances = [b for name, b in federation.network.named_buffers() if name.endswith("running_var")]
+    variances = [value for name, value in federation.network.named_buffers() if name.endswith("running_var")]
     norms = [module for module in federation.network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(variances) == len(norms)
     for variance in variances:
@@ -148,7 +148,7 @@ ROUNDING = (
 )
 
 
-@pytest.mark.parametrize("method", [m for m in BASES if m.neutral is not None], ids=by_name)
+@pytest.mark.parametrize("method", [base for base in BASES if base.neutral is not None], ids=by_name)
 def test_neutral_base_is_federated_averaging_bit_for_bit(method: type[Method]) -> None:
     model = MODEL_FOR.get(by_name(method))
     neutral, plain = trained(method(**method.neutral), model=model), reference(FedAvg(), model=model)
@@ -248,8 +248,8 @@ def test_every_method_trains_or_refuses_every_network(name: str, request: pytest
     model = MODELS[name]()
     data = digits(8 * -(-model.min_side // 8))
     refused: dict[str, str] = {}
-    chosen = DEEPER.get(name, FEW)
-    for methods in EVERYTHING if name in SMALL else [pair for pair in EVERYTHING if pair[0].name in chosen]:
+    names = DEEPER.get(name, FEW)
+    for methods in EVERYTHING if name in SMALL else [pair for pair in EVERYTHING if pair[0].name in names]:
         try:
             settings = {"model": model, "data": data, "rounds": 1, "fraction": 0.17}
             federation = trained(*methods, batch_size=32, lr=0.001, **settings)

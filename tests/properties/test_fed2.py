@@ -70,9 +70,9 @@ def test_parameters_of_vgg9(settings: dict[str, Any], millions: float) -> None:
     ("model", "share"), [(Vgg9(), 0.36), (MobileNetV1(), 0.64)], ids=["vgg9", "mobilenet"]
 )
 def test_share_of_the_multiply_adds_of_the_plain_network(model: Model, share: float) -> None:
-    networks = [adapted(model, 32, channels=3, meta=True, **one).to("meta") for one in ({}, {"decoupled": 0})]
+    pair = [adapted(model, 32, channels=3, meta=True, **case).to("meta") for case in ({}, {"decoupled": 0})]
     images = torch.zeros(2, 3, 32, 32, device="meta")
-    fed2, plain = (network_work(network, images, 10) for network in networks)
+    fed2, plain = (network_work(network, images, 10) for network in pair)
     assert round((fed2.features + fed2.head) / (plain.features + plain.head), 2) == share
 
 
@@ -152,13 +152,13 @@ def test_a_logit_depends_on_its_own_group_only(structure: tuple[Model, int, str,
         for name, gradient in zip(depends, gradients, strict=True):
             depends[name].append((gradient != 0).reshape(len(gradient), -1).any(1))
     for name, rows in depends.items():
-        found = torch.stack(rows)
+        dependence = torch.stack(rows)
         if name in network.structure_groups:
             owners = torch.as_tensor(network.structure_groups[name])
             others = torch.tensor(network.class_groups)[:, None] != owners
-            assert not (found & others).any() and found.any(), name
+            assert not (dependence & others).any() and dependence.any(), name
         else:
-            assert found.any(1).all(), name
+            assert dependence.any(1).all(), name
     assert next(name for name in parameters if name in network.structure_groups).startswith(f"{first}.")
     assert "classifier.weight" in network.structure_groups
 
@@ -211,10 +211,10 @@ class Grouped(Reference):
     """Fed2: each group is averaged over the clients that hold it; without a holder it keeps its weights."""
 
     def loss(self, network: Network, images: Tensor, labels: Tensor) -> Tensor:
-        kept = torch.arange(10)
+        classes = torch.arange(10)
         if self.method.mask_absent:  # the cross entropy over the classes that the client has
-            kept = torch.tensor(self.counts(self.client)).nonzero().flatten()
-        return functional.cross_entropy(network(images)[:, kept], torch.searchsorted(kept, labels))
+            classes = torch.tensor(self.counts(self.client)).nonzero().flatten()
+        return functional.cross_entropy(network(images)[:, classes], torch.searchsorted(classes, labels))
 
     def serve(self, updates: Sequence[Update]) -> Tensor:
         """Row by row of every tensor."""
@@ -222,21 +222,21 @@ class Grouped(Reference):
         assert isinstance(network, Decoupled)
         groups = torch.tensor(network.class_groups)
         sizes = torch.tensor([float(update.samples) for update in updates]).double()
-        shares = sizes if self.method.weighting == "size" else torch.ones_like(sizes)
+        client_weights = sizes if self.method.weighting == "size" else torch.ones_like(sizes)
         held = []
         for update in updates:
-            has = torch.tensor(self.counts(update.client)) > 0
-            parts = [has[groups == group] for group in range(int(groups.max()) + 1)]
+            has_class = torch.tensor(self.counts(update.client)) > 0
+            parts = [has_class[groups == group] for group in range(int(groups.max()) + 1)]
             held.append([float(part.any() if self.method.pair == "any" else part.all()) for part in parts])
         self.held = torch.tensor(held).double()
         for slot in self.run.model.layout.parameters:
-            rows, target = [slot.of(update.weights).double() for update in updates], slot.of(average)
+            values, target = [slot.of(update.weights).double() for update in updates], slot.of(average)
             owners = network.structure_groups.get(slot.name, [None] * slot.shape[0])
             for row, group in enumerate(owners):
-                counted = shares * (1.0 if group is None else self.held[:, group])
-                if counted.sum() > 0:
+                shares = client_weights * (1.0 if group is None else self.held[:, group])
+                if shares.sum() > 0:
                     target[row] = sum(
-                        share * one[row] for share, one in zip(counted / counted.sum(), rows, strict=True)
+                        share * value[row] for share, value in zip(shares / shares.sum(), values, strict=True)
                     )
         return average
 

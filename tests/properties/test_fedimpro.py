@@ -63,7 +63,7 @@ class Sampling(Reference):
 
     def __init__(self, run: Simulation) -> None:
         super().__init__(run)
-        self.plugin = next(one for one in run.composition.methods if isinstance(one, FedImpro))
+        self.plugin = next(method for method in run.composition.methods if isinstance(method, FedImpro))
         self.keys: list[int] = []
 
     def start(self, client: int) -> Tensor:
@@ -71,8 +71,8 @@ class Sampling(Reference):
         return super().start(client)
 
     def begin(self, update: Update) -> None:
-        self.state = self.run.trainer.of(update.client, self.number)[0].step_states["fedimpro"]
-        self.known = {name: self.sent[name].double().clone() for name in NUMBERS}
+        self.state = self.run.trainer.steps_of(update.client, self.number)[0].step_states["fedimpro"]
+        self.estimates = {name: self.sent[name].double().clone() for name in NUMBERS}
         self.step = 0
         self.keys += [int(self.state["key"])] if "key" in self.state else []
 
@@ -85,10 +85,10 @@ class Sampling(Reference):
         elif plugin.n_hat is None:
             chosen = chosen[: len(labels)]
         if plugin.labels == "batch":
-            known = (self.sent["seen"] * self.sent["spread_seen"]) > 0
+            has_estimate = (self.sent["seen"] * self.sent["spread_seen"]) > 0
             pairs = zip(labels.tolist(), chosen.tolist(), strict=True)
-            chosen = torch.tensor([own if known[own] else other for own, other in pairs])
-        source = self.sent if plugin.source == "global" else self.known
+            chosen = torch.tensor([label if has_estimate[label] else other for label, other in pairs])
+        source = self.sent if plugin.source == "global" else self.estimates
         deviation = source["spread"] if plugin.moment == "std" else source["spread"].sqrt()
         shape, key = (len(chosen), *maps.shape[1:]), self.state["key"]
         noise = standard_normal(shape, key, torch.tensor(self.step))
@@ -123,34 +123,34 @@ class Sampling(Reference):
 
     def estimate(self, maps: Tensor, labels: Tensor) -> None:
         """Renew the moving averages of the client, class by class."""
-        plugin, known = self.plugin, self.known
+        plugin, estimates = self.plugin, self.estimates
         for label in set(labels.tolist()):
-            own = maps[labels == label]
-            images = len(own)
+            class_maps = maps[labels == label]
+            images = len(class_maps)
             if plugin.shape == "channel":  # every pixel counts as an image
-                own = own.transpose(0, 1).flatten(1).T[:, :, None, None]
-            deviation = own.std(0, correction=int(len(own) > 1))
+                class_maps = class_maps.transpose(0, 1).flatten(1).T[:, :, None, None]
+            deviation = class_maps.std(0, correction=int(len(class_maps) > 1))
             spread = deviation if plugin.moment == "std" else deviation**2
             for name, flag, fresh, least in (
-                ("mean", "seen", own.mean(0), 1),
+                ("mean", "seen", class_maps.mean(0), 1),
                 ("spread", "spread_seen", spread, 2),
             ):
                 if images < least:
                     continue
                 share = 1.0
-                if known[flag][label] and plugin.beta_client == "count":
+                if estimates[flag][label] and plugin.beta_client == "count":
                     share = min(1.0, images / self.counts(self.client)[label])
-                elif known[flag][label]:
+                elif estimates[flag][label]:
                     share = 1 - plugin.beta_client
-                known[name][label] = (1 - share) * known[name][label] + share * fresh
-                known[flag][label] = 1
-        known["spread"].clamp_(0, plugin.sigma_cap)
+                estimates[name][label] = (1 - share) * estimates[name][label] + share * fresh
+                estimates[flag][label] = 1
+        estimates["spread"].clamp_(0, plugin.sigma_cap)
 
     def finish(self, update: Update) -> None:
         """The estimates are uploaded; classes that the client lacks come back bit for bit."""
         upload, lacking = update.extras["fedimpro"], torch.tensor(self.counts(update.client)) == 0
         for name in NUMBERS:
-            torch.testing.assert_close(upload[name].double(), self.known[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(upload[name].double(), self.estimates[name], rtol=1e-4, atol=1e-6)
             assert torch.equal(upload[name][lacking], self.sent[name][lacking])
 
 
@@ -208,8 +208,8 @@ def served(method: FedImpro, before: dict[str, object], uploads: Sequence[Update
     """The server's estimates afterwards."""
     state = {name: torch.as_tensor(value, dtype=torch.float32) for name, value in before.items()}
     state = {"seen": torch.ones(len(state["mean"])), "spread_seen": torch.ones(len(state["mean"])), **state}
-    nothing = torch.zeros(0)
-    server = Server(nothing, nothing, nothing.long(), {method.name: state})
+    empty = torch.zeros(0)
+    server = Server(empty, empty, empty.long(), {method.name: state})
     return method.aggregate(task_of(), state, server, uploads).state
 
 
@@ -263,14 +263,14 @@ def test_the_pooled_spread_equals_that_of_the_pooled_data(moment: str) -> None:
 @pytest.mark.parametrize("aggregation", ["uniform_carry", "holders_only", "label_size"])
 def test_clients_without_an_estimate_of_a_class_do_not_count_for_it(aggregation: str) -> None:
     method = FedImpro(aggregation=aggregation, sigma_cap=None)
-    nothing = {name: [[0.0], [0.0]] for name in ("mean", "spread")}
-    nothing |= {name: [0.0, 0.0] for name in ("seen", "spread_seen")}
+    empty = {name: [[0.0], [0.0]] for name in ("mean", "spread")}
+    empty |= {name: [0.0, 0.0] for name in ("seen", "spread_seen")}
     mean, first = [[2.0], [0.0]], [1.0, 0.0]
     uploads = [
-        upload(method, [4, 0], **{**nothing, "mean": mean, "seen": first}),
+        upload(method, [4, 0], **{**empty, "mean": mean, "seen": first}),
         upload(method, [2, 0], mean=mean, spread=[[0.5], [0.0]], seen=first, spread_seen=first),
     ]
-    after = served(method, nothing, uploads)
+    after = served(method, empty, uploads)
     assert after["mean"].flatten().tolist() == [2.0, 0.0]
     torch.testing.assert_close(after["spread"].flatten(), torch.tensor([0.5, 0.0]))
     assert after["seen"].tolist() == after["spread_seen"].tolist() == [1.0, 0.0]
@@ -278,15 +278,15 @@ def test_clients_without_an_estimate_of_a_class_do_not_count_for_it(aggregation:
 
 def noise_of(method: FedImpro, **settings: object) -> tuple[list[dict[str, Tensor]], Simulation]:
     """The noise in the uploads of two clients in round 0, and the federation."""
-    without = method.model_copy(update={"noise": 0.0})
+    noiseless = method.model_copy(update={"noise": 0.0})
     noisy, exact = (
-        trained(one, **LENET, rounds=1, fraction=0.34, trainer=Tracing, **settings)
-        for one in (method, without)
+        trained(variant, **LENET, rounds=1, fraction=0.34, trainer=Tracing, **settings)
+        for variant in (method, noiseless)
     )
     pairs = zip(noisy.trainer.updates, exact.trainer.updates, strict=True)
     return [
-        {name: one.extras["fedimpro"][name] - other.extras["fedimpro"][name] for name in NUMBERS}
-        for one, other in pairs
+        {name: update.extras["fedimpro"][name] - other.extras["fedimpro"][name] for name in NUMBERS}
+        for update, other in pairs
     ], noisy
 
 
@@ -304,32 +304,32 @@ def test_uploads_have_independent_noise() -> None:
     assert federation.server.states["fedimpro"]["spread"].max() <= 0.1 + 1e-7
 
 
-def labels_of(method: FedImpro, known: Sequence[int], images: int = 8) -> Tensor:
+def labels_of(method: FedImpro, classes: Sequence[int], images: int = 8) -> Tensor:
     """Labels of the samples of eight steps, ``[steps, n]``, if the server knows some classes."""
     task = simulation(**LENET, batch_size=images).task
-    seen = torch.zeros(CLASSES).index_fill(0, torch.tensor(known), 1.0)
+    seen = torch.zeros(CLASSES).index_fill(0, torch.tensor(classes), 1.0)
     payload = {"seen": seen, "spread_seen": seen}
     return method.client_init(local_of(torch.zeros(1), payload, steps=8, task=task))["labels"]
 
 
-@pytest.mark.parametrize("known", [range(10), [2, 5, 7], [3]], ids=str)
+@pytest.mark.parametrize("classes", [range(10), [2, 5, 7], [3]], ids=str)
 @pytest.mark.parametrize("n_hat", [None, 25])
-def test_balanced_labels(n_hat: int | None, known: Sequence[int]) -> None:
+def test_balanced_labels(n_hat: int | None, classes: Sequence[int]) -> None:
     """Every known class floor(n / C) times; the rest at random, each class at most once."""
-    steps = labels_of(FedImpro(n_hat=n_hat), known)
+    steps = labels_of(FedImpro(n_hat=n_hat), classes)
     for count in range(1, steps.shape[1] + 1):  # also in incomplete batches
-        whole, rest = divmod(count, len(known))
-        counts = torch.stack([own[:count].bincount(minlength=CLASSES) for own in steps])[:, known]
-        assert (counts.sum(1) == count).all() and ((counts - whole).sort(1).values >= 0).all()
-        assert ((counts - whole).sum(1) == rest).all() and (counts - whole).max() <= 1
-    assert len(known) == 1 or len(steps.unique(dim=0)) == len(steps), "every step draws new labels"
+        quotient, remainder = divmod(count, len(classes))
+        counts = torch.stack([labels[:count].bincount(minlength=CLASSES) for labels in steps])[:, classes]
+        assert (counts.sum(1) == count).all() and ((counts - quotient).sort(1).values >= 0).all()
+        assert ((counts - quotient).sum(1) == remainder).all() and (counts - quotient).max() <= 1
+    assert len(classes) == 1 or len(steps.unique(dim=0)) == len(steps), "every step draws new labels"
 
 
-@pytest.mark.parametrize("known", [range(10), [2, 5, 7]], ids=str)
-def test_tiled_labels_repeat_the_known_classes(known: Sequence[int]) -> None:
+@pytest.mark.parametrize("classes", [range(10), [2, 5, 7]], ids=str)
+def test_tiled_labels_repeat_the_known_classes(classes: Sequence[int]) -> None:
     """B // C + 1 samples of every known class."""
-    for own in labels_of(FedImpro(labels="tiled"), known, images=12):
-        assert own.tolist() == [*known] * 2
+    for labels in labels_of(FedImpro(labels="tiled"), classes, images=12):
+        assert labels.tolist() == [*classes] * 2
 
 
 @pytest.mark.parametrize("labels", ["balanced", "batch", "tiled"])
@@ -338,8 +338,8 @@ def test_without_estimates_there_are_no_samples(labels: str) -> None:
     federation = trained(FedImpro(labels=labels), **LENET, rounds=1)
     assert_same_model(federation, trained(FedAvg(), **LENET, rounds=1))
     assert rows_of(federation, "fedimpro") == [{"round": 1, "kind": "fedimpro", "known_classes": 0}]
-    known = int(federation.server.states["fedimpro"]["seen"].sum())
-    assert known > 5 and {"round": 2, "kind": "fedimpro", "known_classes": known} in federation.round(1)
+    count = int(federation.server.states["fedimpro"]["seen"].sum())
+    assert count > 5 and {"round": 2, "kind": "fedimpro", "known_classes": count} in federation.round(1)
 
 
 def dissimilarity_above(method: Method) -> float:
@@ -352,8 +352,8 @@ def dissimilarity_above(method: Method) -> float:
     federation = simulation(method, trainer=Tracing, **settings, **LENET)
     if isinstance(method, FedImpro):
         shape, ones = federation.server.states["fedimpro"]["mean"].shape, torch.ones(CLASSES)
-        known = {"mean": drawn(*shape).abs(), "spread": torch.zeros(shape), "seen": ones, "spread_seen": ones}
-        federation.server = replace(federation.server, states={"fedavg": {}, "fedimpro": known})
+        state = {"mean": drawn(*shape).abs(), "spread": torch.zeros(shape), "seen": ones, "spread_seen": ones}
+        federation.server = replace(federation.server, states={"fedavg": {}, "fedimpro": state})
     federation.round(0)
     gradients = -torch.stack([update.displacement for update in federation.trainer.updates])
     slots = [slot for slot in federation.model.layout.parameters if not slot.name.startswith("conv1.")]

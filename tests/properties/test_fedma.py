@@ -70,8 +70,8 @@ def as_vector(parts: Parts) -> Tensor:
 
 def with_inputs(weight: np.ndarray, order: Sequence[int]) -> np.ndarray:
     """A layer's weights with its inputs, or with blocks of consecutive inputs, in another order."""
-    each = weight.shape[1] // len(order)
-    return weight[:, [each * source + pixel for source in order for pixel in range(each)]]
+    block = weight.shape[1] // len(order)
+    return weight[:, [block * source + pixel for source in order for pixel in range(block)]]
 
 
 def rows_with_bias(parts: Parts, name: str) -> np.ndarray:
@@ -91,15 +91,15 @@ def by_hand(
         vectors, target = [rows_with_bias(parts, name) for parts in clients], rows_with_bias(reference, name)
         orders: list[list[int]] = []
         for _ in range(5):
-            found = []
+            new_orders = []
             for vector in vectors:
-                cost = np.array([[((own - one) ** 2).sum() for one in target] for own in vector])
+                cost = np.array([[((neuron - mean) ** 2).sum() for mean in target] for neuron in vector])
                 rows, columns = linear_sum_assignment(cost)
                 position = dict(zip(columns.tolist(), rows.tolist(), strict=True))
-                found.append([position[place] for place in range(len(vector))])
-            if found == orders:
+                new_orders.append([position[place] for place in range(len(vector))])
+            if new_orders == orders:
                 break
-            orders = found
+            orders = new_orders
             target = sum(
                 share * vector[order] for share, vector, order in zip(shares, vectors, orders, strict=True)
             )
@@ -113,9 +113,9 @@ def by_hand(
             )
     totals = counts.sum(0)
     weights = np.where(totals > 0, counts / np.maximum(totals, 1), np.array(shares)[:, None])
-    for kind, each in (("weight", weights[:, :, None]), ("bias", weights)):
+    for kind, factors in (("weight", weights[:, :, None]), ("bias", weights)):
         merged[f"classifier.{kind}"] = sum(
-            share * parts[f"classifier.{kind}"] for share, parts in zip(each, clients, strict=True)
+            share * parts[f"classifier.{kind}"] for share, parts in zip(factors, clients, strict=True)
         )
     return merged
 
@@ -132,8 +132,8 @@ def merged(
     counts = torch.ones(len(weights), CLASSES) if counts is None else counts
     samples = samples or [1] * len(weights)
     updates = [
-        update_of(torch.zeros_like(own), own, number, size, extras={method.name: {"classes": counts[number]}})
-        for number, (own, size) in enumerate(zip(weights, samples, strict=True))
+        update_of(torch.zeros_like(vector), vector, i, size, extras={method.name: {"classes": counts[i]}})
+        for i, (vector, size) in enumerate(zip(weights, samples, strict=True))
     ]
     state = {**federation.server.states[method.name], "rounds": torch.tensor(rounds)}
     result = method.aggregate(federation.task, state, federation.server, updates).weights
@@ -197,12 +197,12 @@ def test_a_merge_equals_the_pseudo_code() -> None:
     counts[:, 4] = 0
     counts[0, 7] = 0
     clients = [shuffled(federation, noisy(federation, 20.0, seed), seed) for seed in range(6)]
-    parts = [parts_of(federation, own) for own in clients]
+    parts = [parts_of(federation, weights) for weights in clients]
     for rounds in (0, 1):
         reference = parts_of(federation, federation.server.weights) if rounds else parts[-1]  # of the largest
         expected = as_vector(by_hand(federation, parts, reference, shares, counts.numpy()))
-        found = merged(federation, clients, samples, counts, rounds)
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        actual = merged(federation, clients, samples, counts, rounds)
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 PASS = len(LAYERS)
@@ -223,9 +223,9 @@ def sources_of(federation: Simulation, layer: int) -> Tensor:
     return state["sources"].split(CAPACITIES, 1)[layer]
 
 
-def widely(kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def widely(flags: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Mask of the remaining inputs, for inputs in blocks."""
-    mask = kept.repeat(weight.shape[1] // len(kept))
+    mask = flags.repeat(weight.shape[1] // len(flags))
     return mask.reshape(1, -1, *[1] * (weight.ndim - 2))
 
 
@@ -262,16 +262,16 @@ def test_clients_start_from_fixed_layers_and_their_own_later_layers() -> None:
         for client in clients:
             for index, name in enumerate(LAYERS):
                 weight, bias = (starts[client][f"{name}.{kind}"] for kind in ("weight", "bias"))
-                theirs, their_bias = (server[f"{name}.{kind}"] for kind in ("weight", "bias"))
+                server_weight, server_bias = (server[f"{name}.{kind}"] for kind in ("weight", "bias"))
                 if index < fixed:
-                    expected, expected_bias = theirs, their_bias
+                    expected, expected_bias = server_weight, server_bias
                 elif fixed:
                     expected, expected_bias = (last[client][f"{name}.{kind}"] for kind in ("weight", "bias"))
                     if index == fixed:
-                        own = sources[index - 1][client]
-                        expected = with_inputs(expected, own.clip(0)) * widely(own >= 0, expected)
+                        source = sources[index - 1][client]
+                        expected = with_inputs(expected, source.clip(0)) * widely(source >= 0, expected)
                 else:
-                    expected, expected_bias = theirs.copy(), their_bias.copy()
+                    expected, expected_bias = server_weight.copy(), server_bias.copy()
                     if index < len(WIDTHS):
                         expected[sources[index][client] < 0] = 0
                         expected_bias[sources[index][client] < 0] = 0
@@ -282,15 +282,15 @@ def test_clients_start_from_fixed_layers_and_their_own_later_layers() -> None:
         last = [parts_of(federation, update.weights) for update in federation.trainer.updates]
         for client in clients:  # neurons that a client lacks stay zero in its training
             for index, name in list(enumerate(LAYERS))[fixed : len(WIDTHS)]:
-                lacking = sources[index][client] < 0
-                assert lacking.any()
-                assert not last[client][f"{name}.weight"][lacking].any()
-                assert not last[client][f"{name}.bias"][lacking].any()
-                ahead = last[client][f"{LAYERS[index + 1]}.weight"]
-                assert not (ahead * widely(lacking, ahead)).any()
-    grown = [int((source >= 0).any(0).sum()) for source in sources]
-    assert all(low <= width for low, width in zip(WIDTHS, grown, strict=True))
-    assert sum(grown) > sum(WIDTHS), "no layer has grown"
+                is_missing = sources[index][client] < 0
+                assert is_missing.any()
+                assert not last[client][f"{name}.weight"][is_missing].any()
+                assert not last[client][f"{name}.bias"][is_missing].any()
+                next_weight = last[client][f"{LAYERS[index + 1]}.weight"]
+                assert not (next_weight * widely(is_missing, next_weight)).any()
+    widths = [int((source >= 0).any(0).sum()) for source in sources]
+    assert all(low <= width for low, width in zip(WIDTHS, widths, strict=True))
+    assert sum(widths) > sum(WIDTHS), "no layer has grown"
 
 
 def test_fixed_layers_are_posterior_means() -> None:
@@ -306,14 +306,14 @@ def test_fixed_layers_are_posterior_means() -> None:
         biases = s0 * np.full_like(server[f"{name}.bias"], 0.1)
         members = np.zeros(len(biases))
         for update in federation.trainer.updates:
-            own = parts_of(federation, update.weights)
+            parts = parts_of(federation, update.weights)
             assert sorted(source for source in sources[update.client] if source >= 0) == list(
                 range(WIDTHS[number])
             )
             for place, source in enumerate(sources[update.client]):
                 if source >= 0:
-                    sums[place] += s * own[f"{name}.weight"][source]
-                    biases[place] += s * own[f"{name}.bias"][source]
+                    sums[place] += s * parts[f"{name}.weight"][source]
+                    biases[place] += s * parts[f"{name}.bias"][source]
                     members[place] += 1
         used = members > 0
         precision = s0 + s * members[used]

@@ -55,7 +55,7 @@ class Aligned(Reference):
         return super().start(client)
 
     def begin(self, update: Update) -> None:
-        traced = self.run.trainer.of(update.client, self.number)[0].step_states["flfa"]
+        traced = self.run.trainer.steps_of(update.client, self.number)[0].step_states["flfa"]
         assert {key for key in traced if key.startswith("feedback")} == {f"feedback.{i}" for i in self.routed}
         if self.plugin.feedback in ("random", "direct"):  # by the first client
             for i in self.routed:
@@ -69,8 +69,8 @@ class Aligned(Reference):
             if plugin.feedback == "local":
                 source = weight
             elif plugin.feedback != "direct" and plugin.scale != "none":
-                whole = source * weight.norm() / source.norm()
-                source = by_channel(source, weight) if plugin.scale == "channel" else whole
+                scaled = source * weight.norm() / source.norm()
+                source = by_channel(source, weight) if plugin.scale == "channel" else scaled
             tensors[module] = source
         direct = plugin.feedback == "direct"
         with direct_feedback(network, tensors) if direct else feedback(tensors):

@@ -56,11 +56,11 @@ def selected_after(flfa: Flfa, rounds: Sequence[Sequence[float]]) -> list[list[i
     task = chain()
     start = torch.zeros(task.layout.size)
     state = flfa.server_init(task, start)
-    sent = [flfa.payload(state)["selected"].tolist()]
+    selections = [flfa.payload(state)["selected"].tolist()]
     for similarities in rounds:
         state = flfa._selection(task, state, updates_with(similarities, task))
-        sent.append(flfa.payload(state)["selected"].tolist())
-    return sent
+        selections.append(flfa.payload(state)["selected"].tolist())
+    return selections
 
 
 TIED = [0.5, 0.25, 0.75, 0.25, 0.75, 0.25]

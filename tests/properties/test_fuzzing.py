@@ -51,7 +51,7 @@ def accepted_or_refused() -> Iterator[None]:
     assert time.perf_counter() - start < SECONDS
 
 
-def whole(spec: RunSpec) -> dict[str, Any]:
+def all_settings(spec: RunSpec) -> dict[str, Any]:
     """A run with all settings written out."""
     return spec.model_dump(mode="json")
 
@@ -65,15 +65,15 @@ def valid_specs() -> Iterator[dict[str, Any]]:
         "method": "fedavg",
     }
     yield plain
-    yield from (whole(RunSpec.parse({**plain, "model": model}, "test")) for model in MODELS)
+    yield from (all_settings(RunSpec.parse({**plain, "model": model}, "test")) for model in MODELS)
     for scheme in SCHEMES:
-        yield whole(RunSpec.parse({**plain, "partition": {"name": scheme, "clients": 5}}, "test"))
+        yield all_settings(RunSpec.parse({**plain, "partition": {"name": scheme, "clients": 5}}, "test"))
     for methods in COMBINATIONS:
         method, *plugins = (method.model_dump(mode="json") for method in methods)
         model = MODEL_FOR.get(method["name"])
         chosen = model.model_dump(mode="json") if model else "mobilenet_tiny"
         with_tests = {"method": method, "plugins": plugins, "local_test": {}, "model": chosen}
-        yield whole(RunSpec.parse({**plain, **with_tests}, "test"))
+        yield all_settings(RunSpec.parse({**plain, **with_tests}, "test"))
 
 
 SPECS = list(valid_specs())
@@ -91,11 +91,11 @@ def places(data: Any, depth: int = 20) -> Iterator[tuple[Any, Any]]:
 class Pool:
     """Valid data, and all their keys and values to insert at other positions."""
 
-    def __init__(self, valid: Sequence[Any], also: Iterable[Any] = ()) -> None:
+    def __init__(self, valid: Sequence[Any], extra: Iterable[Any] = ()) -> None:
         self.valid = valid
-        found = [(key, container[key]) for one in (*valid, *also) for container, key in places(one)]
-        self.keys = sorted({key for key, _ in found if isinstance(key, str)})
-        self.values = list({json.dumps(value): value for _, value in found}.values())
+        pairs = [(key, container[key]) for data in (*valid, *extra) for container, key in places(data)]
+        self.keys = sorted({key for key, _ in pairs if isinstance(key, str)})
+        self.values = list({json.dumps(value): value for _, value in pairs}.values())
 
 
 def nested(depth: int) -> Any:
@@ -139,10 +139,10 @@ def mutated(draw: Any, pool: Pool) -> Any:
 
     data = copy.deepcopy(one_of(pool.valid))
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 4]))):
-        found = list(places(data))
-        if not found:
+        positions = list(places(data))
+        if not positions:
             return anything()
-        container, key = one_of(found)
+        container, key = one_of(positions)
         action = draw(st.sampled_from(["delete", "replace", "add"]))
         if action == "delete":
             del container[key]

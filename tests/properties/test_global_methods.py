@@ -54,8 +54,8 @@ from .helpers import (
     trained,
     with_tests,
 )
-from .reference import Reference, check, features, flat, gradient_of, replica, running
-from .test_step import elsewhere, step_of
+from .reference import Reference, check, features, flat, gradient_of, replica, running_statistics
+from .test_step import nearby_model, step_of
 
 RUN = {"dataset": "digits", "partition": {"name": "iid", "clients": 4}, "model": "mobilenet_tiny"}
 
@@ -96,7 +96,7 @@ def test_an_epoch_visits_every_image_of_the_client_once() -> None:
     federation = trained(rounds=2, epochs=2, trainer=Tracing)
     for number in range(2):
         for client in federation.sample(number):
-            chosen = torch.cat([step.chosen for step in federation.trainer.of(client, number)])
+            chosen = torch.cat([step.chosen for step in federation.trainer.steps_of(client, number)])
             first, second = chosen.chunk(2)
             owned = federation.data.clients[client].sort().values
             assert torch.equal(first.sort().values, owned) and torch.equal(second.sort().values, owned)
@@ -255,14 +255,14 @@ class Controlled(Reference):
 
     def __init__(self, *run: object) -> None:
         super().__init__(*run)
-        self.server, self.own = torch.zeros_like(self.weights).double(), defaultdict(float)
+        self.server, self.c_k = torch.zeros_like(self.weights).double(), defaultdict(float)
         sizes = torch.tensor([float(len(images)) for images in self.run.data.clients])
         scaled = self.method.weighting == "scaled"
         self.omega = (sizes / sizes.mean() if scaled else torch.ones(len(sizes))).tolist()
 
     def begin(self, update: Update) -> None:
         common = self.server / self.omega[self.client]
-        self.correction = (common - self.own[self.client]).float()
+        self.correction = (common - self.c_k[self.client]).float()
 
     def correct(self, gradient: Tensor, weights: Tensor) -> Tensor:
         return gradient + self.correction if self.method.correction == "gradient" else gradient
@@ -275,22 +275,22 @@ class Controlled(Reference):
         if method.option == "I":  # all images at once, not augmented
             network = replica(self.run, self.received, self.received_buffers)
             images, labels = self.images(client)
-            self.own[client] = gradient_of(
+            self.c_k[client] = gradient_of(
                 functional.cross_entropy(network(images), labels), network
             ).double()
             return
         momentum = self.run.spec.training.momentum if method.normaliser == "effective" else 0.0
-        counted = sum(momentum**j for step in range(update.steps) for j in range(step + 1))
-        ended = update.trained if method.displacement == "raw" else update.weights
-        self.own[client] = (self.received - ended).double() / (self.lr * counted) - self.correction.double()
+        steps = sum(momentum**j for step in range(update.steps) for j in range(step + 1))
+        weights = update.trained if method.displacement == "raw" else update.weights
+        self.c_k[client] = (self.received - weights).double() / (self.lr * steps) - self.correction.double()
 
     def serve(self, updates: Sequence[Update]) -> Tensor:
         method, clients = self.method, [update.client for update in updates]
         if method.weighting == "data":
             sizes = torch.tensor([float(update.samples) for update in updates]).double()
-            self.server = (sizes / sizes.sum()) @ torch.stack([self.own[client] for client in clients])
+            self.server = (sizes / sizes.sum()) @ torch.stack([self.c_k[client] for client in clients])
         else:
-            self.server = sum(self.omega[one] * own for one, own in self.own.items()) / len(self.omega)
+            self.server = sum(self.omega[client] * c_k for client, c_k in self.c_k.items()) / len(self.omega)
         plain = torch.stack([update.displacement for update in updates]).double().mean(0)
         change = moved(updates) if method.weighting in ("weights", "data") else plain
         return self.weights + method.server_lr * change
@@ -304,9 +304,9 @@ LENET = {"model": LeNet5()}
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        *((Scaffold(weighting=one), {}) for one in WEIGHTINGS),
-        *((Scaffold(**AFTER_STEP, weighting=one), {"momentum": 0.5}) for one in WEIGHTINGS),
-        *((Scaffold(option="I", weighting=one), LENET) for one in WEIGHTINGS),
+        *((Scaffold(weighting=weighting), {}) for weighting in WEIGHTINGS),
+        *((Scaffold(**AFTER_STEP, weighting=weighting), {"momentum": 0.5}) for weighting in WEIGHTINGS),
+        *((Scaffold(option="I", weighting=weighting), LENET) for weighting in WEIGHTINGS),
         (Scaffold(normaliser="plain", server_lr=0.5), {"momentum": 0.0, "clip_norm": 1.0}),
         # A client has 14 images: the last one joins the batch before it.
         (Scaffold(option="I", **AFTER_STEP), {**LENET, "batch_size": 13, "last_batch": "drop"}),
@@ -417,16 +417,16 @@ class Contrasting(Reference):
         self.others = [replica(self.run, *model).eval() for model in models if model]
 
     def loss(self, network: Network, images: Tensor, labels: Tensor) -> Tensor:
-        own = features(network, images)
-        plain = functional.cross_entropy(network.classifier(own), labels)
+        query = features(network, images)
+        plain = functional.cross_entropy(network.classifier(query), labels)
         if len(self.others) < 2:
             return plain
         with torch.no_grad():
             received, previous = (features(other, images) for other in self.others)
         # In double precision: at tau = 0.01, exponentials overflow a float32.
         positive, negative = (
-            ((own * other).sum(1).double() / (own.norm(dim=1) * other.norm(dim=1)) / self.method.tau).exp()
-            for other in (received, previous)
+            ((query * key).sum(1).double() / (query.norm(dim=1) * key.norm(dim=1)) / self.method.tau).exp()
+            for key in (received, previous)
         )
         return plain - self.method.mu * (positive / (positive + negative)).log().mean().float()
 
@@ -481,11 +481,11 @@ class Calibrated(Reference):
         return sum(losses) / len(losses)
 
 
-LEFT_OUT = [{"missing": "mask"}, {"missing": "clamp"}, {"missing": "eps"}]
+MISSING = [{"missing": "mask"}, {"missing": "clamp"}, {"missing": "eps"}]
 
 
 @pytest.mark.parametrize(
-    "settings", [*LEFT_OUT, *({**one, "denominator": "exclusive"} for one in LEFT_OUT[1:])], ids=str
+    "settings", [*MISSING, *({**settings, "denominator": "exclusive"} for settings in MISSING[1:])], ids=str
 )
 def test_fedlc(settings: dict[str, str]) -> None:
     check(Calibrated, FedLC(tau=2.0, **settings))
@@ -497,8 +497,8 @@ def test_clients_of_one_class_are_named_when_a_run_starts(
 ) -> None:
     clients = [np.flatnonzero(digits().train_labels == label) for label in range(10)]
     run = simulation(FedLC(missing=missing), partition=Partition(clients, digest=""), fraction=0.2)
-    found = [one.message for one in caplog.records if one.levelno == logging.WARNING]
-    assert len(found) == expected and all("10 of 10 clients" in message for message in found)
+    messages = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(messages) == expected and all("10 of 10 clients" in message for message in messages)
     assert (run.round(0)[0]["loss"] == 0) is bool(expected)
 
 
@@ -547,22 +547,22 @@ def uphill(method: FedSOL, network: Network, teacher: Network, images: Tensor) -
     if method.proximal == "kl":
         with torch.no_grad():
             target = (teacher(images) / method.temperature).softmax(1)
-        own = (network(images) / method.temperature).log_softmax(1)
-        loss = (target * (target.log() - own)).sum(1).mean()
+        log_output = (network(images) / method.temperature).log_softmax(1)
+        loss = (target * (target.log() - log_output)).sum(1).mean()
     else:
         pairs = zip(network.parameters(), teacher.parameters(), strict=True)
-        loss = sum((own - other.detach()).square().sum() for own, other in pairs) / 2
+        loss = sum((weight - other.detach()).square().sum() for weight, other in pairs) / 2
     gradients = torch.autograd.grad(loss, list(network.parameters()))
     moves = []
-    for (name, own), other, gradient in zip(
+    for (name, value), other, gradient in zip(
         network.named_parameters(), teacher.parameters(), gradients, strict=True
     ):
         gradient = gradient * (method.part in ("all", "head" if name.startswith("classifier.") else "body"))
-        scale = functional.normalize((own - other).abs(), dim=0) if method.perturbation == "adaptive" else 1
+        scale = functional.normalize((value - other).abs(), dim=0) if method.perturbation == "adaptive" else 1
         moves.append((gradient, scale * gradient))
     length = flat(gradient for gradient, _ in moves).norm()
-    still = method.perturbation == "fixed" and length < 1e-5
-    return flat(move for _, move in moves) * (0 if still else method.rho / (length + 1e-12))
+    is_still = method.perturbation == "fixed" and length < 1e-5
+    return flat(move for _, move in moves) * (0 if is_still else method.rho / (length + 1e-12))
 
 
 class Uphill(Reference):
@@ -575,9 +575,9 @@ class Uphill(Reference):
         self.teacher.train(self.method.teacher == "train")
 
     def gradient(self, network: Network, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        here, before = flat(network.parameters()), running(network)
+        weights, statistics = flat(network.parameters()), running_statistics(network)
         move = uphill(self.method, network, self.teacher, images)
-        perturbed = replica(self.run, here + move, before)
+        perturbed = replica(self.run, weights + move, statistics)
         loss = functional.cross_entropy(perturbed(images), labels)
         if self.method.proximal == "l2":  # the only forward pass
             network.load_state_dict({**network.state_dict(), **dict(perturbed.named_buffers())})
@@ -604,11 +604,11 @@ def test_fedsol(settings: dict[str, object], normed: bool) -> None:
 
 def test_fedsol_does_not_scale_up_rounding_noise_to_a_fixed_move() -> None:
     """Student and teacher agree at the received weights if both use batch statistics."""
-    one = {"rounds": 3, "batch_size": FULL_BATCH}
-    plain = trained(FedAvg(), **one)
-    assert_same_model(trained(FedSOL(perturbation="fixed", teacher="train"), **one), plain)
+    settings = {"rounds": 3, "batch_size": FULL_BATCH}
+    plain = trained(FedAvg(), **settings)
+    assert_same_model(trained(FedSOL(perturbation="fixed", teacher="train"), **settings), plain)
     # A teacher in evaluation mode differs by more than noise.
-    perturbed = trained(FedSOL(perturbation="fixed"), **one)
+    perturbed = trained(FedSOL(perturbation="fixed"), **settings)
     assert not torch.equal(perturbed.server.weights, plain.server.weights)
 
 
@@ -617,9 +617,9 @@ def test_feedback_alignment_acts_in_both_passes_of_fedsol_or_in_the_loss_pass_on
     method = FedSOL(perturbation="fixed", feedback=passes)
     flfa = Flfa(strategy="fixed", layers=("stage1.project", "head_conv1.0"), feedback="random", scale="none")
     federation = trained(method, flfa, model=MobileNetTiny(), rounds=1)
-    (here, _), buffers = elsewhere(federation, seed=1), federation.server.buffers
-    step = step_of(federation, weights=here)
-    found = step.hooks.gradient(step, federation.model.weights)[0].clone()
+    (weights, _), buffers = nearby_model(federation, seed=1), federation.server.buffers
+    step = step_of(federation, weights=weights)
+    gradient = step.hooks.gradient(step, federation.model.weights)[0].clone()
     names = [layer.name for layer in federation.model.layout.layers]
     tensors = {
         names[int(key.partition(".")[2])]: tensor
@@ -630,17 +630,17 @@ def test_feedback_alignment_acts_in_both_passes_of_fedsol_or_in_the_loss_pass_on
     def expected(aligned: bool) -> Tensor:
         """The gradient if feedback alignment acts in the proximal pass, or does not."""
         teacher = replica(federation, federation.server.weights, buffers).eval()
-        network = replica(federation, here, buffers)
+        network = replica(federation, weights, buffers)
         rerouted = {network.get_submodule(name): tensor for name, tensor in tensors.items()}
         with feedback(rerouted if aligned else {}):
             move = uphill(method, network, teacher, step.images)
-        network = replica(federation, here + move, buffers)
+        network = replica(federation, weights + move, buffers)
         with feedback({network.get_submodule(name): tensor for name, tensor in tensors.items()}):
             return gradient_of(functional.cross_entropy(network(step.images), step.labels), network)
 
-    both, plain = expected(True), expected(False)
-    assert (both - plain).norm() > 0.05 * plain.norm(), "feedback alignment has no effect"
-    torch.testing.assert_close(found, both if passes == "both" else plain, rtol=1e-3, atol=1e-4)
+    both_passes, plain = expected(True), expected(False)
+    assert (both_passes - plain).norm() > 0.05 * plain.norm(), "feedback alignment has no effect"
+    torch.testing.assert_close(gradient, both_passes if passes == "both" else plain, rtol=1e-3, atol=1e-4)
 
 
 # ---------------------------------------------------------------- Per-FedAvg
@@ -655,25 +655,25 @@ class Meta(Reference):
         return self.lr if self.method.inner_lr is None else self.method.inner_lr
 
     def gradient(self, network: Network, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        count, here = {"fo": 2, "hf": 3}[self.method.version], flat(network.parameters())
+        count, current = {"fo": 2, "hf": 3}[self.method.version], flat(network.parameters())
         cuts = [list(range(len(labels)))] * count
         if len(labels) >= 2 * count:  # else BatchNorm could not train on a part
             cuts = [part.tolist() for part in np.array_split(np.arange(len(labels)), count)]
 
         def at(weights: Tensor, part: int, tracked: bool = False) -> tuple[Tensor, Tensor]:
             """Gradient and loss; only D2 moves the running statistics."""
-            model = network if tracked else replica(self.run, weights, running(network))
+            model = network if tracked else replica(self.run, weights, running_statistics(network))
             vector_to_parameters(weights.clone(), model.parameters())
             loss = functional.cross_entropy(model(images[cuts[part]]), labels[cuts[part]])
             return gradient_of(loss, model), loss
 
-        found, loss = at(here - self.rate * at(here, 0)[0], 1, tracked=True)
+        gradient, loss = at(current - self.rate * at(current, 0)[0], 1, tracked=True)
         if count == 3:
             delta = self.method.delta
-            there, back = (at(here + sign * delta * found, 2)[0] for sign in (1, -1))
-            found = found - self.rate * (there - back) / (2 * delta)
-        vector_to_parameters(here, network.parameters())
-        return found, loss
+            ahead, behind = (at(current + sign * delta * gradient, 2)[0] for sign in (1, -1))
+            gradient = gradient - self.rate * (ahead - behind) / (2 * delta)
+        vector_to_parameters(current, network.parameters())
+        return gradient, loss
 
     def tested(self, client: int) -> tuple[Tensor, Tensor]:
         run, weights, images = self.run, self.weights, self.run.data.clients[client]
@@ -713,19 +713,19 @@ def few_images(images: int) -> dict[str, object]:
 def test_perfedavg(method: PerFedAvg, settings: dict[str, object]) -> None:
     """Clients of 6 to 26 images: full chunks, usable rests, dropped rests."""
     size, reference = 5, check(Meta, method, batch_size=5, **settings)
-    step = size * {"fo": 2, "hf": 3}[method.version]
+    per_step = size * {"fo": 2, "hf": 3}[method.version]
     for client, update in reference.updates.items():
-        full, rest = divmod(update.samples, step)
-        sizes = [step] * full + [rest] * (rest >= 2 * step // size or (not full and rest > 0))
-        taken = [len(one.chosen) for one in reference.run.trainer.steps if one.client == client]
-        assert taken[: update.steps] == sizes * (2 * method.passes)
+        full, rest = divmod(update.samples, per_step)
+        sizes = [per_step] * full + [rest] * (rest >= 2 * per_step // size or (not full and rest > 0))
+        batch_sizes = [len(step.chosen) for step in reference.run.trainer.steps if step.client == client]
+        assert batch_sizes[: update.steps] == sizes * (2 * method.passes)
 
 
 def test_adaptation_changes_no_model_state_or_random_number() -> None:
     often, never = (
-        trained(PerFedAvg(inner_lr=0.5, eval_steps=2), rounds=3, evaluate_every=every) for every in (1, 100)
+        trained(PerFedAvg(inner_lr=0.5, eval_steps=2), rounds=3, evaluate_every=period) for period in (1, 100)
     )
     assert_same_model(often, never)
     assert rows_of(often, "train") == rows_of(never, "train")
     assert len(rows_of(often, "evaluation")) == 3 > len(rows_of(never, "evaluation"))
-    assert all(not any(kept.values()) for kept in often.clients.values())
+    assert all(not any(states.values()) for states in often.clients.values())

@@ -100,7 +100,7 @@ def test_the_first_steps_of_a_run_are_guarded(hook: str, message: str) -> None:
 
 
 def test_networks_may_drop_features_in_guarded_hooks() -> None:
-    plain, passing = (trained(one, model=DroppingModel(), rounds=1) for one in (FedAvg(), Passing()))
+    plain, passing = (trained(method, model=DroppingModel(), rounds=1) for method in (FedAvg(), Passing()))
     assert_same_model(plain, passing)
 
 

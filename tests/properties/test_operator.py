@@ -75,7 +75,7 @@ def gradients(network: nn.Module) -> tuple[Tensor, ...]:
 
 def test_feedback_is_not_part_of_the_model_and_is_removed_afterwards() -> None:
     network = mobilenet()
-    keys, own, expected = list(network.state_dict()), dict(vars(network.stage1.expand)), gradients(network)
+    keys, fields, expected = list(network.state_dict()), dict(vars(network.stage1.expand)), gradients(network)
     module = network.stage1.expand
     for context in (
         feedback({module: drawn(*module.weight.shape)}),
@@ -84,7 +84,7 @@ def test_feedback_is_not_part_of_the_model_and_is_removed_afterwards() -> None:
         with pytest.raises(KeyError), context:
             assert list(network.state_dict()) == keys
             raise KeyError
-        assert vars(network.stage1.expand) == own
+        assert vars(network.stage1.expand) == fields
         assert not network._forward_hooks
     assert all(map(torch.equal, gradients(network), expected))
 
@@ -122,14 +122,14 @@ def test_direct_feedback_against_a_computation_by_hand() -> None:
     error = (logits.softmax(1) - functional.one_hot(labels, 4)) / len(labels)
     by_hand = torch.einsum("cz,nz->nc", projection, error)[:, :, None, None] / (6 * 7)
     expected = torch.autograd.grad(hidden, network.first.parameters(), by_hand.expand(hidden.shape))
-    for parameter, wanted in zip(network.first.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, wanted)
+    for parameter, gradient in zip(network.first.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
 
     plain = TwoLayers()
     plain.load_state_dict(network.state_dict())
     functional.cross_entropy(plain(images), labels).backward()
     for name in ("second", "classifier"):
-        for own, usual in zip(
+        for parameter, other in zip(
             network.get_submodule(name).parameters(), plain.get_submodule(name).parameters(), strict=True
         ):
-            assert torch.equal(own.grad, usual.grad)
+            assert torch.equal(parameter.grad, other.grad)

@@ -63,12 +63,12 @@ class Private(Reference):
 
     def __init__(self, run: Simulation) -> None:
         super().__init__(run)
-        kept = run.composition.needs.private
+        private = run.composition.needs.private
         head, norms = ("classifier.",), ("stem.1.", "last.1.")
         body = ("stem.0.", "last.0.", "fc1.", *norms)
         names = {"head": head, "body": body, "all": (*body, *head), "batchnorm": norms, None: ()}
-        self.private = self.mask(*names[kept])
-        self.own_statistics |= kept in ("all", "batchnorm")
+        self.private = self.mask(*names[private])
+        self.local_buffers |= private in ("all", "batchnorm")
 
 
 class KeepingBody(Method):
@@ -101,7 +101,7 @@ class Second(Reference):
 
     def __init__(self, run: Simulation) -> None:
         super().__init__(run)
-        self.private, self.own_statistics = self.mask(""), True
+        self.private, self.local_buffers = self.mask(""), True
 
     def start(self, client: int) -> Tensor:
         self.weights, self.buffers = self.run.server.weights, self.run.server.buffers
@@ -119,8 +119,8 @@ class WithSecond(Reference):
         self.models.append(Second(run))
 
     def tested(self, client: int) -> tuple[Tensor, Tensor]:
-        own = self.models[1].updates.get(client)
-        return (own.trained, own.buffers) if own else (self.weights, self.buffers)
+        update = self.models[1].updates.get(client)
+        return (update.trained, update.buffers) if update else (self.weights, self.buffers)
 
 
 @pytest.mark.parametrize(
@@ -155,25 +155,25 @@ class Mixed(Reference):
         return gradient + min(method.weight / alpha, 1 / self.lr) * (weights - self.received)
 
     def serve(self, updates: Sequence[Update]) -> Tensor:
-        method, vectors = self.method, [update.trained.double() for update in updates]
-        for i, (update, own) in enumerate(zip(updates, vectors, strict=True)):
-            others = {j: vector for j, vector in enumerate(vectors) if j != i}
+        method, models = self.method, [update.trained.double() for update in updates]
+        for i, (update, model) in enumerate(zip(updates, models, strict=True)):
+            others = {j: other for j, other in enumerate(models) if j != i}
             if method.variant == "kernel":
                 share = {
                     j: method.alpha
-                    * math.exp(-float((own - other).square().sum()) / method.sigma)
+                    * math.exp(-float((model - other).square().sum()) / method.sigma)
                     / method.sigma
                     for j, other in others.items()
                 }
                 total = max(1.0, sum(share.values()))
                 share = {j: value / total for j, value in share.items()}
             else:
-                mine = method.self_weight or 1 / len(vectors)
-                cosine = {j: functional.cosine_similarity(own, other, dim=0) for j, other in others.items()}
-                likeness = {j: math.exp(method.scale * (float(one) - 1)) for j, one in cosine.items()}
-                share = {j: (1 - mine) * one / sum(likeness.values()) for j, one in likeness.items()}
-            mixture = (1 - sum(share.values())) * own
-            self.clouds[update.client] = mixture + sum(share[j] * vectors[j] for j in others)
+                share_i = method.self_weight or 1 / len(models)
+                cosine = {j: functional.cosine_similarity(model, other, dim=0) for j, other in others.items()}
+                likeness = {j: math.exp(method.scale * (float(value) - 1)) for j, value in cosine.items()}
+                share = {j: (1 - share_i) * value / sum(likeness.values()) for j, value in likeness.items()}
+            mixture = (1 - sum(share.values())) * model
+            self.clouds[update.client] = mixture + sum(share[j] * models[j] for j in others)
         return self.weights
 
     def tested(self, client: int) -> tuple[Tensor, Tensor]:
@@ -213,8 +213,8 @@ def test_the_pfllib_variant_of_fedamp_is_local_training_bit_for_bit() -> None:
     mixing, alone = trained(FedAmp(variant="pfllib"), **settings), trained(LocalOnly(), **settings)
     assert_same_steps(mixing, alone)
     assert mixing.rows == alone.rows
-    for client, kept in mixing.clients.items():
-        assert torch.equal(kept["fedamp"]["weights"], alone.clients[client][OWN]["weights"])
+    for client, states in mixing.clients.items():
+        assert torch.equal(states["fedamp"]["weights"], alone.clients[client][OWN]["weights"])
 
 
 # ---------------------------------------------------------------- class means: FedProto, FedGH, FedFCD
@@ -230,8 +230,8 @@ def specialists() -> Partition:
         images[8][:6],
         np.concatenate([images[0][9:], images[6][6:], images[8][6:]]),
     ]
-    rest = np.setdiff1d(np.arange(len(labels)), np.concatenate(clients))
-    return Partition(clients, digest="", tests=list(np.array_split(rest, 6)))
+    unused = np.setdiff1d(np.arange(len(labels)), np.concatenate(clients))
+    return Partition(clients, digest="", tests=list(np.array_split(unused, 6)))
 
 
 Description = dict[int, tuple[int, Tensor]]
@@ -248,39 +248,39 @@ class Describing(Private):
 
     def __init__(self, run: Simulation) -> None:
         super().__init__(run)
-        self.private, self.own_statistics = self.mask(""), True
+        self.private, self.local_buffers = self.mask(""), True
         self.means: dict[int, Tensor] = {}
         self.head = copy.deepcopy(run.network.classifier)
-        self.descriptions: dict[int, Description] = {}
+        self.uploads: dict[int, Description] = {}
         self.taught = 0
 
     def described(self, network: Network, images: Tensor, labels: Tensor) -> Description:
         """Means over images, with the network in its mode."""
         with torch.no_grad():
             seen = features(network, images).double()
-        found = {label: seen[labels == label] for label in sorted(set(labels.tolist()))}
-        return {label: (len(own), own.mean(0)) for label, own in found.items()}
+        groups = {label: seen[labels == label] for label in sorted(set(labels.tolist()))}
+        return {label: (len(group), group.mean(0)) for label, group in groups.items()}
 
     def finish(self, update: Update) -> None:
         network = replica(self.run, update.trained, update.buffers).eval()
-        self.descriptions[update.client] = self.described(network, *self.images(update.client))
+        self.uploads[update.client] = self.described(network, *self.images(update.client))
 
     def average(self, clients: Sequence[int]) -> None:
         """Renew the means of the classes that the clients have; ``fedproto`` is the paper's formula."""
         for label in range(10):
-            own = [self.descriptions[one][label] for one in clients if label in self.descriptions[one]]
-            if not own:
+            pairs = [self.uploads[client][label] for client in clients if label in self.uploads[client]]
+            if not pairs:
                 continue
-            images = sum(count for count, _ in own)
-            weighted = sum(count * mean for count, mean in own) / images
-            plain = sum(mean for _, mean in own) / len(own)
+            images = sum(count for count, _ in pairs)
+            weighted = sum(count * mean for count, mean in pairs) / images
+            plain = sum(mean for _, mean in pairs) / len(pairs)
             averaging = self.method.averaging
-            mean = {"weighted": weighted, "plain": plain, "fedproto": weighted / len(own)}[averaging]
+            mean = {"weighted": weighted, "plain": plain, "fedproto": weighted / len(pairs)}[averaging]
             self.means[label] = mean.float()
 
     def teach(self, clients: Sequence[int], batch: int) -> None:
         """Train the server's classifier on the clients' class means."""
-        pairs = [(mean, label) for one in clients for label, (_, mean) in self.descriptions[one].items()]
+        pairs = [(mean, label) for client in clients for label, (_, mean) in self.uploads[client].items()]
         random = self.method.random(self.run.task, round=self.taught)
         sgd = torch.optim.SGD(self.head.parameters(), self.method.server_lr)
         for _ in range(self.method.server_epochs):
@@ -297,11 +297,11 @@ class Describing(Private):
     def distance(self, seen: Tensor, labels: Tensor) -> Tensor:
         """Squared distance from the means, averaged over dimensions and images, image by image."""
         pairs = [
-            (own, self.means[label])
-            for own, label in zip(seen, labels.tolist(), strict=True)
+            (row, self.means[label])
+            for row, label in zip(seen, labels.tolist(), strict=True)
             if label in self.means
         ]
-        return sum((own - mean).square().mean() for own, mean in pairs) / len(labels)
+        return sum((row - mean).square().mean() for row, mean in pairs) / len(labels)
 
 
 class Prototypes(Describing):
@@ -323,7 +323,7 @@ class Prototypes(Describing):
             first = update.steps // 2 if self.method.source == "last_epoch" else 0  # of two epochs
             seen, labels = (torch.cat(parts) for parts in zip(*self.seen[first:], strict=True))
             identity = nn.Sequential()
-            self.descriptions[update.client] = self.described(identity, seen, labels)
+            self.uploads[update.client] = self.described(identity, seen, labels)
 
     def serve(self, updates: Sequence[Update]) -> Tensor:
         self.average([update.client for update in updates])
@@ -334,9 +334,9 @@ class Prototypes(Describing):
         if self.method.inference == "head" or not self.means:
             return network.classifier(seen)
         means = torch.stack([self.means.get(label, torch.zeros_like(seen[0])) for label in range(10)])
-        known = torch.tensor([label in self.means for label in range(10)])
+        has_mean = torch.tensor([label in self.means for label in range(10)])
         distances = (seen[:, None] - means).norm(dim=2)
-        return -torch.where(known, distances, distances.amax(1, keepdim=True) + 1)
+        return -torch.where(has_mean, distances, distances.amax(1, keepdim=True) + 1)
 
 
 @pytest.mark.parametrize(
@@ -359,17 +359,17 @@ def test_unknown_classes_are_never_chosen() -> None:
     Before there are any means, the classifier decides.
     """
     random = torch.Generator().manual_seed(1)
-    means, known = torch.randn(10, 8, generator=random), torch.arange(10) > 3
-    means[~known] = 0
+    means, has_mean = torch.randn(10, 8, generator=random), torch.arange(10) > 3
+    means[~has_mean] = 0
     network = Network(classifier=nn.Linear(8, 10))
     assert torch.equal(FedProto().predict(network, means, local_of(torch.zeros(1))), network(means))
-    local = local_of(torch.zeros(1), {"means": means, "known": known})
+    local = local_of(torch.zeros(1), {"means": means, "known": has_mean})
     for seen in (torch.zeros(3, 8), torch.randn(40, 8, generator=random), 1e4 + torch.zeros(2, 8)):
         with torch.no_grad():
-            decided = FedProto().predict(network, seen, local)
-        assert known[decided.argmax(1)].all()
+            logits = FedProto().predict(network, seen, local)
+        assert has_mean[logits.argmax(1)].all()
         labels = torch.arange(len(seen)) % 10
-        assert functional.cross_entropy(decided, labels, reduction="none").isfinite().all()
+        assert functional.cross_entropy(logits, labels, reduction="none").isfinite().all()
 
 
 class ServersHead(Describing):
@@ -400,12 +400,12 @@ class Fused(Describing):
         super().__init__(run)
         for client in range(6):  # the initial uploads
             network = replica(run, self.initial, self.buffers).eval()
-            self.descriptions[client] = self.described(network, *self.images(client))
+            self.uploads[client] = self.described(network, *self.images(client))
         self.serve_clients(range(6))
 
     def serve_clients(self, clients: Sequence[int]) -> None:
         method = self.method
-        clients = sorted(self.descriptions) if method.cache else clients
+        clients = sorted(self.uploads) if method.cache else clients
         self.teach(clients, 1000 if method.server_batch == "all" else self.run.spec.training.batch_size)
         self.average(clients)
 
@@ -417,8 +417,8 @@ class Fused(Describing):
         head = list(network.classifier.parameters())
         body = [parameter for name, parameter in network.named_parameters() if "classifier" not in name]
         head_lr = self.lr * (self.method.head_lr or 0.05) / 0.05
-        both = {"all": ([*body, *head], self.lr), "body": (body, self.lr), "head": (head, head_lr)}
-        return {part: self.optimiser(*settings) for part, settings in both.items()}
+        parts = {"all": ([*body, *head], self.lr), "body": (body, self.lr), "head": (head, head_lr)}
+        return {part: self.optimiser(*settings) for part, settings in parts.items()}
 
     def turns(self, steps: int) -> list[str]:
         if self.method.without_ho:
@@ -488,8 +488,8 @@ class Valved(Private):
         """Mean of all embeddings, and of the embeddings of a client's images; zero before there are any."""
         source = start if self.number else torch.zeros_like(start)
         if self.method.conditions == "trained":
-            known = self.updates.get(client)
-            source = known.trained if known else torch.zeros_like(start)
+            update = self.updates.get(client)
+            source = update.trained if update else torch.zeros_like(start)
         embeddings, labels = self.slot.of(source), self.images(client)[1].tolist()
         return embeddings.mean(0), sum(embeddings[label] for label in labels) / len(labels)
 
@@ -618,7 +618,7 @@ def test_settings_that_need_a_global_model_are_refused_without_one(
     for evaluation in ({"extra": [{"name": "mnist", "image_size": 16}]}, {"keep": "model"}, *statistics):
         message = refusal(**settings, evaluation=evaluation)
         assert message.startswith(f"evaluation.{next(iter(evaluation))}: ") and culprit in message
-    allowed = [one for one in ("drift", "similarity") if one not in refused]
+    allowed = [statistic for statistic in ("drift", "similarity") if statistic not in refused]
     RunSpec.parse({**RUN, **settings, "evaluation": {"statistics": allowed}}, "run")
 
 

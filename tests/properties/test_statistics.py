@@ -23,7 +23,7 @@ from fltrain.models.networks.mobilenet_tiny import MobileNetTiny
 
 from .helpers import Tracing, assert_same_model, by_name, drawn, layer_names, rows_of, simulation, trained
 
-BOTH = ("divergence", "dissimilarity")
+STATISTICS = ("divergence", "dissimilarity")
 
 
 def block_of(name: str) -> str:
@@ -32,8 +32,8 @@ def block_of(name: str) -> str:
 
 def norms(vectors: Tensor, network: Network, group: Callable[[str], str], *wanted: str) -> Tensor:
     """Norm of each vector ``[m, P]`` over the parameters in each group."""
-    named = network.named_parameters()
-    marks = [torch.full((parameter.numel(),), group(name) in wanted) for name, parameter in named]
+    parameters = network.named_parameters()
+    marks = [torch.full((parameter.numel(),), group(name) in wanted) for name, parameter in parameters]
     return vectors.double()[:, torch.cat(marks)].norm(dim=1)
 
 
@@ -42,10 +42,10 @@ def test_divergence_in_a_run(model: Model) -> None:
     """From the new global weights, without buffers: as one vector, by layer (with its bias), by block."""
     federation = trained(Scaffold(), model=model, rounds=2, statistics=["divergence"], trainer=Tracing)
     _, row = rows_of(federation, "divergence")
-    sent = torch.stack([update.weights for update in federation.trainer.updates])
-    distances = sent - federation.server.weights
-    network, everything = federation.network, distances.double().norm(dim=1)
-    assert row["weights"] == pytest.approx(float(everything.mean()), rel=1e-6)
+    uploads = torch.stack([update.weights for update in federation.trainer.updates])
+    distances = uploads - federation.server.weights
+    network, lengths = federation.network, distances.double().norm(dim=1)
+    assert row["weights"] == pytest.approx(float(lengths.mean()), rel=1e-6)
     assert row["weights"] > 0.01
 
     assert list(row["layers"]) == layer_names(model)
@@ -88,10 +88,10 @@ def test_dissimilarity_of_a_network() -> None:
 def test_measuring_changes_nothing(model: Model, method: FedAvg | Scaffold) -> None:
     """Measuring gradients runs the network in training mode, which must change nothing, bit for bit."""
     measured, plain = (
-        trained(method, model=model, rounds=2, statistics=statistics) for statistics in (BOTH, ())
+        trained(method, model=model, rounds=2, statistics=statistics) for statistics in (STATISTICS, ())
     )
     assert_same_model(measured, plain)
-    for kind in BOTH:
+    for kind in STATISTICS:
         assert [row["round"] for row in rows_of(measured, kind)] == [1, 2]
         assert not rows_of(plain, kind)
     for row, other in zip(rows_of(measured, "evaluation"), rows_of(plain, "evaluation"), strict=True):
@@ -144,11 +144,11 @@ def test_drift_ignores_a_common_displacement_and_the_order() -> None:
     assert local_drift(rows.flip(0)) == pytest.approx(drift, rel=1e-12)
 
 
-WHOLE = Slot("layer.weight", torch.Size([2, 8]), 0)
+LAYER = Slot("layer.weight", torch.Size([2, 8]), 0)
 
 
 def similarity(rows: Tensor, shares: list[float] | None = None) -> float:
-    (value,) = layer_similarity(rows, [WHOLE], shares)
+    (value,) = layer_similarity(rows, [LAYER], shares)
     return value
 
 

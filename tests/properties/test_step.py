@@ -30,7 +30,7 @@ def step_of(federation: Simulation, weights: Tensor) -> LocalStep:
     return LocalStep(*batch, "all", federation.model, hooks)
 
 
-def elsewhere(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
+def nearby_model(federation: Simulation, seed: int = 0, distance: float = 0.05) -> tuple[Tensor, Tensor]:
     """Weights and buffers that differ from the global ones; ``distance`` is the typical change per weight."""
     random = torch.Generator().manual_seed(seed)
     weights, buffers = federation.server.weights, federation.server.buffers
@@ -46,9 +46,9 @@ def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
     """Without ``route``, errors are propagated as in a network without plug-ins."""
     federation, plain = (trained(*plugins, rounds=1, model=MobileNetTiny()) for plugins in ((flfa,), ()))
     plain.server = replace(plain.server, weights=federation.server.weights, buffers=federation.server.buffers)
-    here, _ = elsewhere(federation)
-    ordinary = step_of(plain, weights=here).differentiate()[0]
-    step = step_of(federation, weights=here)
+    weights, _ = nearby_model(federation)
+    ordinary = step_of(plain, weights=weights).differentiate()[0]
+    step = step_of(federation, weights=weights)
     assert torch.equal(step.differentiate(route=False)[0], ordinary)
     changed = changed_parameters(federation, step.differentiate()[0], ordinary)
     upstream = {name.rpartition(".")[0] for name in changed}
@@ -60,22 +60,22 @@ def test_plugins_reroute_errors_only_with_route(flfa: Flfa) -> None:
 def test_plugins_do_not_change_frozen_models(flfa: Flfa) -> None:
     """A frozen pass within a pass with rerouted errors is an ordinary one, and changes nothing."""
     federation = trained(Moon(first="initial"), flfa, rounds=1)
-    here, _ = elsewhere(federation, seed=7)
-    step = step_of(federation, weights=here)
+    current, _ = nearby_model(federation, seed=7)
+    step = step_of(federation, weights=current)
     start, buffers = federation.server.weights, federation.server.buffers
     passes: list[tuple[Tensor, Tensor]] = []
 
     def loss(outputs: Outputs) -> Tensor:
         assert any("forward" in module.__dict__ for module in federation.network.modules())
-        for weights in (start, here):
+        for weights in (start, current):
             passes.append((weights, step.frozen(weights, buffers).features))
-        torch.testing.assert_close(federation.model.weights, here, rtol=0, atol=0)
+        torch.testing.assert_close(federation.model.weights, current, rtol=0, atol=0)
         assert federation.network.training
         return step.hooks.loss(outputs, step)
 
     step.differentiate(loss)
-    for weights, seen in passes:
+    for weights, output in passes:
         network = replica(federation, weights, buffers).eval()
-        torch.testing.assert_close(seen, features(network, step.images), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(output, features(network, step.images), rtol=1e-5, atol=1e-6)
     assert len(passes) == 2
     assert not any("forward" in module.__dict__ for module in federation.network.modules())

@@ -47,8 +47,8 @@ def test_half_precision_is_the_rounded_row(what: str, device: torch.device) -> N
         trained(Keeping(what=what, storage=storage), rounds=1, trainer=Tracing, device=device, **LENET)
         for storage in ("bfloat16", "float32")
     )
-    for one, other in zip(half.trainer.updates, full.trainer.updates, strict=True):
-        rounded, rows = (update.statistics["keeping"]["rows"] for update in (one, other))
+    for half_update, full_update in zip(half.trainer.updates, full.trainer.updates, strict=True):
+        rounded, rows = (update.statistics["keeping"]["rows"] for update in (half_update, full_update))
         assert rounded.dtype == torch.bfloat16 and rounded.device.type == device.type
         assert torch.equal(rounded, rows.to(torch.bfloat16)) and not torch.equal(rounded.float(), rows)
 
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_the_optimiser() -> None:
     model = simulation.model
     for update in simulation.trainer.updates:
         rows, before = update.statistics["keeping"]["rows"], update.start
-        for row, step in zip(rows, simulation.trainer.of(update.client), strict=True):
+        for row, step in zip(rows, simulation.trainer.steps_of(update.client), strict=True):
             model.weights.copy_(before)
             inputs, labels = simulation.data.train.batch(step.chosen)
             loss = functional.cross_entropy(model.network(inputs), labels)

@@ -39,11 +39,11 @@ def test_the_commands_of_the_tutorial_work(tmp_path: Path) -> None:
             (tmp_path / target).write_text(text.replace("rounds: 30", "rounds: 2"))
         elif not text.startswith("make env"):
             text = text.replace("--config scale=tutorial", "--config scale=tutorial seeds=1")
-            ran = subprocess.run(
+            result = subprocess.run(
                 ["bash", "-ec", text], cwd=tmp_path, env=environment, capture_output=True, text=True
             )
-            assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
-            outputs.append(ran.stdout + ran.stderr)
+            assert result.returncode == 0, f"{text}\n{result.stdout}\n{result.stderr}"
+            outputs.append(result.stdout + result.stderr)
     planned, _, compared, listed, final, edited = outputs
     assert re.search(r"\b12\b", planned)
     assert re.search(r"FedProx +│ ECGR", compared)

@@ -150,9 +150,9 @@ class Checkout:
         self, *arguments: str, scale: str = "tiny", settings: tuple[str, ...] = (), program: str = "snakemake"
     ) -> tuple[int, str]:
         """Run Snakemake with the default profile; return exit code, and output with the log that it names."""
-        done = self.python(program, *arguments, "--config", f"scale={scale}", *settings)
-        logs = re.findall(r"^Complete log\(s\): (.+)$", done.stdout, re.MULTILINE)
-        return done.returncode, "\n".join([done.stdout, *(Path(log).read_text() for log in logs)])
+        result = self.python(program, *arguments, "--config", f"scale={scale}", *settings)
+        logs = re.findall(r"^Complete log\(s\): (.+)$", result.stdout, re.MULTILINE)
+        return result.returncode, "\n".join([result.stdout, *(Path(log).read_text() for log in logs)])
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a module with Python in this checkout."""
@@ -173,9 +173,9 @@ class Checkout:
         """Messages of the jobs that a dry run lists, with the reasons."""
         code, output = self.snakemake("--dry-run", *arguments, settings=settings)
         assert code == 0, output
-        found = jobs_in(output)
-        assert found or "Nothing to be done" in output, output
-        return found
+        jobs = jobs_in(output)
+        assert jobs or "Nothing to be done" in output, output
+        return jobs
 
     def edit(self, path: str, old: str, new: str) -> None:
         file = self.root / path
@@ -311,13 +311,13 @@ def test_an_edit_reruns_only_the_jobs_that_depend_on_it(changed: Checkout) -> No
     before = set(changed.plan.runs)
     changed.edit("config/papers/toy.yaml", "mu: 0.1", "mu: 0.2")
     changed.edit("config/papers/toy.yaml", "Which classes, in bubbles.", "Which classes they hold.")
-    (new,) = set(changed.plan.runs) - before
+    (new_run,) = set(changed.plan.runs) - before
     files = dates(changed.results.root)
     jobs = changed.jobs()
     assert dates(changed.results.root) == files
-    assert set(jobs) == training(new) | {TABLE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
-    assert jobs[f"training {new}"] == f"Missing output files: results/runs/{new}/summary.json"
-    assert new in jobs[TABLE]
+    assert set(jobs) == training(new_run) | {TABLE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
+    assert jobs[f"training {new_run}"] == f"Missing output files: results/runs/{new_run}/summary.json"
+    assert new_run in jobs[TABLE]
     assert "Params have changed" in jobs[BUBBLES] and "they hold." in jobs[BUBBLES]
 
 
@@ -329,19 +329,19 @@ def test_runs_of_changed_code_are_named_and_trained_again(changed: Checkout) -> 
     measured = costs.read_bytes()
     source = changed.root / "fltrain" / "methods" / "fedprox.py"
     source.write_text(f"{source.read_text()}\n_UNUSED = 1\n")
-    told = (
+    notice = (
         "methods.fedprox changed after 1 record; if a change of yours "
         "affects results, increase `revision` (docs/records.md#changed-code); to train again: "
         "snakemake --config scale=tiny"
     )
     code, output = changed.snakemake("--dry-run")
-    assert code == 0 and told in output and "Nothing to be done" in output, output
+    assert code == 0 and notice in output and "Nothing to be done" in output, output
     command = changed.python("fltrain", "status", "--changed", "--scale", "tiny").stdout.split()
     assert command == [f"results/runs/{entry.spec.run_id}/summary.json"]
     code, output = changed.snakemake("toy_accuracy", "-R", *command)
     assert code == 0 and set(jobs_in(output)) >= {*training(entry.spec.run_id), TABLE}, output
     assert summary.read_bytes() == before and costs.read_bytes() != measured, "trained, with equal results"
-    assert told not in changed.snakemake("--dry-run")[1]
+    assert notice not in changed.snakemake("--dry-run")[1]
 
 
 def test_a_copy_without_metadata_makes_tables_of_another_version_again(changed: Checkout) -> None:
@@ -361,12 +361,12 @@ def test_a_deleted_mlflow_store_is_filled_again(changed: Checkout) -> None:
 def test_a_new_revision_of_a_dataset_reruns_everything_made_from_it(changed: Checkout) -> None:
     changed.edit("config/datasets.yaml", "\n  reader: digits\n", "\n  reader: digits\n  revision: 2\n")
     jobs = changed.jobs()
-    divided = {job for job in jobs if job.startswith("partitioning data: ")}
-    trained = {job for job in jobs if job.startswith("training ")}
-    assert (len(divided), len(trained)) == (len({spec.partition_id for spec in changed.plan.specs}), 3)
-    assert not {job.split()[-1] for job in trained} & set(changed.plan.runs)
-    made = {TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
-    assert set(jobs) == {DATA, *divided, *trained, *made}
+    divisions = {job for job in jobs if job.startswith("partitioning data: ")}
+    trainings = {job for job in jobs if job.startswith("training ")}
+    assert (len(divisions), len(trainings)) == (len({spec.partition_id for spec in changed.plan.specs}), 3)
+    assert not {job.split()[-1] for job in trainings} & set(changed.plan.runs)
+    reports = {TABLE, FIGURE, BUBBLES, TRACK, CLAIMS, OVERVIEW}
+    assert set(jobs) == {DATA, *divisions, *trainings, *reports}
     assert "Params have changed" in jobs[DATA]
 
 
@@ -407,7 +407,7 @@ def test_a_restricted_table_names_its_restriction(changed: Checkout) -> None:
 def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: Path) -> None:
     """A short version of ``benchmarks/soak.py``, which kills processes a hundred times."""
     command = (sys.executable, "benchmarks", "soak", "--scale", "single", "--kills", "1", "--every", "4")
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "--folder", str(tmp_path / "soak")],
         cwd=fresh.root,
         env={**os.environ, "PYTHONPATH": str(fresh.root)},
@@ -416,9 +416,9 @@ def test_no_result_is_lost_when_processes_are_killed(fresh: Checkout, tmp_path: 
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"^1 kills, \d+ starts", done.stdout, re.MULTILINE)
-    assert re.search(r"^[1-9]\d* files compared, 0 differ$", done.stdout, re.MULTILINE)
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"^1 kills, \d+ starts", result.stdout, re.MULTILINE)
+    assert re.search(r"^[1-9]\d* files compared, 0 differ$", result.stdout, re.MULTILINE)
 
 
 def test_finished_jobs_do_not_let_snakemake_look_at_all_jobs_more_often(done: Checkout) -> None:
