@@ -115,11 +115,6 @@ def assert_equal_up_to_rounding(plain: Simulation, other: Simulation, limit: flo
         torch.testing.assert_close(values, expected, rtol=0, atol=limit)
 
 
-def test_cuda_graphs_are_refused_on_other_devices() -> None:
-    with pytest.raises(FltrainError, match="--cuda-graph: needs a CUDA device, not 'cpu'; leave out"):
-        simulation(trainer=CapturedTraining)
-
-
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("methods", slow_unless(KINDS, REPRESENTATIVES), ids=by_name)
 def test_a_step_in_fixed_memory_equals_the_reference(
