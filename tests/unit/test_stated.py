@@ -385,9 +385,10 @@ def test_captions_state_the_learning_rates_of_fedavg() -> None:
     fifth = ("non-IID, B = inf", "C = 0.2")
     assert {*others} == {*((setting, "C = 0") for setting in one), fifth} and len(one) == 4
     text = (
-        f"is {usual['10']} for B = 10 and {usual['inf']} for B = inf, with five exceptions: "
-        f"C = 0 (IID: {one['IID, B = 10']} and {one['IID, B = inf']}, non-IID: {one['non-IID, B = 10']} and "
-        f"{one['non-IID, B = inf']}), and C = 0.2 on non-IID clients with B = inf ({two[fifth]})"
+        f"The rate is {usual['10']} for B = 10 and {usual['inf']} for B = inf, with five exceptions. "
+        f"With C = 0, IID clients have {one['IID, B = 10']} (B = 10) and {one['IID, B = inf']} (B = inf), "
+        f"others {one['non-IID, B = 10']} (B = 10) and {one['non-IID, B = inf']} (B = inf). "
+        f"With C = 0.2, non-IID clients and B = inf, the rate is {two[fifth]}."
     )
     assert text in planned("fedavg/table1_2nn").sheet.caption
     (single,) = {rate for (_, clients), rate in cnn.items() if clients == "C = 0"}
