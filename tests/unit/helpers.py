@@ -101,10 +101,10 @@ class Cells:
             self.place(labels, run, **cell)
         return run
 
-    def place(self, labels: dict[str, str], run: str, **rest: Any) -> None:
+    def place(self, labels: dict[str, str], run: str, **entries: Any) -> None:
         """Add a cell with this run, and with the next seed of its place."""
         seed = sum(cell["labels"] == labels for cell in self.cells)
-        cell = {"reported": {}, **rest}
+        cell = {"reported": {}, **entries}
         self.cells.append({"labels": labels, "seed": seed, "run": run, **cell})
 
     def sheet(self, **changes: Any) -> ItemJob:

@@ -90,13 +90,13 @@ def _train(
 
 def _fill(number: int, root: Path) -> None:
     """Let flushes of files in ``root`` fail, as on file systems that allocate late."""
-    flush, left = os.fsync, number
+    flush, remaining = os.fsync, number
 
     def full(file: int) -> None:
-        nonlocal left
+        nonlocal remaining
         if os.readlink(f"/proc/self/fd/{file}").startswith(str(root)):
-            left -= 1
-            if left <= 0:
+            remaining -= 1
+            if remaining <= 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         flush(file)
 
@@ -104,13 +104,13 @@ def _fill(number: int, root: Path) -> None:
 
 
 def _kill_at(number: int, root: Path) -> None:
-    left = number
+    remaining = number
 
     def count(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal left
-        if any(str(one).startswith(str(root)) for one in arguments) and _changes_files(event, arguments):
-            left -= 1
-            if left == 0:
+        nonlocal remaining
+        if any(str(arg).startswith(str(root)) for arg in arguments) and _changes_files(event, arguments):
+            remaining -= 1
+            if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)

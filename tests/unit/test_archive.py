@@ -81,9 +81,9 @@ def test_equal_records_give_equal_archives(source: Results, packed: Path, tmp_pa
     for path in (source.root / "runs").rglob("*"):
         os.utime(path, (1, 1))
         path.chmod(0o700)
-    again = tmp_path / "of-another-name.tar.gz"
-    export_records(reversed(list(source.records())), again)
-    assert again.read_bytes() == packed.read_bytes()
+    archive = tmp_path / "of-another-name.tar.gz"
+    export_records(reversed(list(source.records())), archive)
+    assert archive.read_bytes() == packed.read_bytes()
 
 
 def test_a_record_with_other_numbers_is_kept(source: Results, target: Results, packed: Path) -> None:
@@ -110,13 +110,13 @@ def test_records_that_would_not_be_imported_are_not_exported(
     source: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A damaged one is an error; with all records, those with other revisions are left out, else an error."""
-    path, (one, other) = tmp_path / "out.tar.gz", source.records()
-    whole = (one.folder / "costs.json").read_text()
-    (one.folder / "costs.json").write_text("{}")
-    with pytest.raises(FltrainError, match=rf"^{re.escape(one.run_id)}: costs.json"):
+    path, (first, other) = tmp_path / "out.tar.gz", source.records()
+    costs = (first.folder / "costs.json").read_text()
+    (first.folder / "costs.json").write_text("{}")
+    with pytest.raises(FltrainError, match=rf"^{re.escape(first.run_id)}: costs.json"):
         export_records(source.records(), path)
-    (one.folder / "costs.json").write_text(whole)
-    (one.folder / "spec.json").write_text(json.dumps({**one.spec, "a_setting_of_another_time": 1}))
+    (first.folder / "costs.json").write_text(costs)
+    (first.folder / "spec.json").write_text(json.dumps({**first.spec, "a_setting_of_another_time": 1}))
     notice = f"{path}: 1 record, 1 stale one left out"
     assert cli("records", "export", path, "--results", source.root).output == f"{notice}\n"
     monkeypatch.setattr(FedAvg, "revision", 2)
@@ -131,18 +131,18 @@ TYPES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, ta
 
 
 def test_foreign_and_damaged_archives_are_refused(packed: Path, target: Results, tmp_path: Path) -> None:
-    path, whole = tmp_path / "bad.tar.gz", packed.read_bytes()
+    path, archive = tmp_path / "bad.tar.gz", packed.read_bytes()
     for name in (*NAMES.split(), "..", "run\\spec.json", "run/spec.json\n"):
         refused(write_tar(path, {name: b"{}"}), target, "not an archive of records", "it holds")
     for kind in TYPES:
         bad = write_tar(path, {"run/spec.json": (kind, "/etc/passwd")})
         refused(bad, target, "not an archive of records", "it holds 'run/spec.json'")
     texts = [b"", b"no archive", *map(gzip.compress, (b"", b"no archive" * 100, b"\0" * 20480))]
-    for content in (*texts, whole[: len(whole) // 3], whole[: 9 * len(whole) // 10]):
+    for content in (*texts, archive[: len(archive) // 3], archive[: 9 * len(archive) // 10]):
         path.write_bytes(content)
         refused(path, target, "not an archive of records")
-    there = sorted(file.name for file in tmp_path.iterdir())
-    assert there == ["bad.tar.gz", "records.tar.gz", "source", "target"]
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["bad.tar.gz", "records.tar.gz", "source", "target"]
 
 
 def test_a_record_whose_place_is_taken_is_not_imported(packed: Path, target: Results) -> None:
@@ -170,19 +170,19 @@ def test_a_stale_record_is_refused(packed: Path, target: Results, monkeypatch: p
 
 def test_one_invalid_record_refuses_all(source: Results, target: Results, tmp_path: Path) -> None:
     """Even if its digests are valid."""
-    one, other = source.records()
+    first, other = source.records()
     accuracy = {**other.summary["accuracy"], "final": 0.99}
     write_json(other.folder / "summary.json", sealed({**other.summary, "accuracy": accuracy}))
-    paths = [record.folder / name for record in (one, other) for name in RECORD_FILES]
+    paths = [record.folder / name for record in (first, other) for name in RECORD_FILES]
     members = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in paths}
     bad = write_tar(tmp_path / "bad.tar.gz", members)
     refused(bad, target, f"{other.run_id}: summary.json: 'accuracy' does not follow")
-    del members[f"{one.run_id}/spec.json"]
-    refused(write_tar(bad, members), target, f"{one.run_id}: ", "spec.json: No such file")
+    del members[f"{first.run_id}/spec.json"]
+    refused(write_tar(bad, members), target, f"{first.run_id}: ", "spec.json: No such file")
 
 
 def test_export_and_import_on_the_command_line(source: Results, target: Results, tmp_path: Path) -> None:
-    path, (one, other) = str(tmp_path / "out.tar.gz"), source.records()
+    path, (first, other) = str(tmp_path / "out.tar.gz"), source.records()
     layout = {"table": {"rows": "rounds", "measures": [{"measure": "final_accuracy"}]}}
     config = write_config(tmp_path / "config", {"one": {"title": "t", "axes": {"rounds": [2]}, **layout}})
 
@@ -194,8 +194,8 @@ def test_export_and_import_on_the_command_line(source: Results, target: Results,
         assert len(names) == len(RECORD_FILES) * len({run for run, _ in names})
         return line, {run for run, _ in names}
 
-    assert exported() == (f"{path}: 2 records", {one.run_id, other.run_id})
-    assert exported(one.run_id, one.run_id) == (f"{path}: 1 record", {one.run_id})
+    assert exported() == (f"{path}: 2 records", {first.run_id, other.run_id})
+    assert exported(first.run_id, first.run_id) == (f"{path}: 1 record", {first.run_id})
     planned = tiny(rounds=2, seed=0).run_id
     assert exported("--scale", "one", "--config", str(config)) == (f"{path}: 1 record", {planned})
     for counts in ("1 added, 0 unchanged", "0 added, 1 unchanged"):

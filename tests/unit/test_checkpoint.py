@@ -84,11 +84,11 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_is_used(
     assert simulation.finished == 0, "the run begins again"
 
 
-@pytest.mark.parametrize("what", IDENTITY)
-def test_the_state_of_another_run_is_refused(saved: Checkpoints, what: str) -> None:
-    other = Checkpoints(saved.folder, {**IDENTITY, what: "other"})
+@pytest.mark.parametrize("key", IDENTITY)
+def test_the_state_of_another_run_is_refused(saved: Checkpoints, key: str) -> None:
+    other = Checkpoints(saved.folder, {**IDENTITY, key: "other"})
     before = names(saved)
-    with pytest.raises(FltrainError, match=rf"another {what}; delete the folder .*{saved.folder.name}"):
+    with pytest.raises(FltrainError, match=rf"another {key}; delete the folder .*{saved.folder.name}"):
         other.restore(new())
     assert names(saved) == before
 

@@ -41,14 +41,14 @@ class Runs(Cells):
 
     def pairs(self, gains: Mapping[str, Sequence[Number]], base: float = 50.0) -> None:
         """For each method, runs without a plug-in, and runs with one and these gains."""
-        for method, own in gains.items():
-            self.add({"method": method, "plugin": "none"}, *[base + seed for seed in range(len(own))])
-            better = [gain if isinstance(gain, str) else base + seed + gain for seed, gain in enumerate(own)]
-            self.add({"method": method, "plugin": "x"}, *better)
+        for method, values in gains.items():
+            self.add({"method": method, "plugin": "none"}, *[base + seed for seed in range(len(values))])
+            ends = [gain if isinstance(gain, str) else base + seed + gain for seed, gain in enumerate(values)]
+            self.add({"method": method, "plugin": "x"}, *ends)
 
     def sheet(self, reduced: bool = False, restricted: Sequence[Yaml | str] = (), **table: Any) -> ItemJob:
         layout = {"rows": "method", "columns": "plugin", "measures": [{"measure": "final_accuracy"}], **table}
-        parts = [one if isinstance(one, dict) else {"to": one} for one in restricted]
+        parts = [part if isinstance(part, dict) else {"to": part} for part in restricted]
         return super().sheet(id="paper/toy", reduced=reduced, table=layout, restricted=parts)
 
     def judge(
@@ -73,8 +73,8 @@ class Runs(Cells):
         return list(judged.itertuples())
 
     def judged(self, test: Yaml, stated: float | None = None, unit: str = "points", **changes: Any) -> Any:
-        (one,) = self.judge(test, stated=stated, unit=unit, **changes)
-        return one
+        (claim,) = self.judge(test, stated=stated, unit=unit, **changes)
+        return claim
 
 
 @pytest.fixture
@@ -92,11 +92,11 @@ CLEAR, OPPOSITE, NOISE = (2.0, 2.1, 2.2), (-2.0, -2.1, -2.2), (-2.0, 0.5, 2.0)
 )
 def test_gains_at_one_place(runs: Runs, gains: Sequence[float], verdict: str, judge: str) -> None:
     runs.pairs({"a": gains})
-    found = runs.judged({**POSITIVE, "judge": judge})
-    assert found.verdict == verdict
+    claim = runs.judged({**POSITIVE, "judge": judge})
+    assert claim.verdict == verdict
     if any(gains):
         side = "less" if verdict == "contradicted" else "greater"
-        assert found.p == pytest.approx(stats.ttest_1samp(gains, 0, alternative=side).pvalue)
+        assert claim.p == pytest.approx(stats.ttest_1samp(gains, 0, alternative=side).pvalue)
     mirrored = {"supported": "contradicted", "contradicted": "supported"}.get(verdict, verdict)
     assert runs.judged({**POSITIVE, "kind": "negative", "judge": judge}).verdict == mirrored
     turned = {"at": ABOVE["minus"], "minus": ABOVE["at"], "judge": judge}
@@ -132,8 +132,8 @@ def test_the_region_that_is_tested_stands_beside_the_number(runs: Runs) -> None:
         "final accuracy, x minus none: +2.10 points [+1.93, +2.27]",
         "above 0",
     )
-    whole = runs.judged(between)
-    assert (whole.number, whole.needed) == (plain.number, "1 to 2.5 points")
+    claim = runs.judged(between)
+    assert (claim.number, claim.needed) == (plain.number, "1 to 2.5 points")
     assert runs.judged({**SIMILAR, "by": 3.0}).needed == "within 3 points"
     assert runs.judged({**POSITIVE, "by": 1.0}).needed == "above 1 point"
     assert runs.judged({**NEGATIVE, "by": 0.5}).needed == "below -0.5 points"
@@ -142,8 +142,8 @@ def test_the_region_that_is_tested_stands_beside_the_number(runs: Runs) -> None:
     assert runs.judged({**SIDES, "kind": "value", "by": 0.1}, 53.0).needed == (
         "within 0.1 points of the paper's 53 %"
     )
-    for one in (POSITIVE, {**POSITIVE, "by": 1.0}, between):
-        reduced = runs.judged(one, reduced=True)
+    for test in (POSITIVE, {**POSITIVE, "by": 1.0}, between):
+        reduced = runs.judged(test, reduced=True)
         assert (reduced.number, reduced.needed) == (plain.number, "")
 
 
@@ -151,22 +151,22 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
     """All of them decide, so the mean alone could seem to decide an undecided claim."""
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
     for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
-        found = runs.judged({**EVERY, "at": {"method": [*places]}})
+        claim = runs.judged({**EVERY, "at": {"method": [*places]}})
         _, alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.split(": ")
-        assert found.verdict == verdict
-        average, worst = found.number.split("; ")
+        assert claim.verdict == verdict
+        average, worst = claim.number.split("; ")
         assert average.startswith(f"final accuracy, x minus none, average of {len(places)} cases: +1.")
         assert worst == f"weakest of {len(places)} cases ({weakest}): {alone}"
-        assert (found.needed, found.reason) == (f"above 0 in each of {len(places)} cases", "")
-        assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in found.evidence
+        assert (claim.needed, claim.reason) == (f"above 0 in each of {len(places)} cases", "")
+        assert f"Test: above 0 in each of {len(places)} cases, largest one-sided p " in claim.evidence
     reduced = runs.judged(EVERY, reduced=True)
     assert reduced.number == runs.judged(POSITIVE).number == runs.judged(EVERY).number.split("; ")[0]
     assert (reduced.needed, reduced.reason) == ("", "")
-    one = runs.judged({**EVERY, "by": 1.0})
-    average, worst = one.number.split("; ")
+    claim = runs.judged({**EVERY, "by": 1.0})
+    average, worst = claim.number.split("; ")
     assert average.startswith("final accuracy, x minus none, average of 3 cases: +1.1")
     assert worst.startswith("weakest of 3 cases (b): +0.2 points [-")
-    assert one.needed == "above 1 point in each of 3 cases"
+    assert claim.needed == "above 1 point in each of 3 cases"
     assert "Test: above 0 on average, one-sided p " in runs.judged(POSITIVE).evidence
     assert runs.judged(POSITIVE).needed == "above 0"
     restricted = runs.judged(EVERY, restricted=["3 seeds"])
@@ -189,9 +189,9 @@ def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     for plugin, gains in {"x": (2.0, 2.1, 2.2), "y": (0.0, 0.1, 0.3), "z": (3.0, 0.5, 2.8)}.items():
         runs.add({"method": "a", "plugin": plugin}, *[50 + seed + gain for seed, gain in enumerate(gains)])
     test = {"kind": "positive", **SIDES, "over": {"plugin": "x"}, "reverse": True, "judge": "every"}
-    one = runs.judged(test)
-    average, worst = one.number.split("; ")
-    assert (one.verdict, one.needed) == ("undecided", "above 0 in each of 2 cases")
+    claim = runs.judged(test)
+    average, worst = claim.number.split("; ")
+    assert (claim.verdict, claim.needed) == ("undecided", "above 0 in each of 2 cases")
     assert average.startswith("final accuracy, x minus the others, average of 2 cases: +1.0 points [")
     assert worst.startswith("weakest of 2 cases (z): +0.0 points [-")
     against = runs.judged({**test, "kind": "negative"})
@@ -236,15 +236,15 @@ def test_numbers_of_parts_with_several_verdicts_have_them(runs: Runs) -> None:
     """Numbers that share a text, or a verdict, stand once or alone."""
     runs.pairs({"a": CLEAR, "b": NOISE})
     at_a, at_b = ({**POSITIVE, "at": {"method": method}} for method in "ab")
-    first, second = (runs.judged(one).number for one in (at_a, at_b))
-    both = runs.judged({"kind": "all", "tests": [at_a, at_b]})
-    assert both.number == f"{first} (supported); {second} (undecided)"
-    assert both.needed == "above 0"
+    first, second = (runs.judged(test).number for test in (at_a, at_b))
+    joint = runs.judged({"kind": "all", "tests": [at_a, at_b]})
+    assert joint.number == f"{first} (supported); {second} (undecided)"
+    assert joint.needed == "above 0"
     reduced = runs.judged({"kind": "all", "tests": [at_a, at_b]}, reduced=True)
     assert (reduced.number, reduced.needed, reduced.reason) == (f"{first}; {second}", "", "")
-    again = runs.judged({"kind": "all", "tests": [at_a, at_b, {**SIMILAR, **AT_B_X, "by": 9.0}]})
-    assert again.number == f"{first} (supported); {second} (undecided, supported)"
-    assert again.needed == "above 0; above 0 and within 9 points"
+    extended = runs.judged({"kind": "all", "tests": [at_a, at_b, {**SIMILAR, **AT_B_X, "by": 9.0}]})
+    assert extended.number == f"{first} (supported); {second} (undecided, supported)"
+    assert extended.needed == "above 0; above 0 and within 9 points"
 
 
 def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) -> None:
@@ -254,17 +254,17 @@ def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) ->
     assert runs.judged({**EVERY, **AT_A}).verdict == "contradicted"
     for test, words in (
         (EVERY, cases),
-        ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": one}} for one in "abc"]}, parts),
+        ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": method}} for method in "abc"]}, parts),
     ):
-        found = runs.judged(test)
-        assert (found.verdict, found.reason) == ("undecided", words)
+        claim = runs.judged(test)
+        assert (claim.verdict, claim.reason) == ("undecided", words)
 
 
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
     runs.pairs({"3": CLEAR, "5": NOISE})
-    found = runs.judged(EVERY)
-    assert "; weakest of 2 cases (method 5): +0.2 " in found.number
-    assert "to +2.1 (method 3)." in found.evidence
+    claim = runs.judged(EVERY)
+    assert "; weakest of 2 cases (method 5): +0.2 " in claim.number
+    assert "to +2.1 (method 3)." in claim.evidence
     assert runs.judged({**POSITIVE, "at": {"method": "3"}}).number.startswith(
         "final accuracy, x minus none, method 3: +2.1"
     )
@@ -273,10 +273,10 @@ def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
 def test_failures_count_the_places_that_decide(runs: Runs) -> None:
     for method, ends in (("a", (9.0, 9.0, 60.0)), ("b", (9.0, 60.0, 60.0))):
         runs.add({"method": method, "plugin": "none"}, *ends)
-    both, one = runs.judged(FAILS), runs.judged({**FAILS, **AT_A})
-    assert both.number == "failed runs: 3 of 6; cases in which most runs failed: 1 of 2"
-    assert one.number == "failed runs: 2 of 3"
-    assert (both.needed, one.needed) == ("most runs fail in each of 2 cases", "most runs fail")
+    overall, single = runs.judged(FAILS), runs.judged({**FAILS, **AT_A})
+    assert overall.number == "failed runs: 3 of 6; cases in which most runs failed: 1 of 2"
+    assert single.number == "failed runs: 2 of 3"
+    assert (overall.needed, single.needed) == ("most runs fail in each of 2 cases", "most runs fail")
 
 
 def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
@@ -284,8 +284,8 @@ def test_a_plugin_is_compared_with_runs_without_it(runs: Runs) -> None:
         runs.add({"method": "a", "plugin": name}, *[value + seed for seed in range(3)])
     number = runs.judged({**POSITIVE, "over": {"plugin": "BP"}}).number
     assert number.startswith("final accuracy, gain with FLFA: +2.000 points [+")
-    found = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}})
-    assert found.number.startswith(
+    claim = runs.judged({**NEGATIVE, "over": {"plugin": "+ FLFA"}})
+    assert claim.number.startswith(
         "final accuracy, training without FLFA minus training with it: -2.000 points [-"
     )
     for name, value in (("BP", 50), ("+ FLFA", 51)):
@@ -359,18 +359,18 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
 )
 def test_verdicts(runs: Runs, gains: dict[str, Any], test: Yaml, verdict: str, evidence: str) -> None:
     runs.pairs(gains)
-    found = runs.judged(test)
-    assert (found.verdict, evidence in found.evidence) == (verdict, True), found.evidence
+    claim = runs.judged(test)
+    assert (claim.verdict, evidence in claim.evidence) == (verdict, True), claim.evidence
 
 
 def test_evidence_contains_the_numbers(runs: Runs) -> None:
     runs.pairs({"a": (1.0, 2.0, 3.0), "b": (-1.0, 0.0, 1.0)})
-    found = runs.judged(POSITIVE)
+    claim = runs.judged(POSITIVE)
     # Per seed 0, 1, 2. Student's factor for three seeds and 90 %, from a table: 2.920.
-    assert found.estimate == pytest.approx(1)
-    assert (found.low, found.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
-    assert found.number == "final accuracy, x minus none, average of 2 cases: +1.0 points [-0.7, +2.7]"
-    assert found.evidence == (
+    assert claim.estimate == pytest.approx(1)
+    assert (claim.low, claim.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
+    assert claim.number == "final accuracy, x minus none, average of 2 cases: +1.0 points [-0.7, +2.7]"
+    assert claim.evidence == (
         "3 seeds. The difference is positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). "
         "Test: above 0 on average, one-sided p 0.113."
     )
@@ -380,33 +380,33 @@ def test_the_average_can_contradict_a_claim_on_every_place(runs: Runs) -> None:
     """The loss is not significant in any single case, but in all cases together."""
     draws = np.random.default_rng(0).normal(0, 1, (6, 5))
     runs.pairs({f"method {number}": tuple(-1.0 + draw - draw.mean()) for number, draw in enumerate(draws)})
-    found = runs.judged({**POSITIVE, "judge": "every"})
-    assert found.verdict == "contradicted"
-    assert "not above 0 on average" in found.evidence
+    claim = runs.judged({**POSITIVE, "judge": "every"})
+    assert claim.verdict == "contradicted"
+    assert "not above 0 on average" in claim.evidence
 
 
 @pytest.mark.parametrize("test", [{}, {"kind": "similar", "by": 1.0}])
 def test_the_place_that_contradicts_a_claim_stands_beside_the_average(runs: Runs, test: Yaml) -> None:
     """The claim has its estimate and its interval."""
     runs.pairs({"a": OPPOSITE, "b": NOISE, "c": (2.9, 2.1, 2.2)})
-    found = runs.judged({**POSITIVE, **test, "judge": "every"})
+    claim = runs.judged({**POSITIVE, **test, "judge": "every"})
     alone = runs.judged({**POSITIVE, "at": {"method": "a"}})
-    assert found.verdict == "contradicted" and "for a, one-sided" in found.evidence
-    assert (found.estimate, found.low, found.high) == pytest.approx((alone.estimate, alone.low, alone.high))
-    average, weakest = found.number.split("; ")
+    assert claim.verdict == "contradicted" and "for a, one-sided" in claim.evidence
+    assert (claim.estimate, claim.low, claim.high) == pytest.approx((alone.estimate, alone.low, alone.high))
+    average, weakest = claim.number.split("; ")
     assert weakest == "weakest of 3 cases (a): " + alone.number.split(": ")[1]
     assert average.startswith("final accuracy, x minus none, average of 3 cases: +0.16 points [")
     region = "within 1 point" if test else "above 0"
-    assert found.needed == f"{region} in each of 3 cases"
+    assert claim.needed == f"{region} in each of 3 cases"
 
 
 def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs: Runs) -> None:
     """A diverged run counts as chance: 10 % among ten classes, 41 points below the base of its seed."""
     runs.pairs({"a": (2.0, DIVERGED, 2.1, 2.2), "b": (2.0, 2.0, MISSING, 2.2)})
-    found = runs.judged(POSITIVE)
-    assert (found.verdict, found.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
-    assert found.evidence.startswith("3 seeds."), "seeds of both methods"
-    assert "1 run diverged, 1 run missing" in found.evidence
+    claim = runs.judged(POSITIVE)
+    assert (claim.verdict, claim.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
+    assert claim.evidence.startswith("3 seeds."), "seeds of both methods"
+    assert "1 run diverged, 1 run missing" in claim.evidence
 
 
 @pytest.mark.parametrize("judge", ["average", "every"])
@@ -417,15 +417,15 @@ def test_a_gain_over_a_base_that_diverged_is_no_number(runs: Runs, judge: str) -
         for plugin, values in {"none": base, "x": better}.items():
             runs.add({"method": "a", "plugin": plugin}, *values)
         for kind in ("positive", "negative"):
-            found = runs.judged({**POSITIVE, "kind": kind, "judge": judge})
-            assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
-            assert "3 runs diverged, 1 case without a number" in found.evidence
+            claim = runs.judged({**POSITIVE, "kind": kind, "judge": judge})
+            assert (claim.verdict, claim.number) == ("undecided", "") and pd.isna(claim.estimate)
+            assert "3 runs diverged, 1 case without a number" in claim.evidence
         stated = runs.judged({"kind": "value", **GAIN}, stated=80.0)
         assert (stated.verdict, stated.number) == ("undecided", "")
     runs.pairs({"b": CLEAR, "c": CLEAR, "d": CLEAR})
-    found = runs.judged({**POSITIVE, "judge": judge})
-    assert (found.verdict, found.estimate) == ("undecided", pytest.approx(2.1))
-    assert "3 runs diverged, 1 case without a number" in found.evidence
+    claim = runs.judged({**POSITIVE, "judge": judge})
+    assert (claim.verdict, claim.estimate) == ("undecided", pytest.approx(2.1))
+    assert "3 runs diverged, 1 case without a number" in claim.evidence
 
 
 def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
@@ -435,13 +435,13 @@ def test_a_gain_over_the_mean_of_several_cells(runs: Runs) -> None:
             runs.add({"set": name, "method": method}, *reached)
     sheet = runs.sheet(rows="set", columns="method")
     over_mean = {"kind": "positive", **SIDES, "at": {"method": "a"}, "over": {"method": ["b", "c"]}}
-    found = runs.judged(over_mean, sheet=sheet)
+    claim = runs.judged(over_mean, sheet=sheet)
     # Seeds: 8, 8.5, 9; sets: 3.5 and 13.5.
-    assert found.estimate == pytest.approx(8.5)
-    assert found.number.startswith(
+    assert claim.estimate == pytest.approx(8.5)
+    assert claim.number.startswith(
         "final accuracy, a minus the mean of b and c, average of 2 cases: +8.50 points [+"
     )
-    assert "The difference is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in found.evidence
+    assert "The difference is positive in 2 of 2 cases, from +3.50 (u) to +13.50 (v)" in claim.evidence
 
 
 def test_every_average_over_an_axis(runs: Runs) -> None:
@@ -451,15 +451,15 @@ def test_every_average_over_an_axis(runs: Runs) -> None:
             runs.add({"set": name, "method": method, "plugin": "none"}, 50, 51, 52)
             runs.add({"set": name, "method": method, "plugin": "x"}, 50 + gain, 51.1 + gain, 52.2 + gain)
     sheet = runs.sheet(panels="set")
-    every = {**POSITIVE, "judge": "every"}
-    assert runs.judged(every, sheet=sheet).verdict == "contradicted"
-    averaged = runs.judged({**every, "mean_over": ["method"]}, sheet=sheet)
+    test = {**POSITIVE, "judge": "every"}
+    assert runs.judged(test, sheet=sheet).verdict == "contradicted"
+    averaged = runs.judged({**test, "mean_over": ["method"]}, sheet=sheet)
     assert averaged.verdict == "supported"
     assert "from +1.10 (v) to +2.10 (u)" in averaged.evidence
     value = {**GAIN, "kind": "value", "mean_over": ["method"]}
     for extreme, estimate in {"smallest": 1.1, "largest": 2.1}.items():
-        found = runs.judged({**value, "judge": extreme}, 0.0, sheet=sheet)
-        assert found.estimate == pytest.approx(estimate)
+        claim = runs.judged({**value, "judge": extreme}, 0.0, sheet=sheet)
+        assert claim.estimate == pytest.approx(estimate)
     compared = {**ABOVE, "mean_over": ["method"], "judge": "every"}
     assert runs.judged(compared, sheet=sheet).evidence == averaged.evidence
 
@@ -478,9 +478,9 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
     runs.add({"method": "a", "plugin": "none"}, 40, 40, 80)
     runs.add({"method": "a", "plugin": "x"}, 50.04, 50, 99.92)
     gain = {**POSITIVE, "relative": True}
-    found = runs.judged(gain)
-    assert found.estimate == pytest.approx(25)
-    assert found.number == "final accuracy, x relative to none: +25.00 % [+24.83, +25.17]"
+    claim = runs.judged(gain)
+    assert claim.estimate == pytest.approx(25)
+    assert claim.number == "final accuracy, x relative to none: +25.00 % [+24.83, +25.17]"
     assert runs.judged({**gain, "over": {"plugin": "x"}}).estimate == pytest.approx(-20, abs=1e-3)
     similar = {**GAIN, "kind": "similar", "relative": True, "over": {"plugin": "x"}}
     verdicts = [runs.judged({**similar, "by": margin}).verdict for margin in (19.0, 21.0)]
@@ -512,11 +512,11 @@ PARTS = {
 def test_all_parts_of_a_claim_must_hold(runs: Runs, parts: list[str], verdict: str) -> None:
     runs.pairs({"gains": CLEAR, "loses": OPPOSITE, "either": NOISE})
     for order in (parts, parts[::-1]):
-        found = runs.judged({"kind": "all", "tests": [PARTS[part] for part in order]})
-        assert found.verdict == verdict
+        claim = runs.judged({"kind": "all", "tests": [PARTS[part] for part in order]})
+        assert claim.verdict == verdict
         if len(set(order)) > 1:
-            assert found.evidence.startswith(f"(1) {order[0]}: ")
-            assert f" (2) {order[1]}: " in found.evidence
+            assert claim.evidence.startswith(f"(1) {order[0]}: ")
+            assert f" (2) {order[1]}: " in claim.evidence
 
 
 def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:
@@ -547,14 +547,14 @@ def test_stated_values(runs: Runs, gains: Sequence[float], stated: float, verdic
     """The margin of a gain is half of the stated gain, at least a quarter of a point."""
     runs.pairs({"a": gains})
     value = {**GAIN, "kind": "value"}
-    found = runs.judged(value, stated)
-    assert (found.verdict, runs.judged(value, stated / 100, "fraction").verdict) == (verdict, verdict)
+    claim = runs.judged(value, stated)
+    assert (claim.verdict, runs.judged(value, stated / 100, "fraction").verdict) == (verdict, verdict)
     reduced = runs.judged(value, stated, reduced=True)
     assert (reduced.verdict, "full protocol" in reduced.evidence) == ("not run", True)
     if len(gains) > 2:
         error = max(np.std(gains, ddof=1), 0.01) * (1 / 3 + 1) ** 0.5
         half = stats.t.isf(0.05, 2) * error
-        assert (found.low, found.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
+        assert (claim.low, claim.high) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
 
 
 def test_claims_have_the_intervals_of_the_table(runs: Runs) -> None:
@@ -567,22 +567,22 @@ def test_claims_have_the_intervals_of_the_table(runs: Runs) -> None:
     for measure in ("final_accuracy", "round_seconds"):
         sheet = runs.sheet(measures=[{"measure": measure}])
         for cell in table_cells(sheet, runs.results.record, Published.read(None)):
-            claim = {"kind": "positive", "item": "toy", "measure": measure, "at": {"method": cell.row}}
-            found = runs.judged(claim, sheet=sheet)
+            test = {"kind": "positive", "item": "toy", "measure": measure, "at": {"method": cell.row}}
+            claim = runs.judged(test, sheet=sheet)
             if cell.row == "e":
-                assert cell.interval() is None and pd.isna(found.low) and found.verdict == "undecided"
+                assert cell.interval() is None and pd.isna(claim.low) and claim.verdict == "undecided"
             else:
                 assert cell.spread_cells == 4
-                assert (found.low, found.high) == pytest.approx(cell.interval())
+                assert (claim.low, claim.high) == pytest.approx(cell.interval())
 
 
 def test_a_supported_value_has_the_p_of_its_support(runs: Runs) -> None:
     """Two one-sided tests put the gain inside the margin of 1.25 around 2.5."""
     runs.pairs({"a": CLEAR})
-    found = runs.judged({**GAIN, "kind": "value"}, 2.5)
+    claim = runs.judged({**GAIN, "kind": "value"}, 2.5)
     error = np.std(CLEAR, ddof=1) * (1 / 3 + 1) ** 0.5
     p = stats.t.sf((np.mean(CLEAR) - (2.5 - 1.25)) / error, 2)
-    assert (found.verdict, found.p) == ("supported", pytest.approx(p))
+    assert (claim.verdict, claim.p) == ("supported", pytest.approx(p))
 
 
 @pytest.mark.parametrize(
@@ -603,17 +603,17 @@ def test_a_claim_about_a_printed_gain_has_its_verdict(
     measured = {"measure": "final_accuracy", "reported": "acc", "gain_over": {"plugin": "none"}}
     sheet = runs.sheet(measures=[measured])
     cells = table_cells(sheet, runs.results.record, Published.read(path))
-    cell = next(one for one in cells if (one.row, one.column) == ("a", "x"))
+    cell = next(cell for cell in cells if (cell.row, cell.column) == ("a", "x"))
     test = {"kind": "cell", **SIDES, "at": {"method": "a", "plugin": "x"}, "over": {"plugin": "none"}}
-    found = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
-    assert found.verdict == verdict and (cell.gain_verdict == "size reproduced") == (verdict == "supported")
-    assert found.p == cell.gain_p if verdict == "contradicted" else pd.isna(found.p)
+    claim = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
+    assert claim.verdict == verdict and (cell.gain_verdict == "size reproduced") == (verdict == "supported")
+    assert claim.p == cell.gain_p if verdict == "contradicted" else pd.isna(claim.p)
     stated = published - 51.5
     ends = (stated + cell.gain_difference_low, stated + cell.gain_difference_high)
-    assert (found.low, found.high) == pytest.approx(ends)
-    interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
-    assert found.number == f"final accuracy, x minus none, a: +0.600 points {interval}"
-    assert found.needed == f"within {cell.gain_margin:.3g} points of the paper's {stated:+.4g} points"
+    assert (claim.low, claim.high) == pytest.approx(ends)
+    interval = f"[{claim.low:+.3f}, {claim.high:+.3f}]"
+    assert claim.number == f"final accuracy, x minus none, a: +0.600 points {interval}"
+    assert claim.needed == f"within {cell.gain_margin:.3g} points of the paper's {stated:+.4g} points"
     with pytest.raises(FltrainError, match="prints no such gain"):
         runs.judged({**test, "at": {"method": "a"}}, sheet=sheet, cells={sheet.id: cells})
 
@@ -633,39 +633,39 @@ def test_a_claim_about_a_printed_average_gain_has_its_verdict(runs: Runs, tmp_pa
     )
     cells = table_cells(sheet, runs.results.record, Published.read(path))
     test = {"kind": "cell", **GAIN, "at": {"plugin": "x"}, "mean_over": ["method"]}
-    found = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
-    assert found.verdict == "supported" and found.estimate == pytest.approx(1.0)
-    assert "The cell average / x of " in found.evidence
+    claim = runs.judged(test, sheet=sheet, cells={sheet.id: cells})
+    assert claim.verdict == "supported" and claim.estimate == pytest.approx(1.0)
+    assert "The cell average / x of " in claim.evidence
 
 
 def test_a_claim_about_a_printed_gain_over_a_base_that_diverged_stays_open(runs: Runs) -> None:
     runs.pairs({"a": CLEAR})
     cell = TableCell(row="a", column="x", measure="final_accuracy", published_gain=2.0, gains=(80.0,) * 3)
     test = {"kind": "cell", **SIDES, "at": {"method": "a", "plugin": "x"}, "over": {"plugin": "none"}}
-    found = runs.judged(test, cells={"paper/toy": [cell.replace(gain=80.0, base_diverged=3)]})
-    assert (found.verdict, found.number) == ("undecided", "") and pd.isna(found.estimate)
-    assert found.evidence == "base diverged in all seeds. No test, because there is no gain."
+    claim = runs.judged(test, cells={"paper/toy": [cell.replace(gain=80.0, base_diverged=3)]})
+    assert (claim.verdict, claim.number) == ("undecided", "") and pd.isna(claim.estimate)
+    assert claim.evidence == "base diverged in all seeds. No test, because there is no gain."
 
 
 def test_claims_about_printed_cells_state_what_the_table_prints(tmp_path: Path) -> None:
     """Each names one cell, whose printed gain rounds to the claim's number."""
-    reported, found = ROOT / "config" / "reported", 0
+    reported, count = ROOT / "config" / "reported", 0
     for item in shipped("paper").items:
         name = item.id.partition("/")[2]
         for claim in item.paper.claims:
-            tests = [one for one in quantities(claim.test) if isinstance(one, Printed) and one.item == name]
+            tests = [sub for sub in quantities(claim.test) if isinstance(sub, Printed) and sub.item == name]
             for test in tests:
                 statements = read_claims(reported / f"{item.paper.paper}_claims.csv")
                 (stated,) = (
-                    one.value for one in statements if (one.where, one.claim) == (claim.where, claim.claim)
+                    row.value for row in statements if (row.where, row.claim) == (claim.where, claim.claim)
                 )
                 published = Published.read(reported / str(item.sheet.reported))
                 cell = printed_cell(
                     item.sheet, test, table_cells(item.sheet, Results(tmp_path).record, published)
                 )
                 assert cell.published_gain == pytest.approx(stated, abs=0.05), claim.claim
-                found += 1
-    assert found == 6
+                count += 1
+    assert count == 6
 
 
 def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> None:
@@ -718,20 +718,20 @@ def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], 
     runs.add({"method": "b", "plugin": "none"}, DIVERGED)
     assert runs.judged(FAILS).verdict == verdict, "every place counts"
     runs.add({"method": "c", "plugin": "none"}, MISSING, MISSING)
-    found = runs.judged(FAILS)
-    assert (found.verdict, "1 case without any run" in found.reason) == ("undecided", True)
+    claim = runs.judged(FAILS)
+    assert (claim.verdict, "1 case without any run" in claim.reason) == ("undecided", True)
 
 
 @pytest.mark.parametrize("test", [POSITIVE, NEGATIVE, {**GAIN, "kind": "value"}, FAILS])
 def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     runs.pairs({"a": CLEAR})
-    whole = runs.judged(test, 2.1)
-    assert whole.verdict in ("supported", "contradicted")
+    claim = runs.judged(test, 2.1)
+    assert claim.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
     assert part.verdict == "undecided"
     assert part.reason == "undecided, because the runs cover only method a and 3 seeds"
-    assert (part.estimate, part.needed) == (whole.estimate, whole.needed), "the numbers are shown"
-    assert part.number == whole.number
+    assert (part.estimate, part.needed) == (claim.estimate, claim.needed), "the numbers are shown"
+    assert part.number == claim.number
 
 
 A_OVER_B: Yaml = {**GAIN, "kind": "positive", "at": {"method": "a"}, "minus": {"method": "b"}}
@@ -742,22 +742,22 @@ A_OVER_B: Yaml = {**GAIN, "kind": "positive", "at": {"method": "a"}, "minus": {"
 )
 def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Yaml, decided: bool) -> None:
     runs.pairs({"a": (4.0, 4.1, 4.2), "b": CLEAR})
-    shown = {"to": "method a; b", "axis": "method"}
+    restriction = {"to": "method a; b", "axis": "method"}
     assert runs.judged(test).verdict == "supported"
-    found = runs.judged(test, restricted=[shown])
-    assert (found.verdict == "supported") == decided == ("cover only" not in found.reason)
-    both = runs.judged(test, restricted=[shown, "3 seeds"])
+    claim = runs.judged(test, restricted=[restriction])
+    assert (claim.verdict == "supported") == decided == ("cover only" not in claim.reason)
+    part = runs.judged(test, restricted=[restriction, "3 seeds"])
     limits = "3 seeds" if decided else "method a or b and 3 seeds"
-    assert (both.verdict, both.reason) == ("undecided", f"undecided, because the runs cover only {limits}")
+    assert (part.verdict, part.reason) == ("undecided", f"undecided, because the runs cover only {limits}")
 
 
 def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     runs.pairs({"a": CLEAR})
     runs.add({"method": "b", "plugin": "none"}, 50.0, 51.0, 52.0)
     assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
-    found = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
-    assert found.verdict == "undecided"
-    assert found.reason == "undecided, because there is no number at b"
+    claim = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
+    assert claim.verdict == "undecided"
+    assert claim.reason == "undecided, because there is no number at b"
 
 
 ECGR_GAIN: Yaml = {"over": {"plugin": "base"}}
@@ -812,16 +812,16 @@ def test_a_side_with_a_plus_is_subtracted_in_parentheses(runs: Runs) -> None:
         ("A", "A + B", "final accuracy, A + B minus A: +2.000 points [+"),
         ("A + B", "A", "final accuracy, A minus (A + B): -2.000 points [-"),
     ):
-        found = runs.judged({"kind": "positive", **SIDES, "at": {"plugin": more}, "minus": {"plugin": less}})
-        assert found.number.startswith(number)
+        claim = runs.judged({"kind": "positive", **SIDES, "at": {"plugin": more}, "minus": {"plugin": less}})
+        assert claim.number.startswith(number)
 
 
 @pytest.mark.parametrize(("gain", "change"), [(5, "+10.0"), (-5, "-10.0")])
 def test_a_gain_in_multiples_names_what_they_are_of(runs: Runs, gain: int, change: str) -> None:
     runs.add({"method": "a", "plugin": "base"}, 50)
     runs.add({"method": "a", "plugin": "+ ECGR"}, 50 + gain)
-    found = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
-    assert found == f"final accuracy (relative to a, base), change with ECGR: {change} %"
+    number = runs.judged({"kind": "positive", **SIDES, **ECGR_GAIN}, measures=[TIMES]).number
+    assert number == f"final accuracy (relative to a, base), change with ECGR: {change} %"
 
 
 @pytest.mark.parametrize(
@@ -865,10 +865,10 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
         rows = [{**row, "images": 100} for row in accuracies(0.5, 0.6)]
         runs.add({"method": "a", "plugin": plugin}, 60, 60, 60, rows=rows)
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
-    found = runs.judged(alike)
-    assert found.verdict == verdict
-    assert "mean test accuracy, x minus none: +0.0 points [-1." in found.number, "as tables of accuracies"
-    assert f"within {100 * by:g}, one-sided" in found.evidence and abs(found.low) < 0.05
+    claim = runs.judged(alike)
+    assert claim.verdict == verdict
+    assert "mean test accuracy, x minus none: +0.0 points [-1." in claim.number, "as tables of accuracies"
+    assert f"within {100 * by:g}, one-sided" in claim.evidence and abs(claim.low) < 0.05
 
 
 def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
@@ -878,13 +878,13 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
             {"round": number, "kind": "updates", "drift": drift} for number, drift in enumerate(values, 1)
         ]
         runs.add({"method": method, "plugin": "none"}, 50, rows=rows)
-    both = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
-    found = runs.judged(both)
-    assert (found.estimate, "1 case without a number" in found.evidence) == (6.5, True)
-    assert found.number == "mean drift summed over stem and head: 6.50"
-    assert found.reason.startswith("no test") and "By part: stem 2.75, head 5.00." in found.evidence
-    assert runs.judged({**both, "part": ["stem"]}).estimate == pytest.approx(2.75)
-    assert "updates.drift of stem, tail" in runs.judged({**both, "part": ["stem", "tail"]}).evidence
+    test = {"kind": "positive", "item": "toy", "curve": "updates.drift", "part": ["stem", "head"]}
+    claim = runs.judged(test)
+    assert (claim.estimate, "1 case without a number" in claim.evidence) == (6.5, True)
+    assert claim.number == "mean drift summed over stem and head: 6.50"
+    assert claim.reason.startswith("no test") and "By part: stem 2.75, head 5.00." in claim.evidence
+    assert runs.judged({**test, "part": ["stem"]}).estimate == pytest.approx(2.75)
+    assert "updates.drift of stem, tail" in runs.judged({**test, "part": ["stem", "tail"]}).evidence
 
 
 def test_the_traffic_of_a_run_that_misses_the_target_is_no_number(runs: Runs) -> None:
@@ -894,8 +894,8 @@ def test_the_traffic_of_a_run_that_misses_the_target_is_no_number(runs: Runs) ->
         runs.add({"method": method, "plugin": "none"}, 60, rows=rows)
     test = {"kind": "positive", "item": "toy", "measure": "traffic_to_target"}
     sheet = runs.sheet(measures=[{"measure": "traffic_to_target", "target_of": {"method": "slow"}}])
-    found = runs.judged(test, sheet=sheet)
-    assert (found.verdict, "1 case without a number" in found.evidence) == ("undecided", True)
+    claim = runs.judged(test, sheet=sheet)
+    assert (claim.verdict, "1 case without a number" in claim.evidence) == ("undecided", True)
 
 
 def selections(runs: Runs, method: str, shares: Mapping[str, int]) -> None:
@@ -910,9 +910,9 @@ def test_shares_of_network_parts_are_summed(runs: Runs) -> None:
     share = {"kind": "positive", "item": "toy", "measure": "selection_share", "part": ["stem", "stage"]}
     assert runs.judged(share).estimate == pytest.approx(80)
     selections(runs, "b", {"stem": 10})
-    found = runs.judged(share)
-    assert found.estimate == pytest.approx(80), "the other network has no such stage"
-    assert "1 case without a number" in found.evidence
+    claim = runs.judged(share)
+    assert claim.estimate == pytest.approx(80), "the other network has no such stage"
+    assert "1 case without a number" in claim.evidence
     assert runs.judged({**share, "part": "stem"}).estimate == pytest.approx(75)
 
 
@@ -923,12 +923,12 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
     runs.add({"method": "never", "plugin": "none"}, 60, rows=accuracies(0.59))
     sheet = runs.sheet(measures=[{"measure": "rounds_to_target", "target_of": {"method": "slow"}}])
     rounds = {"kind": "positive", "item": "toy", "measure": "rounds_to_target"}
-    found = [
+    claims = [
         runs.judged({**rounds, "at": {"method": method}}, sheet=sheet) for method in ("slow", "fast", "never")
     ]
-    assert [one.estimate for one in found] == [3, 1, 4], "a run has three rounds"
+    assert [claim.estimate for claim in claims] == [3, 1, 4], "a run has three rounds"
     late = "A run that misses the target counts as its planned rounds plus one (in 1 of {})."
-    assert [late.format("1 value") in one.evidence for one in found] == [False, False, True]
+    assert [late.format("1 value") in claim.evidence for claim in claims] == [False, False, True]
     over = runs.judged({**rounds, "over": {"method": "fast"}}, sheet=sheet)
     assert late.format("2 values") in over.evidence
     sides = {**rounds, "over": {"method": "fast"}, "at": {"method": "slow"}}
@@ -937,8 +937,8 @@ def test_rounds_to_target_use_the_targets_of_the_table(runs: Runs) -> None:
         ({"relative": True}, "rounds to target, slow relative to fast: +200 %"),
         ({"over": sides["at"], "at": sides["over"]}, "fast minus slow: -2.00 rounds"),
     ):
-        found = runs.judged({**sides, **changes}, sheet=sheet)
-        assert found.number == words and found.reason.startswith("no test")
+        claim = runs.judged({**sides, **changes}, sheet=sheet)
+        assert claim.number == words and claim.reason.startswith("no test")
     with pytest.raises(FltrainError, match="no target"):
         runs.judged(rounds)
 
@@ -1001,7 +1001,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     assert summary["counts"] == {"claims": ({"reduced scale": 1}, {})}
     number = "final accuracy, x minus none: +2.10 points [+1.93, +2.27]"
     assert summary["examples"] == [("reduced scale", "a | b (sec. 1)", [number])]
-    assert [one["verdict"] for one in summary["claims"]] == ["reduced scale"]
+    assert [row["verdict"] for row in summary["claims"]] == ["reduced scale"]
 
 
 @pytest.mark.parametrize(("verdict", "picture"), [("undecided", ""), ("supported", "curves")])
@@ -1028,18 +1028,18 @@ def test_at_a_reduced_scale_a_card_shows_the_claim_of_its_figure(runs: Runs, red
     heading = {"paper": "toy", "title": "A toy", "kind": "paper", "scale": "demo", "reduced": reduced}
     summary = paper_summary(heading, [sheet], judged, {})
     assert summary["examples"][0][1] == ("2 (sec. 1)" if reduced else "1 (sec. 1)")
-    assert [one["claim"] for one in summary["claims"]] == ["1", "2"]
+    assert [claim["claim"] for claim in summary["claims"]] == ["1", "2"]
 
 
 @pytest.mark.parametrize("test", [POSITIVE, FAILS, {"kind": "all", "tests": [POSITIVE, POSITIVE]}])
 def test_a_reduced_scale_decides_nothing(runs: Runs, test: Yaml) -> None:
     """Numbers and intervals are shown, without the words supported or contradicted."""
     runs.pairs({"a": CLEAR})
-    found = runs.judged(test, reduced=True)
-    assert (found.verdict, pd.isna(found.p)) == ("reduced scale", True)
-    assert not any(word in found.evidence for word in ("supported", "contradicted", "opposite", "p 0"))
-    assert (found.needed, found.reason) == ("", "")
-    assert "3 seeds" in found.evidence or "0 of 6" in found.number
+    claim = runs.judged(test, reduced=True)
+    assert (claim.verdict, pd.isna(claim.p)) == ("reduced scale", True)
+    assert not any(word in claim.evidence for word in ("supported", "contradicted", "opposite", "p 0"))
+    assert (claim.needed, claim.reason) == ("", "")
+    assert "3 seeds" in claim.evidence or "0 of 6" in claim.number
 
 
 @pytest.mark.parametrize(
@@ -1058,8 +1058,8 @@ def test_a_test_written_after_its_own_runs_is_exploratory(
     toy = runs.sheet().model_dump(mode="json")
     sheet = ItemJob.parse({**toy, "seen": seen}, "sheet")
     others = [ItemJob.parse({**toy, "id": "paper/other", "seen": other}, "sheet")]
-    (one,) = runs.judge(POSITIVE, sheet=sheet, others=others, decided=decided)
-    assert one.exploratory == exploratory
+    (claim,) = runs.judge(POSITIVE, sheet=sheet, others=others, decided=decided)
+    assert claim.exploratory == exploratory
     declared, open_ = runs.judge(POSITIVE, {**POSITIVE, "item": "none"}, sheet=sheet, exploratory=True)
     assert declared.exploratory and not open_.exploratory, "no verdict, no mark"
 
@@ -1072,8 +1072,8 @@ def test_the_list_of_contradicted_claims_limits_the_false_discovery_rate(runs: R
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR})
     near, holds = ({**POSITIVE, "at": {"method": method}} for method in "ab")
     for others, dropped in ((0, False), (3, True)):
-        both = {"kind": "all", "tests": [holds, holds]}
-        first, *_ = runs.judge(near, *[holds, both, both] * others)
+        joint = {"kind": "all", "tests": [holds, holds]}
+        first, *_ = runs.judge(near, *[holds, joint, joint] * others)
         assert (first.verdict, first.dropped) == ("contradicted", dropped)
 
 

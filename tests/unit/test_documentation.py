@@ -58,7 +58,7 @@ def test_pages_of_methods_are_complete(name: str) -> None:
     page = file.read_text(encoding="utf-8")
     optional = [] if "\n## Other code\n" in page else ["Other code"]
     assert re.findall(r"^## (.*)$", page, flags=re.MULTILINE) == [
-        one for one in SECTIONS if one not in optional
+        section for section in SECTIONS if section not in optional
     ]
     rows = {row[0].strip("`"): row[3] for row in table_rows(page) if len(row) == 4}
     fields = set(METHODS[name].model_fields) - {"name"}
@@ -81,8 +81,8 @@ def test_results_have_lines_and_details_do_not_repeat_them() -> None:
     for table, details in blocks:
         numbers = [line for line in re.split(r"<br>|\|", table) if re.search(r": .* \[[^]]*\] *$", line)]
         assert all(cell for *_, verdict, cell, needed in table_rows(table)[2:] if needed)
-        whole = "\n".join(line for line in details.splitlines() if "| (1) " not in line)
-        assert not [number for number in numbers if number.strip() in whole]
+        text = "\n".join(line for line in details.splitlines() if "| (1) " not in line)
+        assert not [number for number in numbers if number.strip() in text]
         runs = re.findall(r"^\| (.*) (\(\d+ runs.*?\)) \|", details, re.M)
         assert len(runs) == len(set(runs)) and "the runs cover only" not in details
     assert len(blocks) == 12 + page.count("<details><summary>Exploratory claims (") == 17
@@ -92,22 +92,22 @@ def test_results_have_lines_and_details_do_not_repeat_them() -> None:
 
 def test_pages_have_the_papers_in_one_order() -> None:
     orders = []
-    for name, line in (
+    for name, pattern in (
         ("README.md", r"^\| \["),
         ("docs/README.md", r"^\| papers"),
         ("docs/results.md", "^## "),
     ):
         text = (ROOT / name).read_text(encoding="utf-8")
-        lines = "\n".join(one for one in text.splitlines() if re.match(line, one))
+        lines = "\n".join(line for line in text.splitlines() if re.match(pattern, line))
         orders.append(list(dict.fromkeys(re.findall(r"papers/(\w+)\.md", lines))))
     assert len(orders[0]) == 6 and orders == 3 * [orders[0]]
     sections = re.findall(r"^## .*papers/(\w+)\.md|^### (\w+) on ([\w-]+) \(conceptual", text, re.MULTILINE)
-    paper, found = "", []
+    paper, pairs = "", []
     for section, name, dataset in sections:
         paper = section or paper
         assert not name or name.lower() == paper, "replications stand in the section of their paper"
-        found.append((name, dataset))
-    assert [one for one in found if one[0]] == [("ECGR", "CIFAR-10")] + [
+        pairs.append((name, dataset))
+    assert [pair for pair in pairs if pair[0]] == [("ECGR", "CIFAR-10")] + [
         (name, dataset)
         for name in ("Fed2", "FedImpro", "FLFA", "FedFCD")
         for dataset in ("CIFAR-10", "MNIST")
@@ -208,8 +208,8 @@ def test_the_rows_of_a_record_are_described(
     run = federation(spec, digits)
     rows = [row for number in range(spec.rounds) for row in run.round(number)]
     assert {row["kind"] for row in rows} == {"train", "evaluation", "ecgr"}
-    own = federation(tiny(model="mlp", method="fedper", local_test={}), digits).round(0)
-    for row in [*rows, *own]:
+    local_rows = federation(tiny(model="mlp", method="fedper", local_test={}), digits).round(0)
+    for row in [*rows, *local_rows]:
         kind = row["kind"]
         (text,) = (text for name, text in described.items() if f"`{kind}`" in name)
         assert kind == "ecgr" or all(f"`{field}`" in text for field in row.keys() - {"round", "kind"})
@@ -225,15 +225,15 @@ def final_of(rows: Sequence[Row], spec: RunSpec) -> float:
     return float(names["final"])
 
 
-@pytest.mark.parametrize(("trained", "expected"), [(11, 0.11), (18, 0.18), (19, 0.19), (20, 0.195)])
+@pytest.mark.parametrize(("rounds", "expected"), [(11, 0.11), (18, 0.18), (19, 0.19), (20, 0.195)])
 def test_the_final_accuracy_of_a_run_that_ends_at_a_target_is_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: int, expected: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, expected: float
 ) -> None:
     """Of 20 rounds, the last two count; a run that ends before them has its last accuracy."""
     monkeypatch.chdir(tmp_path)
-    tests = accuracies(*(number / 100 for number in range(1, trained + 1)))
+    tests = accuracies(*(number / 100 for number in range(1, rounds + 1)))
     rows = [{**test, "loss": 1.0} for test in tests]
-    spec = tiny(rounds=20, evaluation={"until": trained / 100})
+    spec = tiny(rounds=20, evaluation={"until": rounds / 100})
     assert final_of(rows, spec) == pytest.approx(expected)
     assert summarise(spec, rows, None, {})["accuracy"]["final"] == pytest.approx(expected)
 
@@ -245,7 +245,7 @@ def test_the_example_of_a_dataset_works(
     monkeypatch.chdir(tmp_path)
     official = registry()["mnist"]
     exec(examples("add-a-dataset", "python")[0], {})
-    short, folders, medical, run, axis, full, remote, own, _ = map(
+    short, folders, medical, run, axis, full, remote, mnist, _ = map(
         yaml.safe_load, examples("add-a-dataset", "yaml")
     )
     digits = load_digits()
@@ -258,7 +258,7 @@ def test_the_example_of_a_dataset_works(
     written = spelled_out("dataset", axis["axes"]["dataset"]).values()
     points = [Point.parse(point, "point") for point in written]
     assert [RunSpec.parse({**run, **point.set}, "run").dataset.side for point in points] == [8, 16]
-    register({**folders, **medical, **remote, **own})
+    register({**folders, **medical, **remote, **mnist})
     for fact in ("classes", "channels", "side", "train_images", "test_images", "mean", "std", "revision"):
         assert getattr(Dataset(name="mnist").entry, fact) == getattr(official, fact), fact
     assert Dataset(name="photos").side == 32 and Dataset(name="dermamnist").entry.classes == 7
@@ -328,7 +328,7 @@ def test_files_named_in_the_documentation_exist() -> None:
 def test_the_readme_counts_the_published_runs() -> None:
     scales = ("paper", "published", "demo")
     plans = [shipped(scale) for scale in scales]
-    published, demo = (set(one.runs) for one in plans[1:])
+    published, demo = (set(planned.runs) for planned in plans[1:])
     items = [item for item in plans[0].items if item.paper.paper != "common"]
     assert len({item.paper.paper for item in items}) == 6
     declared = {run for item in items for run in item.run_ids}
@@ -336,9 +336,9 @@ def test_the_readme_counts_the_published_runs() -> None:
     assert {plans[1].runs[run].dataset.name for run in declared & published} == {"mnist"}
     text = " ".join((ROOT / "README.md").read_text().split())
     theirs, others = f"{len(declared):,} runs", f"{len(published) - of_papers:,} others"
-    trained = f"we declare {theirs}. We trained {of_papers} of them, all on MNIST, and {others}"
+    sentence = f"we declare {theirs}. We trained {of_papers} of them, all on MNIST, and {others}"
     ours = f"# {theirs} of the papers, {len(plans[0].runs) - len(declared)} of ours"
-    assert trained in text and ours in text
+    assert sentence in text and ours in text
     assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text
 
 

@@ -103,7 +103,7 @@ def fetch(file: RemoteFile, folder: Path) -> Path:
     return folder / file.name
 
 
-def left(folder: Path) -> set[str]:
+def files_in(folder: Path) -> set[str]:
     """Names of the files in a folder, except locks, which may remain."""
     return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
 
@@ -116,7 +116,7 @@ def test_a_download_is_complete_and_as_readable_as_any_file(
     folder = tmp_path / "new" / "folder"
     path = fetch(wanted(server.url()), folder)
     assert path.read_bytes() == BODY
-    assert left(folder) == {"f.bin"}
+    assert files_in(folder) == {"f.bin"}
     (tmp_path / "plain").touch()
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
     assert fetch(wanted(server.url()), folder) == path and len(server.asked) == 1
@@ -153,7 +153,7 @@ fetch(RemoteFile.parse({wanted(server.url()).model_dump(mode="json")}, "x"), Pat
     for thread in threads:
         thread.join(20)
     assert other.wait(20) == 0
-    assert len(server.asked) == 1 and left(tmp_path) == {"f.bin"}
+    assert len(server.asked) == 1 and files_in(tmp_path) == {"f.bin"}
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_failed_download_leaves_no_file(
         "try again later, or get f.bin by hand and name the folder in FLTRAIN_DATA "
         f"(expected of f.bin: {sha(BODY)} (300,000 bytes))"
     )
-    assert len(server.asked) == 1 and left(tmp_path) == set()
+    assert len(server.asked) == 1 and files_in(tmp_path) == set()
     server.bodies["/f.bin"] = BODY
     assert fetch(wanted(server.url()), tmp_path).read_bytes() == BODY
 
@@ -273,7 +273,7 @@ def test_a_wrong_local_file_is_refused_and_not_deleted(
         monkeypatch.setenv("FLTRAIN_DATA", str(wrong.parent))
     message = error_line(lambda: fetch(wanted(server.url()), tmp_path / "cache"))
     assert message.startswith(f"{wrong}: ") and message.endswith("; delete or replace it")
-    assert all(one in message for one in (sha(BODY), "300,000 bytes", sha(OTHER[:-1]), "299,999 bytes"))
+    assert all(text in message for text in (sha(BODY), "300,000 bytes", sha(OTHER[:-1]), "299,999 bytes"))
     assert server.asked == [] and wrong.read_bytes() == OTHER[:-1]
 
 
@@ -316,11 +316,11 @@ def test_archives_are_unpacked(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_truncated_archives_are_refused(tmp_path: Path, name: str) -> None:
     archive = pack(tmp_path / name)
-    whole = archive.read_bytes()
+    data = archive.read_bytes()
     if name == "x.tar":  # without its padding; 1024 bytes are header and content of the first member
-        whole = whole.rstrip(b"\0")
-    for length in (0, 1024 if name == "x.tar" else 50, int(0.9 * len(whole)), int(0.999 * len(whole))):
-        archive.write_bytes(whole[:length])
+        data = data.rstrip(b"\0")
+    for length in (0, 1024 if name == "x.tar" else 50, int(0.9 * len(data)), int(0.999 * len(data))):
+        archive.write_bytes(data[:length])
         assert "not readable as an archive" in refused(archive, tmp_path)
 
 
@@ -337,7 +337,7 @@ def test_archives_that_cannot_be_opened_are_refused(tmp_path: Path) -> None:
     assert "not readable as an archive" in refused(tmp_path / "x.rar", tmp_path)
     locked = bytearray(pack(tmp_path / "x.zip").read_bytes())
     for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        for found in re.finditer(signature, bytes(locked)):
-            locked[found.start() + flags] |= 1
+        for match in re.finditer(signature, bytes(locked)):
+            locked[match.start() + flags] |= 1
     (tmp_path / "x.zip").write_bytes(locked)
     assert "password" in refused(tmp_path / "x.zip", tmp_path)

@@ -113,7 +113,7 @@ def test_make_env_tells_why_a_python_cannot_be_used(command: str, line: str, tmp
     shims = ("python3.9", "python3.12")
     for name, script in {
         "pyenv": "case $* in 'whence python3.12') echo 3.12.1 ;; 'whence python3.9') echo 3.9.18 ;; esac",
-        **{one: f"echo 'pyenv: {one}: command not found' >&2; echo more >&2; exit 127" for one in shims},
+        **{shim: f"echo 'pyenv: {shim}: command not found' >&2; echo more >&2; exit 127" for shim in shims},
         "python2": 'case "$*" in -V) echo Python 2.7.18 ;; *exit*) exit 1 ;; esac',
     }.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -127,9 +127,9 @@ def test_make_env_tells_why_a_python_cannot_be_used(command: str, line: str, tmp
         text=True,
     )
     assert failed.returncode == 2
-    first, *rest = failed.stderr.splitlines()
+    first, *lines = failed.stderr.splitlines()
     assert first == f"error: {line} set PYTHON=/path/to/python3".replace("or set", "or")
-    assert all(text.startswith("make: ") for text in rest)
+    assert all(text.startswith("make: ") for text in lines)
 
 
 def test_make_names_an_unknown_target(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_make_env_shows_only_large_downloads_without_a_terminal(tmp_path: Path) 
     python.parent.mkdir(parents=True)
     lines = ["Downloading torch (846.8MiB)", "Downloading cudnn (1.2GiB)", "Downloading pandas (99.9MiB)"]
     lines += ["Downloading rich (500.0KiB)", " Downloaded torch", " + torch==1", "Prepared 4 packages in 2s"]
-    shown = "; ".join(f"echo '{line}'" for line in lines)
-    python.write_text(f'#!/bin/sh\ncase "$*" in *"pip sync"*) {shown} ;; esac\n')
+    echoes = "; ".join(f"echo '{line}'" for line in lines)
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"pip sync"*) {echoes} ;; esac\n')
     python.chmod(0o755)
     done = subprocess.run(["make", "env"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0

@@ -29,7 +29,7 @@ def split(digits: PreparedData) -> ImageSet:
     return FederatedData.of(digits, partition, CPU).test
 
 
-def every(split: ImageSet) -> tuple[Tensor, Tensor]:
+def full_batch(split: ImageSet) -> tuple[Tensor, Tensor]:
     return split.batch(torch.arange(len(split)))
 
 
@@ -44,7 +44,7 @@ def network(split: ImageSet) -> Network:
 def test_accuracy_and_loss_equal_a_direct_computation(split: ImageSet, network: Network) -> None:
     result = evaluate(network, split)
     with torch.no_grad():
-        images, labels = every(split)
+        images, labels = full_batch(split)
         logits = network.eval().double()(images.double())
     correct = int((logits.argmax(1) == labels).sum())
     assert torch.equal(result.correct, logits.argmax(1) == labels)
@@ -58,7 +58,7 @@ def test_features_are_the_inputs_of_the_classifier(split: ImageSet, network: Net
     assert evaluate(network, split, keep_features=False).features is None
     features = evaluate(network, split, keep_features=True).features
     with torch.no_grad():
-        assert torch.allclose(features, network.eval().features(every(split)[0]), atol=1e-5)
+        assert torch.allclose(features, network.eval().features(full_batch(split)[0]), atol=1e-5)
     assert not features.requires_grad
 
 
@@ -80,11 +80,11 @@ def answers(simulation: Simulation, images: Tensor, labels: Any) -> tuple[Tensor
 
 
 def test_a_run_ends_when_it_reaches_its_target_accuracy(tmp_path: Path) -> None:
-    whole = trained(tiny(rounds=6), tmp_path)
-    rounds = {row["round"]: row["accuracy"] for row in whole.rows("evaluation")}
+    long = trained(tiny(rounds=6), tmp_path)
+    rounds = {row["round"]: row["accuracy"] for row in long.rows("evaluation")}
     last = next(round for round, accuracy in rounds.items() if accuracy >= rounds[2])
     short = trained(tiny(rounds=6, evaluation={"until": rounds[2]}), tmp_path)
-    assert short.metrics == [row for row in whole.metrics if row["round"] <= last]
+    assert short.metrics == [row for row in long.metrics if row["round"] <= last]
     assert short.summary["accuracy"]["final"] == rounds[last]
     assert short.summary["status"] == "completed"
     Record(short.folder).check()
@@ -154,7 +154,7 @@ def test_further_test_sets_add_rows_and_change_nothing_else(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("shifted")
 def test_further_test_sets_test_the_global_model_of_a_run_that_tests_each_client(tmp_path: Path) -> None:
-    one = {**OWN, "rounds": 1, "local_test": {}}
-    record = trained(tiny(**one, evaluation={"point": "after_local", "extra": ["shifted"]}), tmp_path)
+    settings = {**OWN, "rounds": 1, "local_test": {}}
+    record = trained(tiny(**settings, evaluation={"point": "after_local", "extra": ["shifted"]}), tmp_path)
     (row,) = on_split("shifted", record.metrics)
     assert record.summary["extra"] == {"shifted": row["accuracy"]}

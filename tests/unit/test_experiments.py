@@ -109,7 +109,7 @@ def put(value: Any, *keys: Any) -> Edit:
 
 def item(name: str, **reduction: Any) -> Edit:
     """Return an edit that gives the scale a reduction for one item."""
-    return lambda data: put([{name: reduction} if one == name else one for one in data["items"]], "items")(
+    return lambda data: put([{name: reduction} if key == name else key for key in data["items"]], "items")(
         data
     )
 
@@ -173,9 +173,9 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
 
 
 def test_items_can_show_exactly_the_curves_of_records(tmp_path: Path) -> None:
-    every = list(get_args(StatisticName))
+    statistics = list(get_args(StatisticName))
     fields: dict[str, set[str]] = {}
-    for changes in ({"evaluation": {"statistics": every}}, {"local_test": {}}):
+    for changes in ({"evaluation": {"statistics": statistics}}, {"local_test": {}}):
         for row in trained(tiny(rounds=1, **changes), tmp_path).metrics:
             values = {key for key, value in row.items() if isinstance(value, float | dict) or key == "images"}
             fields.setdefault(row["kind"], set()).update(values)
@@ -207,20 +207,20 @@ def test_exceptions_patch_the_cells_whose_settings_match(
 def test_cells_excluded_by_an_exception_are_not_run(config: Config) -> None:
     special = {"when": {"method": "fedprox", "plugins": "flfa"}, "leave_out": True}
     table = config.plan(put([special], *TABLE, "exceptions")).items[0]
-    left = dict.fromkeys(tuple(entry.labels.values()) for entry in table.entries)
-    assert list(left) == [cell for cell in ALL_CELLS if cell != ("fedprox", "FLFA")]
-    every = {"when": {"method": "fedprox"}, "leave_out": True}
+    labels = dict.fromkeys(tuple(entry.labels.values()) for entry in table.entries)
+    assert list(labels) == [cell for cell in ALL_CELLS if cell != ("fedprox", "FLFA")]
+    exclusion = {"when": {"method": "fedprox"}, "leave_out": True}
     table = config.plan(
-        put([every], *TABLE, "exceptions"), scale=lambda data: data.update(reduced=False)
+        put([exclusion], *TABLE, "exceptions"), scale=lambda data: data.update(reduced=False)
     ).items[0]
     assert [str(part) for part in table.restricted] == ["method fedavg; scaffold"], "claims must know"
     none = {"when": {"dataset": "digits"}, "leave_out": True}
     assert "gain_over: unknown label 'BP'" in config.error(put([none], *TABLE, "exceptions"))
 
 
-def seeds_of(whole: Plan) -> list[list[int]]:
+def seeds_of(planned: Plan) -> list[list[int]]:
     """Return the seeds of each item, in order."""
-    return [list(dict.fromkeys(entry.seed for entry in item.entries)) for item in whole.items]
+    return [list(dict.fromkeys(entry.seed for entry in item.entries)) for item in planned.items]
 
 
 def test_seeds_are_a_number_or_a_list_of_item_or_paper_and_the_scale_shortens_or_replaces_them(
@@ -229,9 +229,9 @@ def test_seeds_are_a_number_or_a_list_of_item_or_paper_and_the_scale_shortens_or
     number, listed = put(4, *TABLE, "seeds"), put([42, 7, 2025], *TABLE, "seeds")
     assert seeds_of(config.plan()) == [[0, 1], [0, 1]]
     assert seeds_of(config.plan(number, put(3, "seeds"))) == [[0, 1, 2], [0, 1]]
-    whole = config.plan(listed)
-    assert seeds_of(whole) == [[42, 7, 2025], [0, 1]], "in the order of the list"
-    assert seeds_of(whole.restricted(Selection(seeds=1))) == [[42], [0]]
+    planned = config.plan(listed)
+    assert seeds_of(planned) == [[42, 7, 2025], [0, 1]], "in the order of the list"
+    assert seeds_of(planned.restricted(Selection(seeds=1))) == [[42], [0]]
     assert seeds_of(config.plan(listed, put(2, "seeds")))[0] == [42, 7]
     assert seeds_of(config.plan(listed, put([3, 4], "seeds"))) == [[3, 4], [3, 4]]
     assert seeds_of(config.plan(listed, item("toy/table", seeds=[5]))) == [[5], [0, 1]]
@@ -265,14 +265,14 @@ def test_exceptions_match_the_settings_without_exceptions(config: Config) -> Non
 
 def test_a_scale_can_contain_a_whole_paper(config: Config) -> None:
     """All items in the paper's order; an item that is also listed by name has its own reduction."""
-    whole = config.plan(scale=put(["toy"], "items"))
-    assert [item.id for item in whole.items] == ["toy/table", "toy/figure"]
-    assert whole.runs.keys() == config.plan().runs.keys()
+    planned = config.plan(scale=put(["toy"], "items"))
+    assert [item.id for item in planned.items] == ["toy/table", "toy/figure"]
+    assert planned.runs.keys() == config.plan().runs.keys()
     items = [{"toy": {"seeds": 1}}, {"toy/figure": {"settings": {"rounds": 3}}}]
-    some = config.plan(scale=put(items, "items"))
-    seeds = {item.id: len({entry.seed for entry in item.entries}) for item in some.items}
+    reduced = config.plan(scale=put(items, "items"))
+    seeds = {item.id: len({entry.seed for entry in item.entries}) for item in reduced.items}
     assert seeds == {"toy/table": 1, "toy/figure": 2}
-    assert {entry.spec.rounds for entry in some.items[1].entries} == {3}
+    assert {entry.spec.rounds for entry in reduced.items[1].entries} == {3}
     assert "'toy'" in config.error(scale=put(["toy", "toy"], "items"))
 
 
@@ -280,8 +280,8 @@ def test_assumptions_come_from_the_paper_and_the_items(config: Config) -> None:
     entries = {"T-1": {"question": "Rounds", "assumed": "100", "alternatives": "50"}}
     entries |= {"T-2": {"question": "Rate", "assumed": "0.01"}}
     (config.folder / "register.yaml").write_text(yaml.safe_dump({"entries": entries}))
-    own = put(["T-2", "T-1"], *TABLE, "assumptions")
-    table, figure = config.plan(lambda data: [put(["T-1"], "assumptions")(data), own(data)]).items
+    edit = put(["T-2", "T-1"], *TABLE, "assumptions")
+    table, figure = config.plan(lambda data: [put(["T-1"], "assumptions")(data), edit(data)]).items
     first, second = "T-1: Rounds: 100 (alternatives: 50).", "T-2: Rate: 0.01."
     assert (table.sheet.assumptions, figure.sheet.assumptions) == ((first, second), (first,))
     entry = "{question: ..., assumed: ..., alternatives: ...}"
@@ -350,9 +350,9 @@ def test_all_problems_of_a_folder_are_shown_with_file_and_line(folder: Path) -> 
         plan(folder, "tiny")
 
 
-def explained(folder: Path, scale: str, item: str, *cell: str, every: bool = False) -> list[str]:
+def explained(folder: Path, scale: str, item: str, *cell: str, with_defaults: bool = False) -> list[str]:
     """The lines that explain a cell."""
-    options = [word for label in cell for word in ("--cell", label)] + ["--all"] * every
+    options = [word for label in cell for word in ("--cell", label)] + ["--all"] * with_defaults
     return cli("explain", item, "--scale", scale, "--config", folder, *options).output.splitlines()
 
 
@@ -364,7 +364,7 @@ def test_explain_shows_layer_file_and_line_of_each_setting(folder: Path) -> None
     )
     paper = (folder / "papers" / "toy" / "paper.yaml").read_text().splitlines()
     in_block = paper.index(next(line for line in paper if line.strip() == "- flfa")) + 1
-    lines = explained(folder, "tiny", "toy/table2", "fedprox", "flfa", every=True)
+    lines = explained(folder, "tiny", "toy/table2", "fedprox", "flfa", with_defaults=True)
     for setting, value, layer, place in (
         ("rounds", "3", "item", "table2.yaml:3"),
         ("method", "fedprox", "cell", "table2.yaml:4"),
@@ -420,8 +420,8 @@ def test_explain_shows_common_and_differing_settings_of_several_cells(folder: Pa
     assert any(row[:2] == ["training.lr", "several"] and "0.2" in row[2] for row in rows)
     assert ["rounds", "3", "item"] in [row[:3] for row in rows] and "plugins.flfa.n_fa" not in text
     *_, command = lines
-    told = "fltrain explain toy/table2 --cell method=moon --cell plugin=FLFA --scale tiny"
-    assert command.endswith(f": {told} --config {folder}")
+    expected = "fltrain explain toy/table2 --cell method=moon --cell plugin=FLFA --scale tiny"
+    assert command.endswith(f": {expected} --config {folder}")
     part = explained(folder, "tiny", "toy/table2", "fedprox")
     assert part[2].startswith("2 cells")
     assert " toy/table2 --cell method=FedProx --cell plugin=FLFA --scale tiny --config " in part[-1]
@@ -583,7 +583,7 @@ def test_all_faults_of_a_paper_are_named_once_with_their_lines(config: Config) -
     with pytest.raises(FltrainError) as raised:
         plan(config.folder, "tiny")
     heading, *lines = str(raised.value).splitlines()
-    found = [line.strip().replace(f"{config.folder}/", "") for line in lines]
+    problems = [line.strip().replace(f"{config.folder}/", "") for line in lines]
     expected = [
         r"reported/no.csv: there is no such file",
         r"reported/toy_claims.csv: there is no such file",
@@ -595,8 +595,8 @@ def test_all_faults_of_a_paper_are_named_once_with_their_lines(config: Config) -
         r"toy/table: papers/toy.yaml: line 16: rows: unknown axis 'methd'; did you mean 'method'",
     ]
     assert heading == f"scale 'tiny': {len(expected)} problems:"
-    missing = [text for text in expected if not any(re.match(text, line) for line in found)]
-    assert (missing, len(found)) == ([], len(expected)), found
+    missing = [text for text in expected if not any(re.match(text, line) for line in problems)]
+    assert (missing, len(problems)) == ([], len(expected)), problems
 
 
 def test_seeds_of_a_selection_are_a_number() -> None:
@@ -611,8 +611,8 @@ def cells(planned: Plan) -> list[tuple[str, ...]]:
 
 def test_a_full_scale_names_its_part_of_an_item(config: Config) -> None:
     part = (Restriction(to="method fedavg; scaffold", axis="method"),)
-    some, every = ["fedavg", "scaffold"], ["scaffold", "fedprox", "fedavg"]
-    for reduced, methods, expected in ((False, some, part), (False, every, ()), (True, some, ())):
+    two, three = ["fedavg", "scaffold"], ["scaffold", "fedprox", "fedavg"]
+    for reduced, methods, expected in ((False, two, part), (False, three, ()), (True, two, ())):
         changes = {"reduced": reduced, "axes": {"method": methods}}
         table, figure = config.plan(scale=lambda data, changes=changes: data.update(changes)).items
         assert table.restricted == table.sheet.restricted == expected
@@ -620,15 +620,15 @@ def test_a_full_scale_names_its_part_of_an_item(config: Config) -> None:
 
 
 def test_items_and_cells_are_selected(config: Config) -> None:
-    whole = config.plan()
+    planned = config.plan()
     for items, expected in {"toy_figure": 1, "toy_figure, toy/table": 2, "toy": 2}.items():
-        assert len(whole.restricted(select(items=items)).items) == expected
-    base = whole.restricted(select(where="method=fedprox", seeds=1))
+        assert len(planned.restricted(select(items=items)).items) == expected
+    base = planned.restricted(select(where="method=fedprox", seeds=1))
     assert cells(base) == [("fedprox", "BP", "0"), ("fedprox", "FLFA", "0")]
     assert [item.sheet.scale for item in base.items] == ["a trial, restricted to 1 seed, method=fedprox"]
-    both = whole.restricted(select(where="method=fedprox,scaffold"))
-    assert cells(both) == [(*labels, seed) for labels in ALL_CELLS[2:] for seed in "01"]
-    assert whole.restricted(select(seeds=2)) is whole, "no more than there are"
+    pair = planned.restricted(select(where="method=fedprox,scaffold"))
+    assert cells(pair) == [(*labels, seed) for labels in ALL_CELLS[2:] for seed in "01"]
+    assert planned.restricted(select(seeds=2)) is planned, "no more than there are"
 
 
 def test_items_of_the_scale_alone_are_suggested() -> None:

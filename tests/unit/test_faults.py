@@ -135,9 +135,9 @@ def test_a_command_fails_on_a_full_disk_and_succeeds_with_space(
     message = refused(fltrain(place, *command, limit=limit))
     path, _, reason = message.partition(": ")
     assert Path(path).match(made) and reason.startswith(REASON)
-    left = files(place)
-    assert not (place / path).exists() and not [name for name in left if name.endswith(".part")]
-    assert {name: left[name] for name in before} == before
+    after = files(place)
+    assert not (place / path).exists() and not [name for name in after if name.endswith(".part")]
+    assert {name: after[name] for name in before} == before
     done = fltrain(place, *command)
     assert done.code == 0, done.output
     assert (place / path).exists()
@@ -216,8 +216,8 @@ def test_a_failed_allocation_is_known() -> None:
 
 def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(place: Path) -> None:
     (path,) = (place / "results" / "data").glob("*.safetensors")
-    whole, spec = path.read_bytes(), RunSpec.parse(RUN, "test")
-    path.write_bytes(whole[:-1])
+    content, spec = path.read_bytes(), RunSpec.parse(RUN, "test")
+    path.write_bytes(content[:-1])
     results = Results(place / "results")
     shutil.rmtree(results.root / "runs")
     with pytest.raises(FltrainError) as caught:
@@ -227,7 +227,7 @@ def test_a_damaged_file_is_named_and_deleting_it_repairs_everything(place: Path)
     assert not results.record(spec.run_id).complete
     path.unlink()
     assert trained(spec, results.root).complete
-    assert path.read_bytes() == whole
+    assert path.read_bytes() == content
 
 
 def killed(path: str) -> None:

@@ -50,8 +50,8 @@ ACCURACY = {"curve": "evaluation.accuracy", "label": "accuracy"}
 
 def panels(spec: Spec) -> dict[str, Spec]:
     """The panels of a figure by title."""
-    every = [panel for row in spec["vconcat"] for panel in row["hconcat"]]
-    return {" ".join(panel["title"]["text"]): panel for panel in every}
+    all_panels = [panel for row in spec["vconcat"] for panel in row["hconcat"]]
+    return {" ".join(panel["title"]["text"]): panel for panel in all_panels}
 
 
 def data(panel: Spec) -> pd.DataFrame:
@@ -75,13 +75,13 @@ def lab(colour: str) -> np.ndarray:
 def test_lines_do_not_differ_by_colour_alone() -> None:
     """The first one is black and solid; numbers, layers and many lines have shades of one palette."""
     looks = [encoding["scale"]["range"] for encoding in style.by_series(["FedAvg", "+ FLFA"]).values()]
-    assert [one[0] for one in looks] == [style.BLACK, style.SOLID, "circle"]
-    assert all(one[0] != one[1] for one in looks)
+    assert [look[0] for look in looks] == [style.BLACK, style.SOLID, "circle"]
+    assert all(look[0] != look[1] for look in looks)
     assert min(np.linalg.norm(lab(a) - lab(b)) for a, b in itertools.combinations(style.COLOURS, 2)) > 17
     many = [f"method {number}" for number in range(len(style.COLOURS) + 1)]
     for labels, ordered in ((["0.001", "1"], False), (["stem", "head"], True), (many, False)):
-        found = style.by_series(labels, ordered=ordered)
-        assert "viridis" in str(found["color"]["scale"]) and found["strokeDash"]["scale"]["range"] == [
+        scales = style.by_series(labels, ordered=ordered)
+        assert "viridis" in str(scales["color"]["scale"]) and scales["strokeDash"]["scale"]["range"] == [
             style.SOLID
         ]
 
@@ -91,8 +91,8 @@ def test_dashes_are_on_lines_but_not_on_the_markers_of_the_legend(runs: Runs, la
     for method in ("A", "B"):
         for classes in ("1", "2"):
             runs.add({"method": method, "classes": classes}, 0.2, 0.3, rows=accuracies(0.1, 0.2))
-    shown = {"curves": {"series": "method", "panels": [ACCURACY]}, "points": POINTS}[layout]
-    spec, _ = figures.draw(runs.figure(kind=layout, **shown), runs.results)
+    options = {"curves": {"series": "method", "panels": [ACCURACY]}, "points": POINTS}[layout]
+    spec, _ = figures.draw(runs.figure(kind=layout, **options), runs.results)
     svg = figures.to_svg(spec)
     legend = re.findall(r"role-legend-symbol.*?<path ([^>]*)/>", svg)
     assert len(legend) == 2 and "dasharray" not in " ".join(legend)
@@ -192,8 +192,8 @@ def test_panels_side_by_side_share_an_axis_that_can_fit_the_late_rounds(runs: Ru
     for late in (False, True):
         panel = {**ACCURACY, "late": late}
         spec, _ = figures.draw(runs.curves(columns="data", panels=[panel]), runs.results)
-        (shown,) = panels(spec).values()
-        ends[late] = shown["layer"][0]["encoding"]["y"]["scale"]["domain"]
+        (chart,) = panels(spec).values()
+        ends[late] = chart["layer"][0]["encoding"]["y"]["scale"]["domain"]
         assert ("Vertical axes fit the second half of the rounds" in note(spec)) == late
     assert ends[True] == pytest.approx([0.5 - 0.046, 0.96 + 0.046]), "rounds 2 to 4"
     assert ends[False] == pytest.approx([0.1 - 0.086, 0.96 + 0.086])
@@ -204,21 +204,21 @@ def test_lines_are_means_of_all_seeds_and_thin_after_a_seed_has_ended(runs: Runs
         runs.add({"method": "A"}, reached, rows=accuracies(*values))
     spec, _ = figures.draw(runs.curves(), runs.results)
     (panel,) = panels(spec).values()
-    shown = data(panel)
-    assert shown["mean"].tolist() == pytest.approx([0.3, 0.3, 0.6])
-    assert shown["whole"].tolist() == pytest.approx([0.3, 0.3, math.nan], nan_ok=True)
-    assert shown[["low", "high"]].to_numpy().tolist()[:2] == [[0.2, 0.4], [0.2, 0.4]]
+    points = data(panel)
+    assert points["mean"].tolist() == pytest.approx([0.3, 0.3, 0.6])
+    assert points["whole"].tolist() == pytest.approx([0.3, 0.3, math.nan], nan_ok=True)
+    assert points[["low", "high"]].to_numpy().tolist()[:2] == [[0.2, 0.4], [0.2, 0.4]]
     assert "Diverged: seed 1." in note(spec) and "Thin lines show " in note(spec)
 
 
-@pytest.mark.parametrize(("best", "told"), [(0.9, True), (0.8, False)])
+@pytest.mark.parametrize(("best", "noted"), [(0.9, True), (0.8, False)])
 def test_a_figure_tells_if_training_ended_at_a_target(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, best: float, told: bool
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, best: float, noted: bool
 ) -> None:
     monkeypatch.setattr(helpers, "tiny", lambda: tiny(evaluation={"until": 0.9}))
     runs.add({"method": "A"}, best, rows=accuracies(0.5, 0.8))
     text = note(figures.draw(runs.curves(), runs.results)[0])
-    assert ("A curve ends at a test accuracy of 90 %, because training stops there." in text) == told
+    assert ("A curve ends at a test accuracy of 90 %, because training stops there." in text) == noted
 
 
 def test_titles_break_no_line_at_an_equals_sign(runs: Runs) -> None:
@@ -236,17 +236,17 @@ def test_differences_of_equal_seeds_vary_by_one_test_image(runs: Runs) -> None:
         for _ in range(3):
             runs.add({"method": method}, rows=[{**row, "images": 100} for row in accuracies(value)])
     panel = {**ACCURACY, "difference_from": {"method": "A"}}
-    shown = data(panels(figures.draw(runs.curves(panels=[panel]), runs.results)[0])["accuracy"])
+    points = data(panels(figures.draw(runs.curves(panels=[panel]), runs.results)[0])["accuracy"])
     half = stats.t.isf(0.05, 2) / math.sqrt(3)
-    assert shown[["low", "high"]].to_numpy().tolist() == [pytest.approx([10 - half, 10 + half])]
+    assert points[["low", "high"]].to_numpy().tolist() == [pytest.approx([10 - half, 10 + half])]
 
 
 def test_smooth_curves_are_drawn_over_the_measured_ones(runs: Runs) -> None:
     runs.add({"method": "A"}, rows=accuracies(0.0, 0.3, 0.0, 0.6))
     spec, numbers = figures.draw(runs.curves(smoothing=3), runs.results)
-    shown = data(next(iter(panels(spec).values())))
-    assert shown["raw"].tolist() == [0.0, 0.3, 0.0, 0.6]
-    assert shown["mean"].tolist() == pytest.approx([0.15, 0.1, 0.3, 0.3])
+    points = data(next(iter(panels(spec).values())))
+    assert points["raw"].tolist() == [0.0, 0.3, 0.0, 0.6]
+    assert points["mean"].tolist() == pytest.approx([0.15, 0.1, 0.3, 0.3])
     assert "Curves show centred means over 3 rounds. Pale curves show the measured values." in note(spec)
     assert numbers.columns.tolist() == ["panel", "series", "seed", "rounds", "value", "smoothed"]
 
@@ -257,8 +257,8 @@ def test_points_are_means_with_the_range_over_seeds(runs: Runs) -> None:
         for classes, finals in reached.items():
             runs.add({"method": method, "classes": classes}, *finals, methods=[method])
     spec, _ = figures.draw(runs.figure(kind="points", **POINTS), runs.results)
-    shown = data(panels(spec)[""])
-    assert shown[["mean", "min", "max"]].to_numpy().tolist() == [
+    points = data(panels(spec)[""])
+    assert points[["mean", "min", "max"]].to_numpy().tolist() == [
         pytest.approx(row) for row in ([60, 50, 70], [40, 40, 40], [85, 80, 90], [20, 10, 30])
     ], "a diverged run counts as chance among ten classes, as in tables"
     assert "Diverged runs count as chance accuracy." in note(spec)
@@ -298,7 +298,7 @@ def selected(round: int, steps: dict[int, int], chosen: dict[int, list[int]]) ->
         "round": round,
         "kind": "ecgr",
         "steps": {str(client): count for client, count in steps.items()},
-        "selected": {str(client): found for client, found in chosen.items()},
+        "selected": {str(client): indices for client, indices in chosen.items()},
     }
 
 
@@ -469,10 +469,10 @@ def test_differences_are_paired_by_seed_and_drawn_with_their_interval(runs: Runs
     differences = frame(runs, sheet)
     assert differences["FLFA", 0].tolist() == pytest.approx([1, 3])
     assert differences["FLFA", 1].tolist() == pytest.approx([1, 1])
-    (shown,) = map(data, panels(figures.draw(sheet, runs.results)[0]).values())
+    (points,) = map(data, panels(figures.draw(sheet, runs.results)[0]).values())
     # Gains of 3, 1 and 2 in round 2; Student's factor for three seeds and 90 %, from a table: 2.920.
     half = 2.920 / 3**0.5
-    assert shown.loc[1, ["low", "high"]].tolist() == pytest.approx([2 - half, 2 + half], abs=0.01)
+    assert points.loc[1, ["low", "high"]].tolist() == pytest.approx([2 - half, 2 + half], abs=0.01)
 
 
 @pytest.mark.parametrize("rounds", [0, 2])
@@ -501,15 +501,15 @@ def test_panels_are_repeated_for_the_points_of_further_axes(runs: Runs) -> None:
     spec, numbers = figures.draw(sheet, runs.results)
     assert numbers.iloc[0].tolist() == ["one, alpha 0.1, Drift", "BP", 0, 1, 1.1]
     assert len(numbers) == 12
-    titles = [[" ".join(one["title"]["text"]) for one in row["hconcat"]] for row in spec["vconcat"]]
+    titles = [[" ".join(panel["title"]["text"]) for panel in row["hconcat"]] for row in spec["vconcat"]]
     assert titles == [[f"{data}, alpha {alpha}, Drift" for alpha in ("0.1", "0.3", "1")] for data in start]
 
 
 def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
     rows = [
         {"round": number, "kind": "evaluation", "split": split, "accuracy": accuracy}
-        for number, both in enumerate(((0.5, 0.1), (0.7, 0.2)), start=1)
-        for split, accuracy in zip(("test", "cifar10_1"), both, strict=True)
+        for number, pair in enumerate(((0.5, 0.1), (0.7, 0.2)), start=1)
+        for split, accuracy in zip(("test", "cifar10_1"), pair, strict=True)
     ]
     run = runs.add({"method": "BP"}, 0.5, rows=rows)
     assert figures.curve(runs.results.record(run), "evaluation.accuracy")[""].tolist() == [0.5, 0.7]
@@ -518,8 +518,8 @@ def test_accuracy_curves_use_the_runs_own_test(runs: Runs) -> None:
 def test_a_misspelt_field_of_a_method_is_named_with_the_recorded_ones(runs: Runs) -> None:
     rows = [{"round": 1, "kind": "fedema", "gap": 0.5, "norm": 1.0}, *accuracies(0.5)]
     record = runs.results.record(runs.add({"method": "FedEMA"}, 0.5, rows=rows))
-    known = {"gpa": r"; did you mean 'fedema\.gap'\?", "x": r".* \(known: fedema\.gap, fedema\.norm\)"}
-    for field, words in known.items():
+    hints = {"gpa": r"; did you mean 'fedema\.gap'\?", "x": r".* \(known: fedema\.gap, fedema\.norm\)"}
+    for field, words in hints.items():
         with pytest.raises(FltrainError, match=rf"has no 'fedema\.{field}'{words}$"):
             figures.curve(record, f"fedema.{field}")
 
@@ -543,7 +543,7 @@ def test_areas_are_proportional_to_images_in_all_panels(runs: Runs, monkeypatch:
     )
     spec, numbers = figures.draw(runs.figure(kind="bubbles", columns="alpha"), runs.results)
     for label, images in IMAGES.items():
-        shown = numbers[numbers["panel"] == label]
-        assert shown["images"].tolist() == [*itertools.chain.from_iterable(images)]
-    scales = [one["layer"][0]["encoding"]["size"]["scale"] for one in spec["vconcat"][0]["hconcat"]]
+        rows = numbers[numbers["panel"] == label]
+        assert rows["images"].tolist() == [*itertools.chain.from_iterable(images)]
+    scales = [panel["layer"][0]["encoding"]["size"]["scale"] for panel in spec["vconcat"][0]["hconcat"]]
     assert scales[0]["domain"] == scales[1]["domain"] == [0, 12]

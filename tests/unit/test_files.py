@@ -37,9 +37,9 @@ def test_arrays_of_every_type_are_read_back(tmp_path: Path, kind: str) -> None:
     """Methods choose the types of their state, which is part of a checkpoint."""
     written = {"state": np.arange(3).astype(kind)}
     write_arrays(tmp_path / "file", written, {})
-    found, _ = read_arrays(tmp_path / "file", "checkpoint")
-    assert found["state"].dtype == written["state"].dtype
-    assert found["state"].tolist() == written["state"].tolist()
+    arrays, _ = read_arrays(tmp_path / "file", "checkpoint")
+    assert arrays["state"].dtype == written["state"].dtype
+    assert arrays["state"].tolist() == written["state"].tolist()
 
 
 def test_a_failure_while_writing_leaves_the_old_file(tmp_path: Path) -> None:

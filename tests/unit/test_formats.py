@@ -353,8 +353,8 @@ def test_incomplete_files_are_refused(
     refused(name, tmp_path, missing, **options)
     write(tmp_path)
     path = next(path for path in tmp_path.iterdir() if "train" in path.name or name in ("cifar", "npz"))
-    whole = path.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"no archive"):
+    content = path.read_bytes()
+    for damaged in (content[: len(content) // 2], b"no archive"):
         path.write_bytes(damaged)
         refused(name, tmp_path, rf"{path.name}: .*{unreadable}", **options)
 

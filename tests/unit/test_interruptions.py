@@ -46,8 +46,8 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Long:
 def assert_clean(root: Path, spec: RunSpec) -> None:
     """Check that only the record remains: no checkpoint, no lock, no temporary file."""
     results = Results(root)
-    left = {path.name for path in results.run(spec.run_id).iterdir()} - {"models.safetensors"}
-    assert left == {*RECORD_FILES, "train.log"}
+    names = {path.name for path in results.run(spec.run_id).iterdir()} - {"models.safetensors"}
+    assert names == {*RECORD_FILES, "train.log"}
     assert list((root / "checkpoints").iterdir()) == []
 
 
@@ -73,7 +73,7 @@ def assert_whole(root: Path, spec: RunSpec, expected: dict[str, bytes | None]) -
     results = Results(root)
     record = results.record(spec.run_id)
     assert record.usable and contents(record) == expected
-    findings = [one.text for one in Verification(results, CONFIG).findings() if not one.harmless]
+    findings = [problem.text for problem in Verification(results, CONFIG).findings() if not problem.harmless]
     assert findings == []
 
 
@@ -88,8 +88,8 @@ def test_training_again_never_loses_the_record(fault: str, tmp_path: Path) -> No
     while code != 0:
         number += 1
         root = Path(shutil.copytree(tmp_path / "whole", tmp_path / str(number)))
-        at = {"kill_at" if fault == "kill" else "full_at": number}
-        process = started(spec, root, again=True, **at)
+        options = {"kill_at" if fault == "kill" else "full_at": number}
+        process = started(spec, root, again=True, **options)
         process.join()
         code = process.exitcode
         assert code in (0, -signal.SIGKILL if fault == "kill" else 2)

@@ -75,7 +75,7 @@ def test_structural_similarity_is_that_of_a_naive_loop(
 ) -> None:
     images, others = (random(2, channels, height, width, seed=seed) for seed in (1, 2))
     others[1] = 0.8 * images[1] + 0.2 * others[1]
-    expected = [naive_ssim(*both, window) for both in zip(images.numpy(), others.numpy(), strict=True)]
+    expected = [naive_ssim(*pair, window) for pair in zip(images.numpy(), others.numpy(), strict=True)]
     assert expected[1] > 0.5 > expected[0]
     assert ssim(images, others).tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -107,12 +107,12 @@ def test_attacks_depend_on_their_seed_and_change_no_global_generator(victim: nn.
 @pytest.mark.parametrize(("channels", "side"), [(3, 13), (1, 28), (1, 4)])
 def test_images_of_any_size_and_colour(channels: int, side: int) -> None:
     images = smooth(2, channels, side)
-    found = invert(lambda given: 2 * given, 2 * images, images.shape[1:], Attack(**{**ATTACK, "steps": 12}))
-    assert found.images.shape == images.shape
-    assert 0 <= found.images.min() < found.images.max() <= 1
-    assert (found.loss < found.before).all()
-    mean_square = (2 * found.images - 2 * images).square().flatten(1).mean(1)
-    assert found.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), "the loss of the images"
+    inverted = invert(lambda x: 2 * x, 2 * images, images.shape[1:], Attack(**{**ATTACK, "steps": 12}))
+    assert inverted.images.shape == images.shape
+    assert 0 <= inverted.images.min() < inverted.images.max() <= 1
+    assert (inverted.loss < inverted.before).all()
+    mean_square = (2 * inverted.images - 2 * images).square().flatten(1).mean(1)
+    assert inverted.loss.tolist() == pytest.approx(mean_square.tolist(), rel=1e-4), "the loss of the images"
 
 
 def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
@@ -121,7 +121,7 @@ def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
     empty = ImageSet(
         torch.zeros(count, 1, 8, 8, dtype=torch.uint8), torch.tensor(labels), *[torch.ones(1, 8, 8)] * 2
     )
-    owned = [np.array(own) for own in clients]
+    owned = [np.array(client) for client in clients]
     counts = torch.from_numpy(class_counts(owned, np.array(labels), classes)).float()
     return FederatedData(empty, empty, tuple(map(torch.from_numpy, owned)), None, {}, classes, counts)
 
@@ -129,18 +129,18 @@ def federated(labels: list[int], clients: list[list[int]]) -> FederatedData:
 def test_private_images_are_those_of_the_client_with_most_of_the_class() -> None:
     labels = [0, 0, 0, 1, 1, 1, 2]
     data = federated(labels, [[3, 0, 6], [5, 2, 4, 1]])
-    found = list(private_images(data))
-    assert [(one.label, one.client, one.image) for one in found] == [
+    cases = list(private_images(data))
+    assert [(case.label, case.client, case.image) for case in cases] == [
         (0, 1, 2),
         (1, 1, 5),
         (2, 0, 6),
         (0, 1, 1),
         (1, 1, 4),
     ], "sorted by rank within the class"
-    assert found[0].of_class.tolist() == found[3].of_class.tolist() == [2, 1]
-    assert found[2].of_class.tolist() == [6]
-    assert found[2].of_client.tolist() == [3, 0, 6]
-    assert [found[2].averaged(target) for target in ("raw", "class_mean", "mean")] == [1, 1, 3]
+    assert cases[0].of_class.tolist() == cases[3].of_class.tolist() == [2, 1]
+    assert cases[2].of_class.tolist() == [6]
+    assert cases[2].of_client.tolist() == [3, 0, 6]
+    assert [cases[2].averaged(target) for target in ("raw", "class_mean", "mean")] == [1, 1, 3]
 
 
 @pytest.fixture(scope="module")
@@ -182,18 +182,18 @@ def test_images_and_means_are_compared_with_the_nearest_private_image(
 ) -> None:
     """PSNR and SSIM to the nearest candidate image, found by a search one by one."""
     images = run.data.train.images.double().numpy() / 255
-    compared = [(one.recovered, one.row.target == "mean") for one in recovered.recoveries]
-    for found, of_client in [(recovered.class_means, False), (recovered.client_means, True), *compared]:
-        for place, one in enumerate(recovered.private):
-            image = found.images[place].double().numpy()
-            own = (one.of_client if of_client else one.of_class).tolist()
-            error, nearest = min((((images[index] - image) ** 2).mean(), index) for index in own)
-            assert found.psnr[place].item() == pytest.approx(-10 * math.log10(error), abs=1e-3)
-            assert found.ssim[place].item() == pytest.approx(naive_ssim(image, images[nearest], 7), abs=1e-4)
-    for place, one in enumerate(recovered.private):
-        for found, own in ((recovered.class_means, one.of_class), (recovered.client_means, one.of_client)):
-            np.testing.assert_allclose(found.images[place].numpy(), images[own.numpy()].mean(0), atol=1e-6)
-        np.testing.assert_allclose(recovered.images[place].numpy(), images[one.image], atol=1e-6)
+    recoveries = [(recovery.recovered, recovery.row.target == "mean") for recovery in recovered.recoveries]
+    for batch, of_client in [(recovered.class_means, False), (recovered.client_means, True), *recoveries]:
+        for place, case in enumerate(recovered.private):
+            image = batch.images[place].double().numpy()
+            ids = (case.of_client if of_client else case.of_class).tolist()
+            error, nearest = min((((images[index] - image) ** 2).mean(), index) for index in ids)
+            assert batch.psnr[place].item() == pytest.approx(-10 * math.log10(error), abs=1e-3)
+            assert batch.ssim[place].item() == pytest.approx(naive_ssim(image, images[nearest], 7), abs=1e-4)
+    for place, case in enumerate(recovered.private):
+        for batch, ids in ((recovered.class_means, case.of_class), (recovered.client_means, case.of_client)):
+            np.testing.assert_allclose(batch.images[place].numpy(), images[ids.numpy()].mean(0), atol=1e-6)
+        np.testing.assert_allclose(recovered.images[place].numpy(), images[case.image], atol=1e-6)
 
 
 Spied = Callable[..., tuple[Tensor, Recovered]]
@@ -211,8 +211,8 @@ def targets_of(run: TrainedRun, monkeypatch: pytest.MonkeyPatch) -> Spied:
             return invert(features, targets, *rest)
 
         monkeypatch.setattr(inversion, "invert", watched)
-        found = recover(run, layout(**settings))
-        return seen[0].unflatten(0, (len(found.recoveries), -1)), found
+        result = recover(run, layout(**settings))
+        return seen[0].unflatten(0, (len(result.recoveries), -1)), result
 
     return spied
 
@@ -222,7 +222,7 @@ def test_targets_are_features_at_the_cut_and_their_means(
     batch: int, targets_of: Spied, run: TrainedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inversion, "BATCH", batch)
-    targets, found = targets_of(split=7, images=2)
+    targets, result = targets_of(split=7, images=2)
     network, train = run.network, run.data.train
 
     def features(index: int) -> Tensor:
@@ -234,11 +234,11 @@ def test_targets_are_features_at_the_cut_and_their_means(
                     return image[0].double()
         raise AssertionError
 
-    for place, one in enumerate(found.private):
+    for place, case in enumerate(result.private):
         expected = [
-            features(one.image),
-            sum(features(index) for index in one.of_class.tolist()) / len(one.of_class),
-            sum(features(index) for index in one.of_client.tolist()) / len(one.of_client),
+            features(case.image),
+            sum(features(index) for index in case.of_class.tolist()) / len(case.of_class),
+            sum(features(index) for index in case.of_client.tolist()) / len(case.of_client),
         ]
         for row, value in enumerate(expected):
             torch.testing.assert_close(targets[row, place].double(), value, atol=1e-5, rtol=1e-5)
@@ -263,8 +263,8 @@ def sheet(*records: Record) -> ItemJob:
 
 def test_the_figure_has_private_images_mean_images_and_a_row_per_target(recovered: Recovered) -> None:
     ((panel,),), numbers = draw_inversion(recovered)
-    shown = pd.DataFrame(panel["data"]["values"])
-    assert [*dict.fromkeys(shown["row"])] == [
+    tiles = pd.DataFrame(panel["data"]["values"])
+    assert [*dict.fromkeys(tiles["row"])] == [
         "private images",
         "mean image of the class",
         "from raw features",
@@ -272,13 +272,13 @@ def test_the_figure_has_private_images_mean_images_and_a_row_per_target(recovere
         "from class means, noise 0.5",
         "from the mean of all classes",
     ]
-    assert shown["image"].head(4).tolist() == [f"{place + 1}: class {place}" for place in range(4)]
+    assert tiles["image"].head(4).tolist() == [f"{place + 1}: class {place}" for place in range(4)]
     assert len(numbers) == 16
-    for place, row in enumerate(shown[shown["row"] == "from raw features"].itertuples()):
-        found = recovered.recoveries[0].recovered
-        assert row.text == f"{found.psnr[place]:.1f} dB, {found.ssim[place]:.2f}"
+    for place, row in enumerate(tiles[tiles["row"] == "from raw features"].itertuples()):
+        batch = recovered.recoveries[0].recovered
+        assert row.text == f"{batch.psnr[place]:.1f} dB, {batch.ssim[place]:.2f}"
         picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(row.url.partition(",")[2]))))
-        expected = 255 * found.images[place, 0].numpy()
+        expected = 255 * batch.images[place, 0].numpy()
         np.testing.assert_allclose(picture[::4, ::4, 0], expected, atol=0.51)
 
 

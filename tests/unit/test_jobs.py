@@ -23,7 +23,7 @@ from .helpers import PAPER, SCALE, TINY, TWO_METHODS, trained, write_papers
 ROOT = Path(__file__).parents[2]
 
 
-def shown(title: str, **figure: Any) -> dict[str, Any]:
+def chart(title: str, **figure: Any) -> dict[str, Any]:
     """An item with a figure of one method."""
     return {"title": title, "axes": {"method": ["fedavg"]}, "figure": figure}
 
@@ -34,12 +34,12 @@ TOY: dict[str, Any] = {
     "settings": {**TINY, "evaluation": {"keep": "clients"}},
     "items": {
         "table1": TWO_METHODS,
-        "figure1": shown("Curves", kind="curves", series="method", panels=[CURVE]),
-        "figure2": shown("Sizes", kind="bubbles", columns="method"),
+        "figure1": chart("Curves", kind="curves", series="method", panels=[CURVE]),
+        "figure2": chart("Sizes", kind="bubbles", columns="method"),
     },
 }
 # It has the name of a figure of the other paper, but is made from models.
-OTHER = {**TOY, "paper": "other", "items": {"figure1": shown("Classes", kind="preference", columns="method")}}
+OTHER = {**TOY, "paper": "other", "items": {"figure1": chart("Classes", kind="preference", columns="method")}}
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def test_a_paper_leads_to_the_claims_of_others_on_it(tmp_path: Path) -> None:
     (folder / "reported" / "other_claims.csv").write_text(
         'paper,where,claim,metric,value,unit\nother,"Toy, table 1",Toys help,ordering,,\n'
     )
-    found = jobs(folder)
-    assert found.paper_job("toy")["about"]["elsewhere"] == {"other": OTHER["title"]}
-    assert found.paper_job("other")["about"]["elsewhere"] == {}
+    jobset = jobs(folder)
+    assert jobset.paper_job("toy")["about"]["elsewhere"] == {"other": OTHER["title"]}
+    assert jobset.paper_job("other")["about"]["elsewhere"] == {}
 
 
 def test_complete_records_need_no_data(folder: Path) -> None:
@@ -171,13 +171,13 @@ def test_trained_runs_are_counted_before_the_workflow_starts(
 
 
 def test_the_nearest_target_is_named(folder: Path) -> None:
-    made = jobs(folder)
-    path = f"{made.results.root}/one/toy/"
+    jobset = jobs(folder)
+    path = f"{jobset.results.root}/one/toy/"
     for wrong in ("toy_tabel1", "toy/tabel1", f"{path}tabel1.html"):
-        assert made.hint(wrong).endswith("did you mean 'toy/table1'?")
-    assert made.hint(f"{path}table1.htm").endswith("table1.htm'; did you mean 'toy/table1'?")
-    assert made.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
-    assert made.hint("toy/x").endswith("'toy/x' (items of toy: figure1, figure2, table1)")
+        assert jobset.hint(wrong).endswith("did you mean 'toy/table1'?")
+    assert jobset.hint(f"{path}table1.htm").endswith("table1.htm'; did you mean 'toy/table1'?")
+    assert jobset.hint("toy") == "the paper 'toy' is no target; run snakemake --config scale=one items=toy"
+    assert jobset.hint("toy/x").endswith("'toy/x' (items of toy: figure1, figure2, table1)")
     assert (
         jobs(folder, items="other")
         .hint("toy/figure1")
@@ -189,20 +189,20 @@ def test_the_nearest_target_is_named(folder: Path) -> None:
 
 
 def test_items_are_made_from_records_and_if_needed_from_data(folder: Path) -> None:
-    every = jobs(folder)
-    (run,) = every.items["toy/figure1"].run_ids
-    record = every.summaries([run])[0]
-    data, partition = every.run_inputs[run]
-    assert partition in every.partition_files()
-    assert every.item_inputs("toy/figure1") == {"records": [record]}
-    assert every.item_inputs("toy/figure2") == {"records": [data]}
-    assert every.item_inputs("other/figure1") == {"records": [record, data]}
-    records = every.summaries(every.plan.runs)
-    assert every.item_inputs("toy/table1") == {"records": records, "published": []}
-    assert every.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("html", "csv")]
+    jobset = jobs(folder)
+    (run,) = jobset.items["toy/figure1"].run_ids
+    record = jobset.summaries([run])[0]
+    data, partition = jobset.run_inputs[run]
+    assert partition in jobset.partition_files()
+    assert jobset.item_inputs("toy/figure1") == {"records": [record]}
+    assert jobset.item_inputs("toy/figure2") == {"records": [data]}
+    assert jobset.item_inputs("other/figure1") == {"records": [record, data]}
+    records = jobset.summaries(jobset.plan.runs)
+    assert jobset.item_inputs("toy/table1") == {"records": records, "published": []}
+    assert jobset.outputs()[:2] == [f"{folder}/results/one/toy/table1.{form}" for form in ("html", "csv")]
     rules = {"table": ["toy/table1"], "figure": ["toy/figure1", "toy/figure2"]}
     for rule, expected in {**rules, "model_figure": ["other/figure1"]}.items():
-        assert [name for name in every.items if re.fullmatch(every.pattern(rule), name)] == expected
+        assert [name for name in jobset.items if re.fullmatch(jobset.pattern(rule), name)] == expected
     assert not re.fullmatch(jobs(folder, items="toy/figure1").pattern("table"), "")
 
 
@@ -213,9 +213,9 @@ def test_without_training_only_items_with_records_remain(folder: Path) -> None:
         jobs(folder, train="false")
     record = trained(spec, results.root)
     shutil.rmtree(results.root / "data")
-    left = jobs(folder, train="false")
-    assert set(left.items) == {"toy/table1", "toy/figure1"}, "data are not there"
-    assert left.summaries(left.plan.runs) == [str(record.folder / "summary.json")]
+    jobset = jobs(folder, train="false")
+    assert set(jobset.items) == {"toy/table1", "toy/figure1"}, "data are not there"
+    assert jobset.summaries(jobset.plan.runs) == [str(record.folder / "summary.json")]
     results.data(spec.dataset).parent.mkdir()
     results.data(spec.dataset).touch()
     assert (record.folder / MODELS_FILE).exists()
@@ -232,12 +232,12 @@ def test_resources_of_networks_grow_with_attempts_up_to_a_limit(folder: Path) ->
         "default": {"runtime": 60, "mem_mb": 100, "disk_mb": 5},
         "networks": {"mobilenet_tiny": {"mem_mb": 10}},
     }
-    every = jobs(folder, resources=resources)
-    (run, *_) = every.plan.runs
-    assert every.plan.runs[run].model.name == "mobilenet_tiny"
+    jobset = jobs(folder, resources=resources)
+    (run, *_) = jobset.plan.runs
+    assert jobset.plan.runs[run].model.name == "mobilenet_tiny"
     wildcards = SimpleNamespace(run=run)
-    assert [every.resource("runtime")(wildcards, attempt) for attempt in (1, 2, 3, 9)] == [60, 120, 180, 180]
-    assert every.resource("mem_mb")(wildcards, 2) == 20
+    assert [jobset.resource("runtime")(wildcards, attempt) for attempt in (1, 2, 3, 9)] == [60, 120, 180, 180]
+    assert jobset.resource("mem_mb")(wildcards, 2) == 20
     assert JobResources.parse(resources, "test").amount("mem_mb", "resnet18", 1) == 100
 
 

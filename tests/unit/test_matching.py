@@ -64,8 +64,8 @@ def logits(model: FlatModel, weights: Tensor) -> Tensor:
 )
 def test_chains_of_layers_are_recognised(model: Model) -> None:
     network = model.network(3, 32, 10)
-    found = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    assert list(chained(network)) == found
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert list(chained(network)) == names
 
 
 class CustomNetwork(Network):
@@ -110,7 +110,7 @@ def test_room_for_more_neurons_changes_nothing(model: Model) -> None:
     narrow = flat(model)
     before = {name: value.clone() for name, value in narrow.network.state_dict().items()}
     wide = FlatModel(widened(narrow.network, 1.25).eval(), torch.zeros(1, 1, SIDE, SIDE))
-    widths, wider = (Chain.of(one.network, one.layout).widths for one in (narrow, wide))
+    widths, wider = (Chain.of(flat_model.network, flat_model.layout).widths for flat_model in (narrow, wide))
     assert wider == [max(width + 1, width * 5 // 4) for width in widths]
     torch.testing.assert_close(
         logits(wide, wide.weights.clone()), logits(narrow, narrow.weights.clone()), rtol=1e-5, atol=1e-6
@@ -150,7 +150,7 @@ def energy(pool: Pool, members: Sequence[Tensor]) -> float:
     return float(sum(value**2 for value in total.tolist()) / (s0 + s * len(members)))
 
 
-def expected_gain(pool: Pool, groups: Sequence[Sequence[Tensor]], own: Tensor, place: int) -> float:
+def expected_gain(pool: Pool, groups: Sequence[Sequence[Tensor]], neuron: Tensor, place: int) -> float:
     """The gain of one neuron at one place, from the definition."""
     if place < len(groups):
         group, popular = groups[place], min(len(groups[place]), 10)
@@ -158,15 +158,15 @@ def expected_gain(pool: Pool, groups: Sequence[Sequence[Tensor]], own: Tensor, p
     else:
         group, number = [], place - len(groups) + 1
         prior = 2 * np.log(pool.gamma / pool.clients) - 2 * np.log(number)
-    return energy(pool, [*group, own]) - energy(pool, group) + prior
+    return energy(pool, [*group, neuron]) - energy(pool, group) + prior
 
 
 def grouped(pool: Pool, clients: Sequence[Tensor]) -> list[list[Tensor]]:
     """The members of each global neuron."""
     groups: list[list[Tensor]] = [[] for _ in range(len(pool.counts))]
     for client, places in pool.members.items():
-        for own, place in zip(clients[client], places.tolist(), strict=True):
-            groups[place].append(own)
+        for neuron, place in zip(clients[client], places.tolist(), strict=True):
+            groups[place].append(neuron)
     return groups
 
 
@@ -180,7 +180,7 @@ def test_gains_follow_their_definition_and_the_best_assignment_is_taken() -> Non
         groups = grouped(pool, clients)
         assert gains.shape == (SIZES[2], len(groups) + min(SIZES[2], 8 - len(groups)))
         expected = [
-            [expected_gain(pool, groups, own, place) for place in range(gains.shape[1])] for own in clients[2]
+            [expected_gain(pool, groups, row, place) for place in range(gains.shape[1])] for row in clients[2]
         ]
         np.testing.assert_allclose(gains.numpy(), expected, rtol=1e-9, atol=1e-9)
         best = linear_sum_assignment(expected, maximize=True)[1]
@@ -191,9 +191,9 @@ def test_gains_follow_their_definition_and_the_best_assignment_is_taken() -> Non
 def test_popularity_is_limited_to_ten() -> None:
     """With 12 clients, a neuron shared by 11 has the same gain as one shared by 10."""
     pool = pool_for(Pool, clients=12, capacity=2)
-    own = random(1, DIMENSIONS).double()
+    neuron = random(1, DIMENSIONS).double()
     for client in range(11):
-        pool.join(client, own)
+        pool.join(client, neuron)
     assert pool.counts.tolist() == [11]
-    data = energy(pool, [own[0]] * 12) - energy(pool, [own[0]] * 11)
-    assert float(pool.gains(own)[0, 0]) - data == pytest.approx(np.log(10 / 2), abs=1e-9)
+    data = energy(pool, [neuron[0]] * 12) - energy(pool, [neuron[0]] * 11)
+    assert float(pool.gains(neuron)[0, 0]) - data == pytest.approx(np.log(10 / 2), abs=1e-9)

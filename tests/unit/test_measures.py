@@ -22,8 +22,8 @@ def measured(
     rows = accuracies(*curve)
     write_record(Results(root).run("run"), tiny(), rows, summary, {"round_seconds": [1.0]}, {})
     record = Results(root).record("run")
-    found = measure(name).of(record) if target is None else measure(name).of(record, target)
-    return found[""] if found else None
+    values = measure(name).of(record) if target is None else measure(name).of(record, target)
+    return values[""] if values else None
 
 
 SETTLE, FALL, CROSS = "rounds_to_settle", "fall", "interpolated_rounds_to_target"
@@ -85,8 +85,8 @@ def test_costs_of_a_run_that_diverged_at_once(tmp_path: Path, name: str) -> None
     record = trained(tiny(model="mlp", training={**TINY["training"], "lr": 1e30}), tmp_path)
     assert record.summary["diverged"]["round"] == 1
     targeted = MEASURES[name].targeted
-    found = measure(name).of(record, 0.5) if targeted else measure(name).of(record)
-    assert found == ({"": math.inf} if targeted else None)
+    values = measure(name).of(record, 0.5) if targeted else measure(name).of(record)
+    assert values == ({"": math.inf} if targeted else None)
 
 
 @pytest.mark.parametrize(

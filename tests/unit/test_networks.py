@@ -80,7 +80,7 @@ LARGE = (
 """Networks that take long and have a smaller relative, or one that differs in its norm only."""
 
 
-every = pytest.mark.parametrize(
+every_case = pytest.mark.parametrize(
     "case",
     [
         pytest.param(case, id=name, marks=pytest.mark.slow if name in LARGE else ())
@@ -125,11 +125,11 @@ def test_networks_accept_images_from_their_minimum_size(name: str, channels: int
     assert layout.size - layout.head == sum(tensor.numel() for tensor in network.classifier.parameters())
 
 
-@every
+@every_case
 def test_composition_of_the_parts_at_a_cut_is_the_network(case: Case) -> None:
     _, _, channels, side, _ = case
     network = built(*case).train()
-    given = images(channels, side)
+    batch = images(channels, side)
 
     def seeded(function: Any, *arguments: Any) -> Tensor:
         torch.manual_seed(3)  # dropout, if there is any
@@ -137,10 +137,10 @@ def test_composition_of_the_parts_at_a_cut_is_the_network(case: Case) -> None:
         return result
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        whole = seeded(network, given)
-        assert torch.equal(whole, seeded(lambda: network.classifier(network.features(given))))
+        logits = seeded(network, batch)
+        assert torch.equal(logits, seeded(lambda: network.classifier(network.features(batch))))
         for split in network.splits:
-            assert torch.equal(whole, seeded(lambda at: upper(network, network.lower(given, at), at), split))
+            assert torch.equal(logits, seeded(lambda at: upper(network, network.lower(batch, at), at), split))
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "found"),
+    ("blocks", "names"),
     [
         ({}, "none"),
         ({"flatten": nn.Flatten(), "fc": nn.Linear(64, 10)}, "'flatten', 'fc'"),
@@ -191,7 +191,7 @@ def test_a_model_without_blocks_is_refused() -> None:
         ([nn.Linear(64, 10)], "list"),
     ],
 )
-def test_blocks_that_do_not_end_in_a_classifier_are_refused(blocks: Any, found: str) -> None:
+def test_blocks_that_do_not_end_in_a_classifier_are_refused(blocks: Any, names: str) -> None:
     class Wrong(Model):
         """A network."""
 
@@ -201,7 +201,7 @@ def test_blocks_that_do_not_end_in_a_classifier_are_refused(blocks: Any, found: 
         def blocks(self, channels: int, side: int, classes: int) -> Any:
             return blocks
 
-    with pytest.raises(FltrainError, match=f"model 'wrong': .* called 'classifier'; found {found}$"):
+    with pytest.raises(FltrainError, match=f"model 'wrong': .* called 'classifier'; found {names}$"):
         Wrong().network(1, 8, 10)
 
 
@@ -224,7 +224,7 @@ def test_unknown_cuts_are_refused() -> None:
         built(*NETWORKS["mlp"][0]).lower(images(1, 8), 1)
 
 
-@every
+@every_case
 def test_inputs_of_layers_and_flat_views(case: Case) -> None:
     _, _, channels, side, _ = case
     network = built(*case)
@@ -263,7 +263,7 @@ def test_inputs_of_shortcuts() -> None:
         case, *_ = NETWORKS[name]
         wired = layers(built(*case), images(*case[2:4]))
         readers = {layer.name: {wired[index].name for index in layer.consumers} for layer in wired}
-        producers = {one: {name for name in readers if one in readers[name]} for one in readers}
+        producers = {layer: {name for name in readers if layer in readers[name]} for layer in readers}
         assert producers[path] == producers[shortcut] != set()
         assert producers[following] == {shortcut, end}
 

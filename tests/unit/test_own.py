@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "config" / "examples" / "own"
 
 
-def run(folder: Path, *arguments: str, given: str = "", own: Path = TEMPLATE) -> str:
+def run(folder: Path, *arguments: str, stdin: str = "", own_folder: Path = TEMPLATE) -> str:
     """The output of a program in a folder with the project's configuration, and with an own folder."""
-    environment = {**os.environ, "COLUMNS": "250", VARIABLE: str(own)}
+    environment = {**os.environ, "COLUMNS": "250", VARIABLE: str(own_folder)}
     environment.pop("PYTEST_XDIST_WORKER", None)  # a pytest that it starts is no worker of this one
     done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, input=given
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, input=stdin
     )
     return done.stdout + done.stderr
 
@@ -57,10 +57,10 @@ print(Jobs.of({"scale": "mine"}).paper_inputs("mine")["published"])
 
 def test_the_template_is_planned_and_trained(project: Path) -> None:
     settings = yaml.safe_load((TEMPLATE / "papers" / "mine.yaml").read_text())["settings"]
-    shown = run(project, "-c", PROGRAM, given=yaml.safe_dump({**settings, "rounds": 1}))
-    assert "Accuracy with smaller gradients" in shown and "NVIDIA A100" in shown, shown
-    assert "my-digits-fedhalf-" in shown and ": completed, final accuracy " in shown, shown
-    assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in shown
+    output = run(project, "-c", PROGRAM, stdin=yaml.safe_dump({**settings, "rounds": 1}))
+    assert "Accuracy with smaller gradients" in output and "NVIDIA A100" in output, output
+    assert "my-digits-fedhalf-" in output and ": completed, final accuracy " in output, output
+    assert str([f"{TEMPLATE}/reported/mine_table1.csv"]) in output
 
 
 @pytest.mark.slow
@@ -94,12 +94,12 @@ def test_own_methods_and_networks_are_tested_on_request(tmp_path: Path) -> None:
         "tests/properties/test_every_method.py",
     )
     chosen = ("-k", "two_own or (fedhalf and (overwrite or neutral_base))")
-    shown = run(ROOT, *command, "--own", *chosen, own=tmp_path / "own")
+    output = run(ROOT, *command, "--own", *chosen, own_folder=tmp_path / "own")
     assert (
-        "3 passed" in shown
-        and "UserWarning: fedimpro refuses: plugins.fedimpro.split: this network cannot be" in shown
-    ), shown
-    assert " passed" not in run(ROOT, *command, *chosen, own=tmp_path / "own")
+        "3 passed" in output
+        and "UserWarning: fedimpro refuses: plugins.fedimpro.split: this network cannot be" in output
+    ), output
+    assert " passed" not in run(ROOT, *command, *chosen, own_folder=tmp_path / "own")
 
 
 FORWARD = """
@@ -127,39 +127,39 @@ def test_tests_are_collected_with_any_further_plugin(tmp_path: Path) -> None:
     (methods / "aclip.py").write_text(clip.replace('"clip"', '"aclip"'))
     (methods / "zwhole.py").write_text(FORWARD)
     options = ("-q", "-n", "0", "-p", "no:cacheprovider", "--collect-only", "--own")
-    shown = run(ROOT, "-m", "pytest", *options, "tests/engine", "tests/properties", own=tmp_path)
-    assert "ERROR" not in shown and "[fedavg+zwhole]" in shown, shown[-2000:]
-    together = {name for name in re.findall(r"[a-z+0-9]+", shown) if name.startswith("fedsol+")}
-    (every,) = (name.split("+") for name in together if name.count("+") > 1)
-    assert every[1] == "aclip" and "zwhole" not in every
+    output = run(ROOT, "-m", "pytest", *options, "tests/engine", "tests/properties", own_folder=tmp_path)
+    assert "ERROR" not in output and "[fedavg+zwhole]" in output, output[-2000:]
+    together = {name for name in re.findall(r"[a-z+0-9]+", output) if name.startswith("fedsol+")}
+    (parts,) = (name.split("+") for name in together if name.count("+") > 1)
+    assert parts[1] == "aclip" and "zwhole" not in parts
 
 
 def test_registers_are_added_and_names_in_both_places_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, own = tmp_path / "config", tmp_path / "own"
+    config, own_folder = tmp_path / "config", tmp_path / "own"
     write_papers(config, PAPER)
     assert [item.id for item in plan(config, "one").items] == ["toy/table"]
     study = {**PAPER, "paper": "study", "items": {"figure": TWO_METHODS}}
-    write_papers(own, study, scale={**SCALE, "scale": "both", "items": ["toy", "study"]})
+    write_papers(own_folder, study, scale={**SCALE, "scale": "both", "items": ["toy", "study"]})
     entry = {"question": "q", "assumed": "a"}
-    for folder, name in ((config, "one"), (own, "two")):
+    for folder, name in ((config, "one"), (own_folder, "two")):
         (folder / "register.yaml").write_text(yaml.safe_dump({"entries": {name: entry}}))
-    monkeypatch.setenv(VARIABLE, str(own))
+    monkeypatch.setenv(VARIABLE, str(own_folder))
     assert [item.id for item in plan(config, "both").items] == ["toy/table", "study/figure"]
     assert [*read_added(config, "register.yaml", Register).entries] == ["one", "two"]
-    shutil.copy(config / "register.yaml", own)
+    shutil.copy(config / "register.yaml", own_folder)
     with pytest.raises(
         FltrainError, match=r"own/register.yaml: entries: .*config/register.yaml has 'one', too"
     ):
         plan(config, "both")
-    (own / "register.yaml").unlink()
+    (own_folder / "register.yaml").unlink()
     with pytest.raises(FltrainError, match="unknown scale 'bot'; did you mean 'both'"):
         plan(config, "bot")
-    (own / "scales" / "xyz.yml").touch()
+    (own_folder / "scales" / "xyz.yml").touch()
     with pytest.raises(FltrainError, match=r"'xyz' \(known from .yaml files in .*/scales and .*own/scales: "):
         plan(config, "xyz")
-    shutil.copy(config / "papers" / "toy.yaml", own / "papers")
+    shutil.copy(config / "papers" / "toy.yaml", own_folder / "papers")
     with pytest.raises(FltrainError, match=r"own/papers/toy.yaml: the paper is also in .*config/papers/toy"):
         plan(config, "both")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
@@ -182,8 +182,8 @@ def test_the_workflow_names_a_fault_in_the_own_folder_in_one_line(project: Path)
     (project / "own" / "readers").mkdir(parents=True)
     reader = "from fltrain.data.readers.base import Reader\n\nclass Nameless(Reader):\n    pass\n"
     (project / "own" / "readers" / "mine.py").write_text(reader)
-    shown = run(project, "-m", "snakemake", "--dry-run", own=project / "own")
-    assert shown == (
+    output = run(project, "-m", "snakemake", "--dry-run", own_folder=project / "own")
+    assert output == (
         f"error: {project}/own/readers/mine.py:3: class Nameless: lacks 'name'; "
         "write name: Literal['nameless'] = 'nameless'\n"
     )
@@ -234,5 +234,5 @@ class Outside(Method):
     paths = [str(ROOT), str(tmp_path / "package")]
     environment = {**os.environ, VARIABLE: str(tmp_path / "own"), "PYTHONPATH": os.pathsep.join(paths)}
     program = "from fltrain.methods import METHODS; print(METHODS['outside'].__module__)"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    assert shown.stdout == "outside\n", shown.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stdout == "outside\n", done.stderr

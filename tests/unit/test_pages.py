@@ -136,8 +136,8 @@ def test_a_cell_shows_values_per_seed_interval_verdict_and_runs(toy: Toy) -> Non
     for value in ("50.00", "51.00", "52.00"):
         assert f">{value}</td>" in text
     row = page.text[page.text.index(Toy.run("FedDyn", "BP", 1)) :].partition("</tr>")[0]
-    found = re.findall(r'<td class="text"[^>]*>([^<]*)', row)
-    assert found == ["diverged in round 7", ""]
+    texts = re.findall(r'<td class="text"[^>]*>([^<]*)', row)
+    assert texts == ["diverged in round 7", ""]
     assert f"attributes.run_name = '{Toy.run('FedAvg', 'BP', 0)}'" in page.of("kbd")
 
 
@@ -168,8 +168,8 @@ COMPARED: dict[str, Any] = {
     ],
 )
 def test_facts_about_a_cell(changes: dict[str, Any], expected: dict[str, str]) -> None:
-    shown = facts(TableCell(measure="final_accuracy", **{**COMPARED, **changes}), False)
-    assert {name: shown[name] for name in expected} == expected
+    entries = facts(TableCell(measure="final_accuracy", **{**COMPARED, **changes}), False)
+    assert {name: entries[name] for name in expected} == expected
 
 
 def test_a_forest_plot_has_the_differences_in_margins() -> None:
@@ -190,12 +190,12 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     ((beyond,),) = forest([far], titles)["rows"].values()
     assert beyond["middle"] is None and beyond["above"], "no dot at a false place"
     panels = [cell.replace(panel=panel, column="+ x") for panel in ("p", "p", "q")]
-    for shown, label in (
+    for cells, label in (
         (panels[:2], "one + x"),
         (panels, "p / one + x"),
         ([cell.replace(row="", panel="p")], "p"),
     ):
-        assert next(iter(forest(shown, titles)["rows"].values()))[0]["place"] == label
+        assert next(iter(forest(cells, titles)["rows"].values()))[0]["place"] == label
     several = [cell, cell.replace(row="two"), cell.replace(item="b", verdict="reproduced")]
     rows = forest(several, titles)["rows"]
     assert {name: [row["tone"] for row in part] for name, part in rows.items()} == {
@@ -205,9 +205,9 @@ def test_a_forest_plot_has_the_differences_in_margins() -> None:
     counted = forest([cell, cell.replace(difference_low=None, reason="one seed")], titles)
     assert counted["notes"][-1] == "1 cell without an interval: not shown"
     missed = without.replace(verdict="inconclusive", reason="target missed", difference=float("inf"))
-    shown = forest([cell, missed], titles)
-    assert [row["lost"] for part in shown["rows"].values() for row in part] == ["", "target missed"]
-    assert shown["notes"] == plot["notes"] and forest([missed], titles) == {}
+    mixed = forest([cell, missed], titles)
+    assert [row["lost"] for part in mixed["rows"].values() for row in part] == ["", "target missed"]
+    assert mixed["notes"] == plot["notes"] and forest([missed], titles) == {}
     assert forest([without], titles) == {} == forest([cell] * 41, titles)
 
 
@@ -277,7 +277,7 @@ def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
 def test_the_file_of_all_cells_fits_its_schema(toy: Toy) -> None:
     """Empty fields are left out; texts stay texts if they look like numbers."""
     schema = json.loads((ROOT / "config" / "schemas" / "verdicts.json").read_text())
-    texts = {name: str for name, one in schema["properties"].items() if one.get("type") == "string"}
+    texts = {name: str for name, entry in schema["properties"].items() if entry.get("type") == "string"}
     frame = pd.read_csv(toy.folder / "verdicts.csv", dtype=texts)
     assert list(frame) == list(schema["properties"])
     rows = [{key: value for key, value in row.items() if pd.notna(value)} for row in frame.to_dict("records")]
@@ -325,8 +325,8 @@ def test_code_that_decides_pages_changes_their_version(
 
 def test_every_layer_below_the_pages_decides_them_or_trains() -> None:
     """A new layer of the package needs a decision."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    layers = next(one["layers"] for one in settings["tool"]["importlinter"]["contracts"] if "layers" in one)
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = next(rule["layers"] for rule in config["tool"]["importlinter"]["contracts"] if "layers" in rule)
     below = layers[layers.index("reporting") :]
     assert {*below} - {*version._LAYERS} == {"engine", "methods", "metrics", "models", "data", "runtime"}
 
@@ -435,8 +435,8 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
     """Without a declared conclusion, it has the first claim, or the result if there is no claim."""
     path = toy.folder / "paper" / "summary.json"
     before = path.read_text(encoding="utf-8")
-    own, other = toy.listing["papers"]
-    papers = [{**own, "title": title}, other]
+    first, other = toy.listing["papers"]
+    papers = [{**first, "title": title}, other]
     try:
         for kind, finding, line, shown_verdict in (
             ("examples", ("supported", "A grows", ["x: +1"]), "Paper's claim: A grows.", "supported"),
@@ -451,14 +451,14 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
                 encoding="utf-8",
             )
             page = front(toy, papers=papers)
-            shown = " ".join(filter(None, [line, shown_verdict]))
-            assert f"protocol {short} {shown} the paper's on toy data." in text_of(page)
+            words = " ".join(filter(None, [line, shown_verdict]))
+            assert f"protocol {short} {words} the paper's on toy data." in text_of(page)
             listing = {**toy.listing, "papers": papers}
             verdict = f" Verdict: {shown_verdict}." if shown_verdict else ""
             assert overview.main_results(listing, toy.folder)[0] == f"{short}: {line}{verdict}"
             assert page.links[0] == "#paper"
-        both = {"results": [("not reproduced", "A (B)", [])], "examples": [("supported", "A grows", [])]}
-        path.write_text(json.dumps(SUMMARY | both), encoding="utf-8")
+        findings = {"results": [("not reproduced", "A (B)", [])], "examples": [("supported", "A grows", [])]}
+        path.write_text(json.dumps(SUMMARY | findings), encoding="utf-8")
         lines = overview.main_results(toy.listing | {"papers": papers}, toy.folder)
         assert lines[0] == f"{short}: It is <so>. Verdict: values: not reproduced, claims: supported."
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
@@ -471,7 +471,7 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
 
 def test_the_front_page_is_small_and_links_pictures(toy: Toy) -> None:
     page = read(toy, "index.html")
-    assert [one for one in page.loaded if not one.startswith("data:,")] == ["paper/figure1.png"]
+    assert [address for address in page.loaded if not address.startswith("data:,")] == ["paper/figure1.png"]
     assert len(page.text) < 40_000 and not any("report" in link for link in page.links)
     assert "lazy" not in page.text, "a picture that loads late would move the cards"
     picture = '<svg class="a" width="100" height="50.4" viewBox="0 0 9 9"><desc>A &amp; B</desc></svg>'
@@ -521,13 +521,13 @@ def test_a_reduced_scale_has_numbers_for_claims_but_no_verdict(tmp_path: Path) -
     finding = ("reduced scale", "A grows (sec. 2)", ["x minus y, average of 2 cases: -1 points", "x: 2 %"])
     path.write_text(json.dumps({**summary, "examples": [finding]}), encoding="utf-8")
     text = text_of(front(toy))
-    shown = "A grows (sec. 2) x minus y, average of 2 cases -1 points x 2 %"
-    assert shown in text and "A case is one setting or method of a claim." in text
+    expected = "A grows (sec. 2) x minus y, average of 2 cases -1 points x 2 %"
+    assert expected in text and "A case is one setting or method of a claim." in text
     assert "Each card shows one of the paper's claims. Links" in text and "counts the verdicts" not in text
 
 
 def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
-    shown = in_lines(
+    html = in_lines(
         [
             "<b> minus C = 0, average of 2 cases: -5 rounds [-6, -4]",
             "A relative to B: +9 % [+6, +11]",
@@ -537,9 +537,9 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
             "",
         ]
     )
-    assert re.findall(r"<abbr title=\"(A case)[^\"]+[.]\">([\w ]+)</abbr>", shown) == [("A case", "cases")]
-    found = re.findall(r"<dt>(.*?)</dt>(?:<dd>(.*?)</dd>)?", re.sub("</?abbr.*?>", "", shown))
-    assert found == [
+    assert re.findall(r"<abbr title=\"(A case)[^\"]+[.]\">([\w ]+)</abbr>", html) == [("A case", "cases")]
+    pairs = re.findall(r"<dt>(.*?)</dt>(?:<dd>(.*?)</dd>)?", re.sub("</?abbr.*?>", "", html))
+    assert pairs == [
         ("&lt;b&gt; minus C\u00a0=\u00a00, average of 2 cases", "-5 rounds [-6, -4]"),
         ("A relative to B", "+9\u00a0% [+6, +11]"),
         ("change with E", "+9.0\u00a0% of the drift of B [+6.0, +11.0]"),
@@ -552,10 +552,10 @@ def test_numbers_of_a_claim_stand_in_lines_with_their_intervals() -> None:
 
 
 def test_names_of_neighbouring_lines_share_their_beginning() -> None:
-    found = in_lines(
+    html = in_lines(
         ["last accuracy, gain, A: +1", "last accuracy, gain, B: +2", "needed: 0, or 1", "gain, A: 3"]
     )
-    assert re.findall(r"<d[td].*?>(.*?)</d[td]>", found) == [
+    assert re.findall(r"<d[td].*?>(.*?)</d[td]>", html) == [
         *("last accuracy, gain", "A", "+1", "B", "+2"),
         *("needed: 0, or 1", "gain, A", "3"),
     ]
@@ -564,13 +564,13 @@ def test_names_of_neighbouring_lines_share_their_beginning() -> None:
 def test_claims_that_runs_judged_as_planned_come_first(toy: Toy) -> None:
     """The others are folded, but the exploratory ones are open if no claim is planned."""
     planned, late, *others = SUMMARY["claims"][:-1]
-    found = []
+    headings = []
     for claims in ([planned, planned, late, *others], [late, *others], others):
         changed = {**SUMMARY, "reduced": False, "claims": claims, "alike": summary.alike(claims)}
         text = paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")
-        found.append(re.findall(r"<summary>((?:Expl|Claims).*?)</summary>", text))
+        headings.append(re.findall(r"<summary>((?:Expl|Claims).*?)</summary>", text))
         assert text.count(" 2 claims</td>") == claims.count(planned) // 2, "joined"
-    assert found == [
+    assert headings == [
         ["Exploratory claims (1)", "Claims without verdict (4)"],
         ["Claims without verdict (4)"],
         [],
@@ -579,7 +579,7 @@ def test_claims_that_runs_judged_as_planned_come_first(toy: Toy) -> None:
 
 def test_a_case_is_explained_with_the_verdicts(toy: Toy) -> None:
     def text(number: str) -> str:
-        claims = [{**one, "number": number} for one in SUMMARY["claims"]]
+        claims = [{**claim, "number": number} for claim in SUMMARY["claims"]]
         changed = {**SUMMARY, "reduced": False, "claims": claims, "alike": summary.alike(claims)}
         return text_of(Page(paper.page(changed, ABOUT, [toy.figure], {}, toy.folder / "paper")))
 
@@ -602,8 +602,8 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "0 inconclusive" in text and "(1.5 expected)" in page.of("small")
     heads = ("our runs", "claim needs")
     assert [head for head in page.of("th") if head in heads] == [*heads, *heads, heads[0]]
-    shown = "x minus y +1.2 points 1 run diverged evidence +1.2 points on average (p = 0.01)"
-    assert f"{shown} Runs: Accuracy & gain . above 0 " in text
+    result = "x minus y +1.2 points 1 run diverged evidence +1.2 points on average (p = 0.01)"
+    assert f"{result} Runs: Accuracy & gain . above 0 " in text
     assert "FLFA <always> helps" in page.of("i") and "contradicted†" in page.of("span")
     assert re.search(r">A square</a>, <a [^>]*>Accuracy &amp; gain</a>.</details>", page.text), "about both"
     assert "figure1" not in text and "table1" not in text, "people read titles"
@@ -631,11 +631,11 @@ def test_the_list_of_runs_names_the_cell_of_each_run(toy: Toy) -> None:
 
 def test_a_figure_leads_to_its_runs_if_it_has_any(toy: Toy) -> None:
     bubbles = toy.figure.model_dump(mode="json") | {"figure": {"kind": "bubbles", "columns": "method"}}
-    found = []
+    links = []
     for sheet in (toy.figure, ItemJob.parse(bubbles, "sheet")):
         page = Page(paper.page({**SUMMARY, "reduced": False}, ABOUT, [sheet], {}, toy.folder / "paper"))
-        found.append([unquote(link) for link in page.links if "runs.html" in link])
-    assert found == [['../runs.html?filter="paper/figure1"'], []]
+        links.append([unquote(link) for link in page.links if "runs.html" in link])
+    assert links == [['../runs.html?filter="paper/figure1"'], []]
 
 
 def test_long_tables_after_the_first_fold_on_phones(toy: Toy) -> None:
@@ -644,10 +644,10 @@ def test_long_tables_after_the_first_fold_on_phones(toy: Toy) -> None:
     second = toy.sheet.model_copy(update={"id": "paper/table2"})
     covers = {"table1": [], "table2": ["table 2"]}
     for rows, folded in ((cells[:2], 0), (long, 1)):
-        both = {toy.sheet.id: rows, second.id: rows}
+        by_item = {toy.sheet.id: rows, second.id: rows}
         about = {**ABOUT, "covers": covers}
         text = paper.page(
-            {**SUMMARY, "reduced": False}, about, [toy.sheet, second], both, toy.folder / "paper"
+            {**SUMMARY, "reduced": False}, about, [toy.sheet, second], by_item, toy.folder / "paper"
         )
         assert text.count('<details class="fold" open>') == folded
 
@@ -663,12 +663,12 @@ def test_numbers_of_a_group_stand_together_on_phones() -> None:
 
 
 def test_a_citation_leads_to_the_paper() -> None:
-    shown = cited("A & B, arXiv 1602.05629, 2017, doi 10.32604/cmc.2024.054484")
+    html = cited("A & B, arXiv 1602.05629, 2017, doi 10.32604/cmc.2024.054484")
     links = (
         '<a href="https://arxiv.org/abs/1602.05629">arXiv 1602.05629</a>',
         '<a href="https://doi.org/10.32604/cmc.2024.054484">doi 10.32604/cmc.2024.054484</a>',
     )
-    assert shown == f"A &amp; B, {links[0]}, 2017, {links[1]}"
+    assert html == f"A &amp; B, {links[0]}, 2017, {links[1]}"
 
 
 def test_a_count_of_zero_has_no_colour() -> None:
@@ -680,15 +680,15 @@ def test_a_count_of_zero_has_no_colour() -> None:
 def test_items_without_planned_claims_stand_folded_after_those_with_them(toy: Toy) -> None:
     cells = {toy.sheet.id: read_csv(toy.folder / "paper" / "table1.csv")}
     names = {"table1": "figure1", "figure1, table1": "table1"}  # an exploratory claim on the table
-    claims = [{**one, "item": names.get(one["item"], "")} for one in SUMMARY["claims"]]
+    claims = [{**claim, "item": names.get(claim["item"], "")} for claim in SUMMARY["claims"]]
     about = {**ABOUT, "covers": {"table1": [], "figure1": []}}
-    summaries = ({**SUMMARY, "claims": one, "alike": summary.alike(one)} for one in (claims, []))
+    summaries = ({**SUMMARY, "claims": chosen, "alike": summary.alike(chosen)} for chosen in (claims, []))
     sheets = [toy.sheet, toy.figure]
     folded = [
-        paper.page({"reduced": False, **one}, about, sheets, cells, toy.folder / "paper").partition(
+        paper.page({"reduced": False, **data}, about, sheets, cells, toy.folder / "paper").partition(
             '<details id="further">'
         )
-        for one in summaries
+        for data in summaries
     ]
     assert [[name in part for name in ('id="table1"', 'id="figure1"')] for part in folded[0][::2]] == [
         [False, True],
@@ -701,11 +701,11 @@ def test_wide_tables_have_their_differences_on_their_own_page_only(toy: Toy, mon
     cells = {"paper/table1": read_csv(toy.folder / "paper" / "table1.csv")}
     columns = len(Grid.of(toy.sheet, cells["paper/table1"], {}, ["verdict"]).columns)
     about = {**ABOUT, "covers": {"table1": []}}
-    for widest, shown in ((columns, True), (columns - 1, False)):
+    for widest, has_difference in ((columns, True), (columns - 1, False)):
         monkeypatch.setattr(paper, "WIDEST", widest)
         text = paper.page({**SUMMARY, "reduced": False}, about, [toy.sheet], cells, toy.folder / "paper")
         head = text.partition('id="table1-values"')[2].partition("</thead>")[0]
-        assert ("difference" in head) == shown and "published" in head
+        assert ("difference" in head) == has_difference and "published" in head
 
 
 def test_a_page_has_sentences_once_that_hold_for_all_its_tables(toy: Toy) -> None:
@@ -719,7 +719,7 @@ def test_a_page_has_sentences_once_that_hold_for_all_its_tables(toy: Toy) -> Non
     text = text_of(
         Page(paper.page({**SUMMARY, "reduced": False}, about, sheets, cells, toy.folder / "paper"))
     )
-    counts = [text.count(one) for one in ("Of all.", "First.", "Second.", GENERAL["chance"])]
+    counts = [text.count(sentence) for sentence in ("Of all.", "First.", "Second.", GENERAL["chance"])]
     assert counts == [1, 1, 1, 1]
     assert text.index("In all tables: Of all.") < text.index("First.")
 
@@ -736,8 +736,8 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
         next(iter(summary.verdict_counts(kind, cells, []).items())) for kind in ("paper", "control")
     )
     assert values[1][0] == controls[1][0] and values[1][1] and not controls[1][1]
-    known = [cell for cell in cells if cell.verdict and cell.published is not None]
-    false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(known))
+    judged = [cell for cell in cells if cell.verdict and cell.published is not None]
+    false, *true = (cell.replace(falsified=number == 0, published=1.0) for number, cell in enumerate(judged))
     expected = sum(cell.expected_reproduced or 0 for cell in true)
     assert summary.true_values([false, *true]) == (
         f"with so few seeds, we expect about {expected:.1f} of {len(true)} true values to be reproduced"
@@ -746,18 +746,18 @@ def test_controls_have_no_expected_numbers(toy: Toy) -> None:
 
 def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy) -> None:
     cells = read_csv(toy.folder / "paper" / "table1.csv")
-    known = sum(cell.expected_reproduced is not None for cell in cells)
+    count = sum(cell.expected_reproduced is not None for cell in cells)
     one_seed = {"verdict": "inconclusive", "reason": "one seed", "expected_reproduced": None}
     cells.append(cells[0].replace(**one_seed))
     rule = next(text for text in Notes.of(toy.sheet, cells).texts if text.startswith("Verdicts"))
-    assert f"Of {known} cells with an interval, " in rule and known > 1
+    assert f"Of {count} cells with an interval, " in rule and count > 1
     assert "Inconclusive (no interval): 1." in rule
     points = r"[\d.]+(?: to [\d.]+)? points? of final accuracy"
     detects = f"The rule detects a true difference of {points} with a probability of 80 %"
     assert re.search(rf"The margin is {points}\. {detects}", rule)
     rounds = {"measure": "rounds_to_target", "label": "rounds to target", "published": 100.0}
-    found = ((14.0, 20.4), (856.0, 1137.2))
-    ends = [cells[0].replace(**rounds, margin=margin, detectable=least) for margin, least in found]
+    pairs = ((14.0, 20.4), (856.0, 1137.2))
+    ends = [cells[0].replace(**rounds, margin=margin, detectable=least) for margin, least in pairs]
     text = " ".join(Notes.of(toy.sheet, ends).texts)
     assert "The margin is 20 % of the published value (14 to 856 rounds to target)." in text
     assert "true difference of 20 to 1100 rounds to target with a probability of 80 % (depending on" in text
@@ -767,11 +767,11 @@ def test_notes_below_a_table_count_cells_apart_and_explain_equal_widths(toy: Toy
     bare = [cell.replace(runs=(cell.place,), gain_low=None, gain_high=None) for cell in cells]
     for number, expected in (("", [False, True]), ("gain_", [True, True])):
         ends = [{f"{number}low": 1.0, f"{number}high": 2.0 + place // 2} for place in range(len(bare))]
-        equal = [cell.replace(**both) for cell, both in zip(bare, ends, strict=True)]
-        for shown, words in ((equal, expected), (equal[:1], [False, False])):
-            found = [Notes.of(sheet, shown).seeds for sheet in sheets]
+        equal = [cell.replace(**bounds) for cell, bounds in zip(bare, ends, strict=True)]
+        for chosen, words in ((equal, expected), (equal[:1], [False, False])):
+            texts = [Notes.of(sheet, chosen).seeds for sheet in sheets]
             assert [
-                "Intervals of equal width share one estimate of the spread" in text for text in found
+                "Intervals of equal width share one estimate of the spread" in text for text in texts
             ] == words
     bare = [cell.replace(measure="best_accuracy") for cell in bare]
     assert "Intervals of equal width" in Notes.of(toy.sheet, [*equal, *bare]).seeds, "of the same runs"
@@ -954,41 +954,41 @@ def test_the_page_of_a_paper_has_its_main_intervals_beside_its_result(toy: Toy) 
         "notes": [],
         "margin": [],
     }
-    for changes, shown in (
+    for changes, has_plot in (
         ({"picture": ""}, True),
         ({}, False),
         ({"picture": "", "parts": {"B": {**SUMMARY, "picture": "", "forest": plot}}}, True),
         ({"picture": "", "parts": {"B": {**SUMMARY, "picture": ""}}}, False),
     ):
-        found = {**SUMMARY, "reduced": False, "claims": [], "alike": [], "forest": plot, **changes}
-        text = paper.page(found, ABOUT, [], {}, toy.folder / "paper")
-        assert ('class="forest"' in text.partition('id="claims"')[0]) == shown, changes
+        data = {**SUMMARY, "reduced": False, "claims": [], "alike": [], "forest": plot, **changes}
+        text = paper.page(data, ABOUT, [], {}, toy.folder / "paper")
+        assert ('class="forest"' in text.partition('id="claims"')[0]) == has_plot, changes
 
 
 def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy) -> None:
     """A paper has one card, also with several results; one none of whose items has been made has no card."""
     numbers: dict[str, Any] = {"label": "accuracy, %", "gain": 1.0, "gain_low": 0.5, "gain_high": 1.5}
     sheets = [toy.sheet.model_copy(update={"id": f"both/{name}"}) for name in ("a", "b", "pilot")]
-    cells = {one.id: [TableCell(item=one.name, row=one.name, **numbers)] for one in sheets}
+    cells = {sheet.id: [TableCell(item=sheet.name, row=sheet.name, **numbers)] for sheet in sheets}
     fields = {"verdict": "supported", "dropped": False, "exploratory": False, "evidence": "", "number": "1"}
     fields |= {"needed": "above 0", "reason": ""}
     places = {"B, fig. 2": "b", "Paper, sec. 1, table 1": "a", "C, sec. 3": "missing"}
-    judged = pd.DataFrame([{**fields, "where": one, "claim": "x", "item": places[one]} for one in places])
+    judged = pd.DataFrame([{**fields, "where": key, "claim": "x", "item": places[key]} for key in places])
     heading = {"paper": "both", "title": "Both", "kind": "comparison", "scale": "one", "reduced": False}
-    found = summary.paper_summary({**heading, "note": "Small."}, sheets, judged, cells)
-    for one, item, place in (("B", "b", "fig. 2"), ("Paper", "a", "sec. 1, table 1")):
-        part = found["parts"][one]
+    result = summary.paper_summary({**heading, "note": "Small."}, sheets, judged, cells)
+    for name, item, place in (("B", "b", "fig. 2"), ("Paper", "a", "sec. 1, table 1")):
+        part = result["parts"][name]
         assert [row["item"] for row in part["claims"]] == part["items"] == [item] and not part["parts"]
         assert part["counts"]["claims"] == ({"supported": 1}, {})
-        assert part["examples"] == [("supported", f"x ({one}, {place})", ["1", "needed: above 0"])]
+        assert part["examples"] == [("supported", f"x ({name}, {place})", ["1", "needed: above 0"])]
         assert list(part["forest"]["rows"]) == ["Accuracy & gain: gain over BP"], "a base, also with one item"
     folder = toy.folder / "both"
     folder.mkdir()
     try:
-        (folder / "summary.json").write_text(json.dumps({**found, "conclusions": {"Paper": "So it is."}}))
+        (folder / "summary.json").write_text(json.dumps({**result, "conclusions": {"Paper": "So it is."}}))
         (folder / "index.html").touch()
-        both = {"name": "both", "title": "Both", "contents": []}
-        page = front(toy, papers=[*toy.listing["papers"], both])
+        comparison = {"name": "both", "title": "Both", "contents": []}
+        page = front(toy, papers=[*toy.listing["papers"], comparison])
     finally:
         shutil.rmtree(folder)
         front(toy)
@@ -999,11 +999,11 @@ def test_a_comparison_has_a_card_for_each_paper_that_its_claims_are_on(toy: Toy)
     )
     assert page.links.count("both/index.html#b") == 3, "in the table, and in both titles of the card"
     assert page.links.count("both/index.html#a") == 1
-    folded, shown = (
+    folded, card = (
         "So it is. Claims and intervals claims 1 supp",
         "Both claims 1 supported supported x (B, fig. 2) 1 needed: above 0",
     )
-    assert (text_of(page).count(folded), text_of(page).count(shown)) == (1, 1), (
+    assert (text_of(page).count(folded), text_of(page).count(card)) == (1, 1), (
         "further results stand in a line"
     )
 
@@ -1058,8 +1058,8 @@ def test_controls_and_comparisons_without_claims_have_a_result() -> None:
     """A control counts the values that the rule rejects; else there is a cell of each verdict."""
     cell = TableCell(item="a", row="one", verdict="inconclusive", published=1.0)
     false = [cell.replace(**FALSE, verdict=verdict) for verdict in ("not reproduced", "inconclusive")]
-    (found,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"}, {})
-    assert found[-1] == ["The rule rejects 1 of 2 false values and none of 2 true ones (1 different number)."]
+    (entry,) = summary.cell_findings("control", [cell, cell, *false], {"a": "A"}, {})
+    assert entry[-1] == ["The rule rejects 1 of 2 false values and none of 2 true ones (1 different number)."]
     gain: dict[str, Any] = {"gain": 1.0, "gain_low": 0.5, "gain_high": 1.5, "verdict": None}
     better = cell.replace(**gain, gain_verdict="better")
     late = better.replace(exploratory=True, row="late")
@@ -1077,17 +1077,17 @@ def test_a_card_quotes_a_method_with_the_settings_of_its_base(toy: Toy) -> None:
     cells = [TableCell(item="table1", row="one", column=name, **gain) for name in ("default", "tuned")]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", "evidence", "item", *summary.RESULT]
     heading = {"paper": "paper", "title": "A paper", "kind": "comparison", "scale": "one", "reduced": False}
-    found = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
-    (finding,) = found["results"]
+    result = summary.paper_summary(heading, [sheet], pd.DataFrame(columns=columns), {sheet.id: cells})
+    (finding,) = result["results"]
     words = ["difference from tuned, in points: +1.00 [+0.50, +1.50]"]
     assert finding == ("better", "one / tuned (Accuracy & gain)", words)
 
 
 def test_cells_without_an_interval_are_counted_apart() -> None:
     """The expected numbers are of the others alone."""
-    known = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
+    cell = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
     without = [TableCell(verdict="inconclusive", reason=why) for why in ("target missed", "one seed")]
-    ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, *without], []).values()
+    ((verdicts, expected),) = summary.verdict_counts("paper", [cell, cell, *without], []).values()
     assert verdicts == {"inconclusive": 2, "inconclusive (target missed)": 1, "inconclusive (no interval)": 1}
     assert sum(expected.values()) == pytest.approx(2)
 
@@ -1095,11 +1095,11 @@ def test_cells_without_an_interval_are_counted_apart() -> None:
 @pytest.mark.parametrize("gain", ["", "published", "own"])
 def test_exploratory_verdicts_of_cells_are_counted_apart(gain: str) -> None:
     """The expected numbers are of the others alone."""
-    known = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
+    cell = TableCell(verdict="inconclusive", expected_reproduced=0.5, expected_not_reproduced=0.1)
     if gain:
-        known = TableCell(gain_verdict="inconclusive", published_gain=1.0 if gain == "published" else None)
-    seen = known.replace(exploratory=True)
-    ((verdicts, expected),) = summary.verdict_counts("paper", [known, known, seen], []).values()
+        cell = TableCell(gain_verdict="inconclusive", published_gain=1.0 if gain == "published" else None)
+    seen = cell.replace(exploratory=True)
+    ((verdicts, expected),) = summary.verdict_counts("paper", [cell, cell, seen], []).values()
     assert verdicts == {"inconclusive": 2, "inconclusive, exploratory": 1}
     assert sum(expected.values()) == pytest.approx(0 if gain else 2)
 
@@ -1123,12 +1123,12 @@ def test_cells_with_the_same_runs_and_different_intervals_are_explained(toy: Toy
         update={"table": toy.sheet.table.model_copy(update={"measures": (measured,)})}
     )
     cell = TableCell(measure="final_accuracy", label="accuracy, %", low=1.0, high=2.0, runs=("a",))
-    first, same = (cell.replace(row="one", column=name) for name in ("default", "tuned"))
+    first, second = (cell.replace(row="one", column=name) for name in ("default", "tuned"))
     note = "Cells with the same runs, for example one / default and one / tuned, can have different intervals"
-    assert note in Notes.of(sheet, [first, same.replace(high=3.0)]).seeds
-    for other in (same, same.replace(high=3.0, runs=("b",))):
+    assert note in Notes.of(sheet, [first, second.replace(high=3.0)]).seeds
+    for other in (second, second.replace(high=3.0, runs=("b",))):
         assert "same runs" not in Notes.of(sheet, [first, other]).seeds
-    averages = [one.replace(runs=(), high=high) for one, high in ((first, 2.0), (same, 3.0))]
+    averages = [cell.replace(runs=(), high=high) for cell, high in ((first, 2.0), (second, 3.0))]
     assert "same runs" not in Notes.of(sheet, averages).seeds
 
 
@@ -1138,10 +1138,10 @@ def test_the_front_page_sums_up_all_papers() -> None:
     A zero stands only where all follows the papers.
     """
 
-    def one(kind: str, **counts: dict[str, int]) -> dict[str, Any]:
+    def card(kind: str, **counts: dict[str, int]) -> dict[str, Any]:
         return {
             "kind": kind,
-            "counts": {name.replace("_", " "): (found, {}) for name, found in counts.items()},
+            "counts": {name.replace("_", " "): (verdicts, {}) for name, verdicts in counts.items()},
         }
 
     values = {
@@ -1151,27 +1151,27 @@ def test_the_front_page_sums_up_all_papers() -> None:
         "inconclusive (no interval)": 1,
     }
     summaries = [
-        one("paper", published_values=values, claims={"supported": 2, "by definition": 3, "not run": 9}),
-        one("paper", claims={"supported": 1, "undecided": 4, "undecided, exploratory": 5}),
-        one("comparison", claims={"contradicted": 1, "contradicted†": 2, "not judged": 1}),
-        one("control", published_values={"reproduced": 7}),
-        one("paper", differences_among_our_own_runs={"better": 1, "worse": 2}),
-        one("comparison", **{"differences among our own runs (2 with the same runs)": {"inconclusive": 3}}),
-        one("comparison", published_gains={"opposite, exploratory": 2}),
-        one("", claims={}),
+        card("paper", published_values=values, claims={"supported": 2, "by definition": 3, "not run": 9}),
+        card("paper", claims={"supported": 1, "undecided": 4, "undecided, exploratory": 5}),
+        card("comparison", claims={"contradicted": 1, "contradicted†": 2, "not judged": 1}),
+        card("control", published_values={"reproduced": 7}),
+        card("paper", differences_among_our_own_runs={"better": 1, "worse": 2}),
+        card("comparison", **{"differences among our own runs (2 with the same runs)": {"inconclusive": 3}}),
+        card("comparison", published_gains={"opposite, exploratory": 2}),
+        card("", claims={}),
     ]
-    own, elsewhere = "under the papers' own protocol", "in replications or comparisons"
+    protocol, elsewhere = "under the papers' own protocol", "in replications or comparisons"
     assert list(overview.overall(summaries)) == [
-        (f"20 published values {own}", {"reproduced": 0, **values}, {}),
-        (f"12 claims {own}", {"supported": 3, "undecided": 4}, {"undecided": 5}),
+        (f"20 published values {protocol}", {"reproduced": 0, **values}, {}),
+        (f"12 claims {protocol}", {"supported": 3, "undecided": 4}, {"undecided": 5}),
         (f"3 claims {elsewhere}", {"contradicted": 1, "contradicted†": 2}, {}),
         ("6 differences among our own runs", {"better": 1, "worse": 2, "inconclusive": 3}, {}),
         (f"2 published gains {elsewhere}", {}, {"opposite": 2}),
     ]
-    nothing = one("paper", claims={"reduced scale": 4, "not run": 1})
+    nothing = card("paper", claims={"reduced scale": 4, "not run": 1})
     assert not list(
         overview.overall(
-            [nothing, one("control", published_values={"reproduced": 7}), {**nothing, "kind": ""}]
+            [nothing, card("control", published_values={"reproduced": 7}), {**nothing, "kind": ""}]
         )
     )
 
@@ -1199,7 +1199,7 @@ def test_pages_lead_to_the_documentation_of_their_project(
     toy.write_pages()
     for name, up in pages.items():
         page = read(toy, name)
-        named = {one for one in linked if one in page.text}
+        named = {path for path in linked if path in page.text}
         assert named and named <= {link.removeprefix(up) for link in page.links}, name
         bare = re.sub(r"<a [^>]*>[^<]*</a>", "", page.text)
         assert re.findall(r"(?:docs|tests)/[\w/.-]+", bare) == ["docs/no.md"] * ("index" in name), name

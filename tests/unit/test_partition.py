@@ -33,7 +33,7 @@ CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
 SEEDS = st.integers(0, 2**32)
 
-few = settings(deadline=None, max_examples=60)
+few_examples = settings(deadline=None, max_examples=60)
 
 
 def counts(scheme: Scheme, labels: Indices, seed: int = 0) -> Indices:
@@ -108,7 +108,7 @@ def test_more_clients_than_images_are_refused(scheme: Scheme) -> None:
         crowd.split(DIGITS, 10, 0, WRITERS)
 
 
-@pytest.mark.parametrize("scheme", [one for one in EVERY_SCHEME if isinstance(one, LabelSkew)], ids=str)
+@pytest.mark.parametrize("scheme", [case for case in EVERY_SCHEME if isinstance(case, LabelSkew)], ids=str)
 def test_planned_numbers_equal_the_assigned_ones(scheme: LabelSkew) -> None:
     assert counts(scheme, DIGITS, 4).tolist() == planned(scheme, 10, 100, 4).tolist()
 
@@ -138,19 +138,19 @@ OWNERS = np.array_split(np.arange(4000), 4)
 @pytest.mark.parametrize(("level", "power"), [("variance", 0.5), ("deviation", 1.0)])
 def test_noise_of_a_client_has_its_level(level: str, power: float) -> None:
     skew = FeatureSkew(noise=0.02, level=level)
-    found = skew.changed(GREY, OWNERS, 1)
+    noisy = skew.changed(GREY, OWNERS, 1)
     assert (GREY == 128).all()
-    assert np.array_equal(found, skew.changed(GREY, OWNERS, 1))
-    assert not np.array_equal(found, skew.changed(GREY, OWNERS, 2))
-    for client, own in enumerate(OWNERS):
-        noise = (found[own].astype(float) - 128) / 255
+    assert np.array_equal(noisy, skew.changed(GREY, OWNERS, 1))
+    assert not np.array_equal(noisy, skew.changed(GREY, OWNERS, 2))
+    for client, indices in enumerate(OWNERS):
+        noise = (noisy[indices].astype(float) - 128) / 255
         rounding = 1 / 12 / 255**2
         expected = math.sqrt((0.02 * (client + 1) / 4) ** (2 * power) + rounding)
         assert noise.std() == pytest.approx(expected, rel=0.03)
         assert abs(noise.mean()) < 5 * expected / math.sqrt(noise.size)
     # Streams of clients do not depend on the images of other clients.
-    fewer = [own[:10] for own in OWNERS]
-    assert np.array_equal(skew.changed(GREY, fewer, 1)[fewer[3]], found[fewer[3]])
+    fewer = [indices[:10] for indices in OWNERS]
+    assert np.array_equal(skew.changed(GREY, fewer, 1)[fewer[3]], noisy[fewer[3]])
     black = FeatureSkew(noise=0.02).changed(np.zeros_like(GREY), OWNERS, 1)
     assert (black[OWNERS[3]] == 0).mean() == pytest.approx(0.5, abs=0.02)  # cut off, not wrapped around
 
@@ -173,14 +173,14 @@ def test_clients_have_turned_images() -> None:
 def test_feature_skew_changes_all_images_of_clients_but_not_the_common_ones() -> None:
     data = digits()
     divided = with_tests(skewed(data))
-    divided = replace(divided, validation=[own[:2] for own in divided.clients])
-    divided = replace(divided, clients=[own[2:] for own in divided.clients])
+    divided = replace(divided, validation=[indices[:2] for indices in divided.clients])
+    divided = replace(divided, clients=[indices[2:] for indices in divided.clients])
     skew = FeatureSkew(rotations=2)
     pool = np.concatenate([data.train_images, data.test_images])
     plain = FederatedData.of(data, divided, torch.device("cpu"))
     turned = FederatedData.of(data, divided, torch.device("cpu"), feature_skew=skew)
-    for client, own in enumerate(zip(divided.clients, divided.tests, divided.validation, strict=True)):
-        chosen = np.concatenate(own)
+    for client, parts in enumerate(zip(divided.clients, divided.tests, divided.validation, strict=True)):
+        chosen = np.concatenate(parts)
         expected = pool[chosen][:, :, ::-1, ::-1] if client % 2 else pool[chosen]
         assert np.array_equal(turned.train.images[chosen], expected)
     assert torch.equal(turned.test.images, plain.test.images)
@@ -215,7 +215,7 @@ def test_a_thousand_clients_with_little_alpha_are_refused_quickly_or_divided() -
     assert time.process_time() - started < 2
 
 
-@few
+@few_examples
 @given(alpha=st.sampled_from([1e-300, 1e-3, 0.02, 1e3, 1e6]), capped=st.booleans(), seed=SEEDS)
 def test_extreme_alphas_give_valid_partitions(alpha: float, capped: bool, seed: int) -> None:
     held = counts(Dirichlet(clients=7, alpha=alpha, capped=capped, min_size=0), DIGITS, seed)
@@ -249,10 +249,10 @@ def literal_topup(held: Indices, least: int) -> Indices:
             take = min(least - len(lists[poor]), len(lists[rich]) - least)
             lists[poor] += lists[rich][:take]
             del lists[rich][:take]
-    return np.stack([np.bincount(one, minlength=held.shape[1]) for one in lists])
+    return np.stack([np.bincount(labels, minlength=held.shape[1]) for labels in lists])
 
 
-@few
+@few_examples
 @given(alpha=st.floats(0.01, 2), clients=st.integers(1, 12), share=st.floats(0, 1), seed=SEEDS)
 def test_topping_up_equals_the_literal_lists(alpha: float, clients: int, share: float, seed: int) -> None:
     before = counts(DirichletTopUp(clients=clients, alpha=alpha, min_size=0), DIGITS, seed)
@@ -262,7 +262,7 @@ def test_topping_up_equals_the_literal_lists(alpha: float, clients: int, share: 
     assert after.tolist() == literal_topup(before, least).tolist()
 
 
-@few
+@few_examples
 @given(clients=st.integers(1, 40), classes=st.integers(1, 30), each=st.integers(1, 30), seed=SEEDS)
 def test_balanced_deals_never_get_stuck(clients: int, classes: int, each: int, seed: int) -> None:
     each = min(each, classes)
@@ -271,7 +271,7 @@ def test_balanced_deals_never_get_stuck(clients: int, classes: int, each: int, s
     assert np.ptp(held.sum(axis=0)) <= 1
 
 
-@few
+@few_examples
 @given(clients=st.integers(1, 40), classes=st.integers(1, 30), each=st.integers(1, 30))
 def test_contiguous_deals_equal_the_budget_loop(clients: int, classes: int, each: int) -> None:
     each = min(each, classes)
@@ -389,7 +389,7 @@ def test_clients_are_the_first_writers_or_random_ones() -> None:
     assert np.bincount(np.searchsorted(ids, np.ravel(drawn))) == pytest.approx(1000 / len(ids), abs=26)
 
 
-@few
+@few_examples
 @given(
     labels=st.lists(st.integers(0, 4), min_size=2, max_size=80),
     fraction=st.sampled_from([1e-12, 0.1, 0.25, 1 / 3, 0.7, 0.999]),
@@ -440,5 +440,5 @@ def test_a_seed_of_the_partition_fixes_it_over_the_seeds_of_runs(tmp_path: Path)
     used = [trained(spec, tmp_path).summary["digests"]["partition"] for spec in fixed]
     assert used[0] == used[1]
     parts = [federation(spec, digits()).data.clients for spec in (free[0], fixed[1], free[1])]
-    assert all(torch.equal(one, other) for one, other in zip(parts[0], parts[1], strict=True))
-    assert not all(torch.equal(one, other) for one, other in zip(parts[0], parts[2], strict=True))
+    assert all(torch.equal(first, other) for first, other in zip(parts[0], parts[1], strict=True))
+    assert not all(torch.equal(first, other) for first, other in zip(parts[0], parts[2], strict=True))

@@ -99,8 +99,8 @@ CHECK = "; check indentation, colons, quotes and brackets of this line and the l
 def test_mistakes_are_refused_with_their_line(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FltrainError, match=re.escape(message)) as raised:
         parsed(text, tmp_path)
-    shown = str(raised.value)
-    assert shown.startswith(f"{tmp_path}/some.yaml: ") and shown.isprintable() and len(shown) < 1000
+    error = str(raised.value)
+    assert error.startswith(f"{tmp_path}/some.yaml: ") and error.isprintable() and len(error) < 1000
 
 
 def test_all_repeated_keys_are_named(tmp_path: Path) -> None:

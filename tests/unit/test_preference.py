@@ -62,14 +62,14 @@ def places(network: Network) -> dict[str, nn.Module]:
         if isinstance(module, PerGroup) or not [*module.children()]
     ]
     parts = {id(part) for _, _, module in order if isinstance(module, PerGroup) for part in module}
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, kind, module in order:
         if isinstance(kind, nn.Conv2d | nn.Linear | GroupedClassifier) and id(module) not in parts:
-            layer, found[name], ended = name, module, False
+            layer, modules[name], ended = name, module, False
         elif isinstance(kind, nn.BatchNorm2d | nn.GroupNorm | nn.ReLU | nn.ReLU6) and not ended:
-            found[layer] = module
+            modules[layer] = module
             ended = isinstance(kind, nn.ReLU | nn.ReLU6)
-    return found
+    return modules
 
 
 def directly(network: Network, split: ImageSet) -> dict[str, Tensor]:
@@ -205,9 +205,9 @@ def test_shared_depth_of_variances(variances: list[float], depth: int) -> None:
 
 
 def test_identical_clients_are_aligned_and_others_are_not(split: ImageSet) -> None:
-    one = class_preference(network_of("lenet5"), split, CLASSES)
+    first = class_preference(network_of("lenet5"), split, CLASSES)
     other = class_preference(network_of("lenet5", seed=1), split, CLASSES)
-    assert set(alignment([one, one, one]).values()) == {1.0}
-    measured = alignment([one, other])
-    assert list(measured) == list(one)
+    assert set(alignment([first, first, first]).values()) == {1.0}
+    measured = alignment([first, other])
+    assert list(measured) == list(first)
     assert measured["conv2.0"] < 1 and measured["fc1.0"] < 0.6

@@ -120,14 +120,14 @@ def test_a_contact_sheet_is_written_next_to_the_file(tmp_path: Path) -> None:
     path, tile, scale = Results(tmp_path).data(DIGITS), 10, 4
     data = prepare(DIGITS, path, tmp_path)
     assert sorted(file.name for file in path.parent.iterdir()) == ["digits.png", "digits.safetensors"]
-    shown = np.asarray(Image.open(path.with_suffix(".png")))
-    assert shown.shape == (10 * tile * scale, SHEET_COLUMNS * tile * scale, 3)
-    shown = shown[::scale, ::scale]
+    sheet = np.asarray(Image.open(path.with_suffix(".png")))
+    assert sheet.shape == (10 * tile * scale, SHEET_COLUMNS * tile * scale, 3)
+    sheet = sheet[::scale, ::scale]
     for label, column in [(0, 0), (3, 0), (9, 11)]:
         expected = data.train_images[np.flatnonzero(data.train_labels == label)[column]]
-        found = shown[tile * label :, tile * column :][: data.side, : data.side]
-        assert np.array_equal(found, np.repeat(expected.transpose(1, 2, 0), 3, axis=2))
-    assert (shown[tile - 2 : tile] == 255).all() and (shown[:, tile - 2 : tile] == 255).all()
+        drawn = sheet[tile * label :, tile * column :][: data.side, : data.side]
+        assert np.array_equal(drawn, np.repeat(expected.transpose(1, 2, 0), 3, axis=2))
+    assert (sheet[tile - 2 : tile] == 255).all() and (sheet[:, tile - 2 : tile] == 255).all()
 
 
 def test_a_normalisation_needs_no_separate_file(tmp_path: Path) -> None:
@@ -208,8 +208,8 @@ def test_missing_data_name_the_command_that_makes_them(tmp_path: Path) -> None:
 
 
 def test_data_of_other_settings_are_refused(prepared: Path, register: Register) -> None:
-    known = {"mean": list(DIGITS.entry.mean or ()), "std": list(DIGITS.entry.std or ())}
-    register({"digits": {"reader": "digits", **known}, "other": {"reader": "digits"}})
+    normalisation = {"mean": list(DIGITS.entry.mean or ()), "std": list(DIGITS.entry.std or ())}
+    register({"digits": {"reader": "digits", **normalisation}, "other": {"reader": "digits"}})
     assert load_prepared(Dataset(name="digits"), prepared).classes == 10
     for other in (Dataset(name="digits", image_size=16), Dataset(name="other")):
         refuses(lambda other=other: load_prepared(other, prepared), prepared, OLDER)

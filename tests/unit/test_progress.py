@@ -80,8 +80,8 @@ def test_the_time_left_counts_from_the_first_training_and_all_runs_that_started_
     for number in (0, 1):
         line(LogEvent.JOB_INFO, number)
     now += 120
-    left = [line(LogEvent.JOB_FINISHED, number).rpartition("; ")[2] for number in (0, 1)]
-    assert left == ["about 9 min left", "about 8 min left"]
+    texts = [line(LogEvent.JOB_FINISHED, number).rpartition("; ")[2] for number in (0, 1)]
+    assert texts == ["about 9 min left", "about 8 min left"]
 
 
 @pytest.mark.parametrize(("jobs", "printed"), [(80, 20), (3, 3)])

@@ -55,7 +55,7 @@ def stated(paper: str) -> list[tuple[str, Any]]:
     for code, more in re.findall(r"`([\w./]+(?:: [^`]+)?)`((?:, [\d.]+\b)*)", protocol(paper)):
         path, _, value = code.partition(": ")
         values = [value, *more.split(", ")[1:]] if value else [None]
-        pairs += [(path, yaml.safe_load(one) if one else None) for one in values]
+        pairs += [(path, yaml.safe_load(raw) if raw else None) for raw in values]
     return pairs
 
 
@@ -72,11 +72,11 @@ def settings_of(settings: Settings, path: str = "") -> Iterator[tuple[str, Any, 
         if name not in ("name", "seed"):
             value, default = getattr(settings, name), described.get_default(call_default_factory=True)
             nested = [
-                one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, Settings)
+                sub for sub in (value if isinstance(value, tuple) else [value]) if isinstance(sub, Settings)
             ]
-            for one in nested:
-                yield path + name, label(one), label(default)
-                yield from settings_of(one, f"{one.name}." if isinstance(one, Method) else f"{path}{name}.")
+            for sub in nested:
+                yield path + name, label(sub), label(default)
+                yield from settings_of(sub, f"{sub.name}." if isinstance(sub, Method) else f"{path}{name}.")
             if not nested:
                 yield path + name, value, default
 
@@ -101,17 +101,17 @@ class Declared:
 
 @cache
 def declared(paper: str) -> Declared:
-    found = Declared()
+    result = Declared()
     for item in shipped("paper").items:
         if item.paper.paper == paper:
-            found.targets.add(item.id)
-            found.assumptions.update(item.paper.assumptions, item.item.assumptions)
+            result.targets.add(item.id)
+            result.assumptions.update(item.paper.assumptions, item.item.assumptions)
             for entry in item.entries:
                 for path, value, default in settings_of(entry.spec):
-                    found.values[path].setdefault(text(value), set()).add(item.id)
+                    result.values[path].setdefault(text(value), set()).add(item.id)
                     if value != default:
-                        found.changed.add(path)
-    return found
+                        result.changed.add(path)
+    return result
 
 
 @cache
@@ -134,7 +134,7 @@ def registered(paper: str) -> list[tuple[str, Any]]:
                 owner = path.rpartition(".")[0]
             elif f"{owner}.{path}" in values:
                 path = f"{owner}.{path}"
-            elif value and any(one.startswith(f"{path}.") for one in values):
+            elif value and any(key.startswith(f"{path}.") for key in values):
                 owner = path
             pairs.append((path, yaml.safe_load(value) if value else None))
     return pairs
@@ -151,9 +151,9 @@ def unnamed(paper: str, paths: Iterable[str]) -> dict[str, list[str]]:
     for path in paths:
         values, named = declared(paper).values[path], {value for name, value in pairs if name == path}
         if named and None not in named:
-            known = OFF | {text(value) for value in named}
+            listed = OFF | {text(value) for value in named}
             special = {name for name, _ in pairs}
-            values = {one: items for one, items in values.items() if not (one in known or items <= special)}
+            values = {key: items for key, items in values.items() if not (key in listed or items <= special)}
         elif any(f"{name}.".startswith(f"{path}.") for name, _ in pairs):
             continue
         if values:
@@ -164,14 +164,14 @@ def unnamed(paper: str, paths: Iterable[str]) -> dict[str, list[str]]:
 @every_page
 def test_every_deciding_setting_is_named(paper: str) -> None:
     """Settings that items change, and defaults that do not switch something off."""
-    found = declared(paper)
+    result = declared(paper)
     defaults = {
         path
-        for path, values in found.values.items()
+        for path, values in result.values.items()
         if values.keys() - OFF and path.partition(".")[0] not in OURS
     }
     idle = {path for path, (papers, _) in IDLE.items() if paper in papers}
-    missing = unnamed(paper, found.changed | defaults)
+    missing = unnamed(paper, result.changed | defaults)
     assert idle <= missing.keys(), "remove them from IDLE"
     assert not {path: values for path, values in missing.items() if path not in idle}, (
         f"name them in docs/papers/{paper}.md or in the register, with text, code or assumption"

@@ -38,9 +38,9 @@ def items(paper: str) -> dict[str, PlannedItem]:
 
 
 def covered(paper: str) -> dict[str, Covered]:
-    own = list(items(paper).values())
-    assert own, f"nothing of {paper} is in config/scales/paper.yaml"
-    return {one.experiment.item: one for one in coverage(own[0].paper, own, EXPERIMENTS)}
+    planned = list(items(paper).values())
+    assert planned, f"nothing of {paper} is in config/scales/paper.yaml"
+    return {entry.experiment.item: entry for entry in coverage(planned[0].paper, planned, EXPERIMENTS)}
 
 
 @every_paper
@@ -51,27 +51,27 @@ def test_the_paper_scale_has_all_items(paper: str) -> None:
 
 @every_paper
 def test_every_published_table_and_figure_is_covered_or_untrained(paper: str) -> None:
-    own, published = items(paper), covered(paper)
-    untrained = next(iter(own.values())).paper.untrained
-    assert {*untrained, *(name for item in own.values() for name in item.item.covers)} <= published.keys()
-    for name, one in published.items():
-        if one.items:
+    planned, published = items(paper), covered(paper)
+    untrained = next(iter(planned.values())).paper.untrained
+    assert {*untrained, *(name for item in planned.values() for name in item.item.covers)} <= published.keys()
+    for name, entry in published.items():
+        if entry.items:
             assert name not in untrained
         else:
-            assert name in untrained and not one.experiment.runs
+            assert name in untrained and not entry.experiment.runs
 
 
-def agrees(one: Covered) -> bool:
+def agrees(entry: Covered) -> bool:
     """Return True if the declared number of runs equals the published one."""
-    return one.runs == one.experiment.runs
+    return entry.runs == entry.experiment.runs
 
 
 @every_paper
 def test_declared_numbers_of_runs_are_the_published_ones_or_explained(paper: str) -> None:
     differing = {
-        name: f"{one.runs} declared, {one.experiment.runs} published"
-        for name, one in covered(paper).items()
-        if one.items and not agrees(one) and not any(item.item.counted for item in one.items)
+        name: f"{entry.runs} declared, {entry.experiment.runs} published"
+        for name, entry in covered(paper).items()
+        if entry.items and not agrees(entry) and not any(item.item.counted for item in entry.items)
     }
     assert not differing, "\n".join(map(": ".join, differing.items()))
 
@@ -91,9 +91,9 @@ def test_only_differing_numbers_of_runs_are_explained(paper: str) -> None:
 def test_the_number_of_distinct_runs(paper: str) -> None:
     """Shared runs count once, with the largest number of seeds stated for them."""
     seeds: dict[str, int] = {}
-    for one in covered(paper).values():
-        for cell in one.cells:
-            seeds[cell] = max(seeds.get(cell, 1), one.experiment.seeds)
+    for entry in covered(paper).values():
+        for cell in entry.cells:
+            seeds[cell] = max(seeds.get(cell, 1), entry.experiment.seeds)
     total = TOTALS[paper]
     assert sum(seeds.values()) == total.declared
     assert (total.declared == total.published) == (not total.explained)
@@ -128,15 +128,15 @@ def placed(item: PlannedItem, measured: Measured) -> dict[int, list[str]]:
     values = values[values["metric"] == measured.reported]
     dimension = measure(measured.measure).dimension
     assert item.item.table
-    found: dict[int, dict[str, None]] = {row: {} for row in values.index}
+    places: dict[int, dict[str, None]] = {row: {} for row in values.index}
     for entry in item.entries:
         if entry.seed != item.entries[0].seed:
             continue
         hidden = (item.item.table.best_of, *item.item.table.mean_over)
-        shown = [label for axis, label in entry.labels.items() if axis not in hidden]
+        labels = [label for axis, label in entry.labels.items() if axis not in hidden]
         for row in values.index[matches(values, entry.reported, dimension)]:
-            found[row][" / ".join(shown)] = None
-    return {row: list(cells) for row, cells in found.items()}
+            places[row][" / ".join(labels)] = None
+    return {row: list(cells) for row, cells in places.items()}
 
 
 @cache
@@ -155,11 +155,11 @@ def compared(paper: str) -> list[tuple[PlannedItem, Measured, dict[int, list[str
 def test_published_values_and_cells_match_one_to_one(paper: str) -> None:
     """Otherwise a value would appear in a wrong cell or, if ambiguous, in none."""
     faults = []
-    for item, measured, found in compared(paper):
+    for item, measured, places in compared(paper):
         where = f"{item.id}, {measured.reported}"
-        faults += [f"{where}: row {row} fits {cells}" for row, cells in found.items() if len(cells) > 1]
+        faults += [f"{where}: row {row} fits {cells}" for row, cells in places.items() if len(cells) > 1]
         if measure(measured.measure).dimension is None:
-            times = Counter(cell for cells in found.values() for cell in cells)
+            times = Counter(cell for cells in places.values() for cell in cells)
             faults += [f"{where}: {number} values for {cell}" for cell, number in times.items() if number > 1]
     assert not faults, "\n".join(faults)
 
@@ -174,12 +174,12 @@ NO_CELLS = {
 
 @every_paper
 def test_every_published_value_matches_a_cell(paper: str) -> None:
-    there: dict[tuple[str, str], set[int]] = {}
+    matched: dict[tuple[str, str], set[int]] = {}
     averages = set()
-    for item, measured, found in compared(paper):
+    for item, measured, places in compared(paper):
         file = item.item.reported.file
-        rows = there.setdefault((file, measured.reported), set())
-        rows.update(row for row, cells in found.items() if cells)
+        rows = matched.setdefault((file, measured.reported), set())
+        rows.update(row for row, cells in places.items() if cells)
     for item in items(paper).values():
         for measured in item.item.table.measures if item.item.table else ():
             if measured.average and measured.average.reported:
@@ -189,7 +189,7 @@ def test_every_published_value_matches_a_cell(paper: str) -> None:
         for metric, number in metrics.value_counts().items():
             place = (file.name, str(metric))
             if place not in averages:
-                assert number - len(there.get(place, ())) == NO_CELLS.get(place, 0), place
+                assert number - len(matched.get(place, ())) == NO_CELLS.get(place, 0), place
 
 
 def test_learning_rates_are_those_that_fedimpro_prints() -> None:
@@ -251,8 +251,8 @@ def test_a_paper_or_item_names_every_entry_of_the_register() -> None:
 
 # ---------------------------------------------------------------- the demonstration
 def test_every_method_is_in_the_demonstration() -> None:
-    trained = {method.name for spec in shipped("demo").specs for method in (spec.method, *spec.plugins)}
-    assert trained == set(RELEASED), "add the methods that lack to config/scales/demo.yaml"
+    names = {method.name for spec in shipped("demo").specs for method in (spec.method, *spec.plugins)}
+    assert names == set(RELEASED), "add the methods that lack to config/scales/demo.yaml"
 
 
 def test_each_paper_has_a_table_and_a_figure_in_the_demonstration() -> None:
@@ -267,13 +267,13 @@ def test_each_paper_has_a_table_and_a_figure_in_the_demonstration() -> None:
 def test_captions_describe_what_ran() -> None:
     """Captions of the full scale name further methods and settings, so each reduced item has its own."""
     assert not [item.id for item in shipped("demo").items if item.item.caption.startswith("At full scale")]
-    (item,) = (one for one in shipped("small").items if one.id == "flfa/table1")
+    (item,) = (item for item in shipped("small").items if item.id == "flfa/table1")
     assert item.item.caption.startswith("At full scale: The table shows the final test accuracy")
 
 
 def test_gains_have_three_seeds() -> None:
     for item in shipped("demo").items:
-        if isinstance(item.layout, Table) and any(one.gain_over for one in item.layout.measures):
+        if isinstance(item.layout, Table) and any(measured.gain_over for measured in item.layout.measures):
             assert len({entry.seed for entry in item.entries}) >= 3, item.id
 
 

@@ -192,14 +192,14 @@ def test_another_run_with_the_same_id_is_refused(tmp_path: Path, monkeypatch: py
     """Run IDs have 40 bits of a hash: two seeds with the same ID are found in seconds."""
     monkeypatch.setattr("fltrain.runs.spec.short_hash", lambda data: "0123456789")
     monkeypatch.setattr("fltrain.runs.record.short_hash", lambda data: "0123456789")
-    one, other, results = tiny(rounds=1), tiny(rounds=1, seed=1), Results(tmp_path)
-    record = trained(one, results.root)
-    message = f"{one.run_id}: {record.folder} is the record of other settings with the same ID"
+    first, other, results = tiny(rounds=1), tiny(rounds=1, seed=1), Results(tmp_path)
+    record = trained(first, results.root)
+    message = f"{first.run_id}: {record.folder} is the record of other settings with the same ID"
     with pytest.raises(FltrainError, match=re.escape(message)):
         trained(other, results.root)
     state = RunStatus.of(other.run_id, other, results)
     assert (state.name, state.detail.startswith(message)) == ("damaged", True)
-    assert RunStatus.of(one.run_id, one, results).name == "completed"
+    assert RunStatus.of(first.run_id, first, results).name == "completed"
 
 
 def test_incomplete_records_are_not_listed(measured: Record, diverged: Record, root: Path) -> None:
@@ -392,9 +392,9 @@ def test_rounds_without_a_test_are_left_out() -> None:
 
 
 def test_only_the_configured_split_is_summarised() -> None:
-    own = summary_of({1: 0.25}, local_test={}, evaluation={"extra": ["mnist"]}, split="local_test")
+    local = summary_of({1: 0.25}, local_test={}, evaluation={"extra": ["mnist"]}, split="local_test")
     test = summary_of({1: 0.25}, evaluation={"extra": ["mnist"]})
-    for summary in (own, test):
+    for summary in (local, test):
         assert summary["accuracy"]["final"] == summary["accuracy"]["best"] == 0.25
         assert summary["loss"] == {"last": 0.75}
         assert summary["extra"] == {"mnist": 0.125}
@@ -408,12 +408,12 @@ def test_a_diverged_run_is_a_result(diverged: Record) -> None:
 
 
 def test_rounds_before_the_divergence_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Simulation.round
+    run_round = Simulation.round
 
     def diverging(simulation: Simulation, number: int) -> list[Row]:
         if number == 2:
             raise Diverged("test loss")
-        return whole(simulation, number)
+        return run_round(simulation, number)
 
     monkeypatch.setattr(Simulation, "round", diverging)
     record = trained(tiny(rounds=5), tmp_path)

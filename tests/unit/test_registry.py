@@ -57,8 +57,8 @@ def test_files_agree_with_torchvision() -> None:
         assert ENTRIES[name].classes == len(mnist.classes)
     for name, cifar in {"cifar10": torchvision.CIFAR10, "cifar100": torchvision.CIFAR100}.items():
         assert files(name) == {cifar.filename: ((cifar.url,), f"md5:{cifar.tgz_md5}")}
-    known = [torchvision.SVHN.split_list[split] for split in ("train", "test")]
-    assert files("svhn") == {file: ((url,), f"md5:{checksum}") for url, file, checksum in known}
+    svhn = [torchvision.SVHN.split_list[split] for split in ("train", "test")]
+    assert files("svhn") == {file: ((url,), f"md5:{checksum}") for url, file, checksum in svhn}
 
 
 def test_every_flat_single_label_dataset_of_medmnist_is_known(tmp_path: Path) -> None:

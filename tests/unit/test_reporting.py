@@ -43,7 +43,7 @@ class Runs(Cells):
         layout = {key: changes.pop(key) for key in ("columns", "panels") if key in changes}
         return self.sheet(table={"rows": rows, "measures": list(measures), **layout}, **changes)
 
-    def shown(self, sheet: ItemJob, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
+    def cells_of(self, sheet: ItemJob, published: Path | None = None) -> dict[tuple[str, ...], TableCell]:
         """The cells of a table by row, column and panel."""
         return {
             tuple(filter(None, (cell.row, cell.column, cell.panel))): cell
@@ -79,12 +79,12 @@ def without_and_with(
 # ---------------------------------------------------------------- mean, spread, gain
 def test_gains_are_paired_by_seed(runs: Runs) -> None:
     without_and_with(runs)
-    shown = runs.shown(runs.table(GAIN, columns="plugin"))
-    cell = shown["FedAvg", "FLFA"]
+    table = runs.cells_of(runs.table(GAIN, columns="plugin"))
+    cell = table["FedAvg", "FLFA"]
     assert cell.gains == pytest.approx((3, 4, 2))
     assert cell.gain == pytest.approx(3)
     assert cell.gain_std == pytest.approx(1), "of the differences; unpaired it would be about 14.5"
-    assert shown["FedAvg", "BP"].gain is None, "the base has no gain over itself"
+    assert table["FedAvg", "BP"].gain is None, "the base has no gain over itself"
 
 
 def test_multiples_of_a_base_are_taken_per_seed(runs: Runs) -> None:
@@ -93,12 +93,12 @@ def test_multiples_of_a_base_are_taken_per_seed(runs: Runs) -> None:
         for value in seconds:
             runs.add({"method": method}, seconds=(99.0, 99.0, 99.0, value - 0.5, value + 0.5))
     measured = {"measure": "round_seconds", "relative_to": {"method": "FedAvg"}}
-    shown = runs.shown(runs.table(measured))
-    slow = shown["Slow",]
+    table = runs.cells_of(runs.table(measured))
+    slow = table["Slow",]
     assert slow.mean == pytest.approx(mean((2, 1.5))), "not the ratio of the means"
     assert slow.std == pytest.approx(stdev((2, 1.5)))
     assert value_text(slow) == "1.75 ± 0.35"
-    assert value_text(shown["FedAvg",]) == "1.00 ± 0.00"
+    assert value_text(table["FedAvg",]) == "1.00 ± 0.00"
 
 
 # ---------------------------------------------------------------- diverged or without the measure
@@ -121,11 +121,11 @@ def test_the_first_seed_chooses_the_rate_and_the_others_give_the_value(
     runs.add({"method": "one seed", "rate": "0.2"}, 0.2)
     for measure, decimals in (("final_accuracy", "45.00 ± 7.07"), ("round_seconds", "0.550 ± 0.071")):
         sheet = runs.sheet(table={"rows": "method", "best_of": "rate", "measures": [{"measure": measure}]})
-        shown = runs.shown(sheet)
-        cell = shown["FedAvg",]
+        table = runs.cells_of(sheet)
+        cell = table["FedAvg",]
         assert (value_text(cell), cell.best_at_end) == (f"{decimals} at 0.2", False)
     assert cell.value_seeds == seeds[1:]
-    assert shown["one seed",].best_at_end
+    assert table["one seed",].best_at_end
 
 
 def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
@@ -138,8 +138,8 @@ def test_rounds_to_target_use_fedavgs_worst_seed(runs: Runs) -> None:
         for accuracies in curves:
             runs.add({"method": method}, max(accuracies), rows=accuracy_rows(*accuracies))
     sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
-    shown = {row: value_text(cell) for (row,), cell in runs.shown(sheet).items()}
-    assert shown == {"FedAvg": "2", "FedProx": "2", "MOON": "1 of 3 seeds reach it"}
+    texts = {row: value_text(cell) for (row,), cell in runs.cells_of(sheet).items()}
+    assert texts == {"FedAvg": "2", "FedProx": "2", "MOON": "1 of 3 seeds reach it"}
     assert targets_text(sheet, runs.results.record, Published()) == "Target accuracy: 60 %."
 
 
@@ -150,8 +150,8 @@ def test_accuracy_at_equal_time_uses_the_median_time_of_the_base(runs: Runs) -> 
         for seconds in times:
             runs.add({"method": method}, 0.4, rows=curve, seconds=(seconds,) * 4)
     sheet = runs.table({"measure": "accuracy_at_equal_time", "target_of": {"method": "FedAvg"}})
-    shown = {row: cell.values for (row,), cell in runs.shown(sheet).items()}
-    assert shown == {"FedAvg": pytest.approx((40, 40, 20)), "MOON": pytest.approx((20, 20, 20))}
+    values = {row: cell.values for (row,), cell in runs.cells_of(sheet).items()}
+    assert values == {"FedAvg": pytest.approx((40, 40, 20)), "MOON": pytest.approx((20, 20, 20))}
 
 
 def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
@@ -160,8 +160,8 @@ def test_a_run_that_diverged_sets_no_target(runs: Runs) -> None:
     runs.add({"method": "FedAvg"}, DIVERGED, rows=accuracy_rows(0.99))
     runs.add({"method": "SCAFFOLD"}, 1.0, rows=accuracy_rows(0.1, 0.99, 1.0))
     sheet = runs.table({"measure": "rounds_to_target", "target_of": {"method": "FedAvg"}})
-    shown = {row: value_text(cell) for (row,), cell in runs.shown(sheet).items()}
-    assert shown == {"FedAvg": "1 of 2 diverged; 1 of 2 seeds reach it", "SCAFFOLD": "3"}, "it ranks last"
+    texts = {row: value_text(cell) for (row,), cell in runs.cells_of(sheet).items()}
+    assert texts == {"FedAvg": "1 of 2 diverged; 1 of 2 seeds reach it", "SCAFFOLD": "3"}, "it ranks last"
 
 
 @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ def test_the_margin_of_a_plug_in_is_at_most_half_of_the_published_gain(
         named = {"plugin": plugin}
         runs.add({"method": "A", **named}, *accuracies, reported=named, methods=methods.split("+"))
     table = runs.table({**GAIN, "reported": "acc"}, columns="plugin", reduced=False)
-    assert runs.shown(table, published)["A", "FLFA"].margin == pytest.approx(margin)
+    assert runs.cells_of(table, published)["A", "FLFA"].margin == pytest.approx(margin)
 
 
 def test_the_spread_is_at_least_one_test_image(runs: Runs) -> None:
     rows = [{**row, "images": 50} for row in accuracy_rows(0.5)]
     runs.add({"method": "FedAvg"}, 0.5, 0.5, 0.5, rows=rows)
-    (cell,) = runs.shown(runs.table(ACCURACY)).values()
+    (cell,) = runs.cells_of(runs.table(ACCURACY)).values()
     assert cell.spread == 2.0
 
 
@@ -197,8 +197,8 @@ def test_cells_of_different_datasets_do_not_share_their_spread(runs: Runs) -> No
             }
             folder = runs.results.run(run)
             write_record(folder, tiny(dataset=dataset), (), summary, {"round_seconds": [1.0]}, {})
-    shown = runs.shown(runs.table(ACCURACY, rows="data"))
-    assert shown["digits",].spread == pytest.approx(1.0) and shown["mnist",].spread == pytest.approx(20.0)
+    table = runs.cells_of(runs.table(ACCURACY, rows="data"))
+    assert table["digits",].spread == pytest.approx(1.0) and table["mnist",].spread == pytest.approx(20.0)
 
 
 def test_at_full_scale_the_published_target_is_used(runs: Runs, tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_at_full_scale_the_published_target_is_used(runs: Runs, tmp_path: Path) 
     }
     at_each = {False: {"FedAvg": "2", "MOON": "1"}, True: {"FedAvg": "3", "MOON": "never"}}
     for reduced, expected in at_each.items():
-        shown = runs.shown(runs.table(measure, reduced=reduced), published)
-        assert {row: value_text(cell) for (row,), cell in shown.items()} == expected
-        assert [cell.published for cell in shown.values()] == [3, 2]
+        table = runs.cells_of(runs.table(measure, reduced=reduced), published)
+        assert {row: value_text(cell) for (row,), cell in table.items()} == expected
+        assert [cell.published for cell in table.values()] == [3, 2]
 
 
 def test_rounds_that_are_never_reached_have_no_difference(runs: Runs, tmp_path: Path) -> None:
@@ -241,12 +241,12 @@ def test_the_best_of_all_seeds_has_no_spread_test_or_gain(runs: Runs, tmp_path: 
     published.write_text("plugin,metric,value,note\nBP,best,75,\nFLFA,best,82.5,\n")
     without_and_with(runs)
     best = {"measure": "best_of_all_seeds", "reported": "best"}
-    shown = runs.shown(runs.table(best, columns="plugin", reduced=False), published)
-    assert {plugin: value_text(cell) for (_, plugin), cell in shown.items()} == {
+    table = runs.cells_of(runs.table(best, columns="plugin", reduced=False), published)
+    assert {plugin: value_text(cell) for (_, plugin), cell in table.items()} == {
         "BP": "80.00",
         "FLFA": "83.00",
     }
-    far = shown["FedAvg", "BP"]
+    far = table["FedAvg", "BP"]
     assert (far.difference, far.p, far.spread) == (pytest.approx(5), None, None)
     for key, of, message in (
         ("gain_over", {"plugin": "BP"}, "'best_of_all_seeds' is a maximum over seeds"),
@@ -277,9 +277,9 @@ def test_a_diverged_run_comes_first_and_counts_as_chance(runs: Runs, measure: st
         runs.add({"method": "FedAvg"}, accuracy, rows=rows, seconds=[seconds] * 4)
     dimension = MEASURES[measure].dimension
     sheet = runs.table({"measure": measure}, rows=dimension or "method")
-    cell = next(iter(runs.shown(sheet).values()))
-    known = {"round_seconds": 1, "selection_share": 50, "traffic": 4, "fall": 0, "parameters": 2}
-    expected = known.get(measure, 80)
+    cell = next(iter(runs.cells_of(sheet).values()))
+    exceptions = {"round_seconds": 1, "selection_share": 50, "traffic": 4, "fall": 0, "parameters": 2}
+    expected = exceptions.get(measure, 80)
     # Ten classes; other measures have no value of chance, and the run has none.
     values = [expected, 10, expected] if MEASURES[measure].accuracy else [expected, expected]
     assert cell.values == pytest.approx(values)
@@ -316,9 +316,9 @@ def test_cells_survive_their_csv_file() -> None:
 def test_shares_of_selections_are_shown_by_block(runs: Runs) -> None:
     runs.add({"strategy": "low"}, 0.5, rows=selections("stage1.project", "stage1.expand", "stem.0", "stem.0"))
     runs.add({"strategy": "low"}, 0.5, rows=selections("stem.0", "stem.0", "stem.0", "stage1.expand"))
-    shown = runs.shown(runs.table(SHARE, rows="block", columns="strategy"))
-    assert [row for row, _ in shown] == ["stem", "stage1", "classifier"], "in the order of the network"
-    assert {row: value_text(cell) for (row, _), cell in shown.items()} == {
+    table = runs.cells_of(runs.table(SHARE, rows="block", columns="strategy"))
+    assert [row for row, _ in table] == ["stem", "stage1", "classifier"], "in the order of the network"
+    assert {row: value_text(cell) for (row, _), cell in table.items()} == {
         "stem": "62.50 ± 17.68",
         "stage1": "37.50 ± 17.68",
         "classifier": "0.00 ± 0.00",
@@ -332,13 +332,13 @@ def test_a_table_can_show_the_mean_over_an_axis(runs: Runs) -> None:
             state = MISSING if layer == MISSING else 0.5
             runs.add({"strategy": "low", "dataset": dataset}, state, rows=selections("stem.0", layer))
     pooled = {"rows": "block", "columns": "strategy", "mean_over": ["dataset"], "measures": [SHARE]}
-    shown = runs.shown(runs.sheet(table=pooled))
-    assert {row: cell.values for (row, _), cell in shown.items()} == {
+    table = runs.cells_of(runs.sheet(table=pooled))
+    assert {row: cell.values for (row, _), cell in table.items()} == {
         "stem": (100.0, 75.0),
         "stage1": (0.0, 25.0),
         "classifier": (0.0, 0.0),
     }
-    stem = shown["stem", "low"]
+    stem = table["stem", "low"]
     assert (stem.seeds, stem.n, stem.missing, len(stem.runs)) == (3, 2, 1, 6)
     layout = runs.sheet(table={**pooled, "mean_over": []}).table
     (fault,) = layout.faults({"strategy": ["low"], "dataset": ["a", "b"]})
@@ -348,8 +348,8 @@ def test_a_table_can_show_the_mean_over_an_axis(runs: Runs) -> None:
 def test_published_shares_are_found_by_block(runs: Runs, published: Path) -> None:
     name = {"variant": "{block} of low"}
     runs.add({"strategy": "low"}, 0.5, reported=name, rows=selections("stem.0"))
-    shown = runs.shown(runs.table({**SHARE, "reported": "share"}, rows="block"), published)
-    assert {row: cell.published for (row,), cell in shown.items()} == {
+    table = runs.cells_of(runs.table({**SHARE, "reported": "share"}, rows="block"), published)
+    assert {row: cell.published for (row,), cell in table.items()} == {
         "stem": 17.5,
         "stage1": 24.9,
         "classifier": None,
@@ -394,7 +394,7 @@ def test_published_values_are_shown_with_notes(
     runs: Runs, published: Path, names: dict[str, str], value: float | None, notes: list[str], text: str
 ) -> None:
     runs.add({"method": "ours"}, 0.5, reported=names)
-    (cell,) = runs.shown(runs.table({**ACCURACY, "reported": "acc"}), published).values()
+    (cell,) = runs.cells_of(runs.table({**ACCURACY, "reported": "acc"}), published).values()
     assert (cell.published, cell.published_notes) == (value, tuple(notes))
     assert published_text(cell) == text
 
@@ -404,9 +404,9 @@ def test_a_cell_has_at_most_one_published_value(runs: Runs, published: Path, nam
     runs.add({"method": "ours"}, 0.5, reported=names)
     measured = {**ACCURACY, "reported": "acc"}
     with pytest.raises(FltrainError, match=r"published\.csv: 2 published values of 'acc' fit method="):
-        runs.shown(runs.table(measured, reduced=False), published)
+        runs.cells_of(runs.table(measured, reduced=False), published)
     # A reduced scale can replace an axis; then the cell has no published value.
-    (cell,) = runs.shown(runs.table(measured), published).values()
+    (cell,) = runs.cells_of(runs.table(measured), published).values()
     assert (cell.published, cell.published_notes) == (None, ())
 
 
@@ -474,7 +474,7 @@ def check_escapes(text: str) -> None:
         assert character not in re.sub(r"\\[`^\"]\{", "", outside), f"{character!r} is not escaped"
     assert not re.search(r"(\\\\|rule)\s*[\[*]", text), "an argument of the command before"
     assert not (joined := LIGATURE.findall(outside)), joined
-    assert not (unknown := {one for one in text if one != "\n" and one not in TEXT_CHARACTERS}), unknown
+    assert not (unknown := {char for char in text if char != "\n" and char not in TEXT_CHARACTERS}), unknown
 
 
 def check_compiled(text: str) -> None:
@@ -540,13 +540,13 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize(("label", "shown"), LABELS.items(), ids=ascii)
-def test_latex_has_any_label_at_the_start_of_a_row(runs: Runs, label: str, shown: str) -> None:
+@pytest.mark.parametrize(("label", "escaped"), LABELS.items(), ids=ascii)
+def test_latex_has_any_label_at_the_start_of_a_row(runs: Runs, label: str, escaped: str) -> None:
     """TeX would take a bracket or star for an argument of the line before, also after a blank."""
     runs.add({"method": "first"}, 0.5)
     runs.add({"method": label}, 0.5)
     lines = check_latex(written(runs, runs.table(ACCURACY))["tex"], 1)
-    assert [line[0] for line in lines] == ["method", "first", shown]
+    assert [line[0] for line in lines] == ["method", "first", escaped]
 
 
 def test_rows_keep_the_order_of_their_axis(runs: Runs) -> None:
@@ -570,7 +570,7 @@ def test_latex_keeps_notes_outside_the_float_and_assumptions_out_of_sight(runs: 
 
 
 def test_seeds_are_a_range_or_a_list_in_order() -> None:
-    assert [seeds_text(one) for one in ((7,), (0, 1), (6, 5, 4), (42, 999, 5, 6))] == [
+    assert [seeds_text(seeds) for seeds in ((7,), (0, 1), (6, 5, 4), (42, 999, 5, 6))] == [
         "7",
         "0 and 1",
         "4 to 6",
@@ -633,7 +633,7 @@ def test_gains_without_a_verdict_have_a_colour_if_their_interval_excludes_zero(r
         runs.add({"method": method}, *values)
     sheet = runs.table({**ACCURACY, "gain_over": {"method": "best"}})
     page = written(runs, sheet)["html"]
-    page = re.sub(r'class="([^"]*)"', lambda found: f'class="{" ".join(found[1].split())}"', page)
+    page = re.sub(r'class="([^"]*)"', lambda match: f'class="{" ".join(match[1].split())}"', page)
     rows = dict(re.findall(r'<th scope="row">(\w+)</th>(.*?)</tr>', page, re.S))
     assert 'class="gain"' in rows["near"] and 'class="gain bad"' in rows["far"]
     assert "Red marks a gain" in page and "Green marks a gain" not in page, (
@@ -670,7 +670,7 @@ def test_latex_has_every_character_of_the_declarations() -> None:
 def test_latex_compiles_every_character() -> None:
     """Also next to each other: no two of them become a dash, a quotation mark, or an inverted mark."""
     characters = [chr(code) for code in range(0x3000)]
-    joining = [one for one in TEXT_CHARACTERS if unicodedata.category(one)[0] == "P"]
+    joining = [char for char in TEXT_CHARACTERS if unicodedata.category(char)[0] == "P"]
     pairs = map("".join, itertools.product(sorted(joining), repeat=2))
     for texts in (characters, pairs):
         text = latex(" ".join(texts))
@@ -688,15 +688,15 @@ def test_records_of_real_runs_have_all_measures(tmp_path: Path) -> None:
     weights = 4 * record.summary["parameters"] / 1e6
     assert MEASURES["traffic"].of(record)[""] >= 12 * weights, "three rounds, two clients, up and down"
     assert MEASURES["parameters"].of(record)[""] == weights / 4
-    own = trained(tiny(method="perfedavg", local_test={}), tmp_path)
+    personal = trained(tiny(method="perfedavg", local_test={}), tmp_path)
     assert MEASURES["best_macro_accuracy"].of(record) is None, "no client has images of its own"
-    best = max(own.rows("evaluation"), key=lambda row: row["macro"])
-    assert MEASURES["best_macro_accuracy"].of(own) == {"": pytest.approx(100 * best["macro"])}
-    assert own.summary["accuracy"]["best_macro_std"] == best["std"]
+    best = max(personal.rows("evaluation"), key=lambda row: row["macro"])
+    assert MEASURES["best_macro_accuracy"].of(personal) == {"": pytest.approx(100 * best["macro"])}
+    assert personal.summary["accuracy"]["best_macro_std"] == best["std"]
     for name, measure in MEASURES.items():
         of_clients = "over clients" in measure.label
         target = {"accuracy": [0.05], "seconds": [1e6], None: []}[measure.targeted]
-        values = measure.of(own if of_clients else record, *target)
+        values = measure.of(personal if of_clients else record, *target)
         assert values and all(value >= 0 or "skewness" in name for value in values.values()), name
     for name in ("updates.drift", "separability.ratio", "evaluation.accuracy"):
         assert curve(record, name).index.tolist() == [1, 2, 3]

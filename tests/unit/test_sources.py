@@ -66,7 +66,7 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def made(folder: Path, *provenances: dict[str, Any], settings: Sequence[dict[str, Any]] = ()) -> list[Record]:
     """Hand-made records with these provenances, which differ in these settings (default: their seeds)."""
-    specs = [tiny(**one) for one in settings or [{"seed": seed} for seed in range(len(provenances))]]
+    specs = [tiny(**entry) for entry in settings or [{"seed": seed} for seed in range(len(provenances))]]
     records = [Record(folder / spec.run_id) for spec in specs]
     for record, spec, about in zip(records, specs, provenances, strict=True):
         write_record(record.folder, spec, [], {"run_id": record.run_id, "digests": {}}, {}, about)
@@ -231,7 +231,7 @@ def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("key", "other", "what"),
+    ("key", "other", "words"),
     [
         ("processor", "Other CPU", "processors"),
         ("cpu_capability", "Other", "instruction sets"),
@@ -239,10 +239,10 @@ def test_a_run_that_resumed_under_other_conditions_is_not_bitwise(fact: str) -> 
         ("determinism", "statistical", "determinism levels"),
     ],
 )
-def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, what: str, tmp_path: Path) -> None:
+def test_runs_under_mixed_conditions_have_one_line(key: str, other: Any, words: str, tmp_path: Path) -> None:
     assert notes_on(made(tmp_path, FACTS, FACTS)) == []
     (line,) = notes_on(made(tmp_path, FACTS, FACTS, {**FACTS, key: other}))
-    assert line.startswith(f"These runs mix {what}") and line.count("\n") == 0
+    assert line.startswith(f"These runs mix {words}") and line.count("\n") == 0
     assert f"{FACTS[key]}: 2" in line and f"{other}: 1" in line
 
 
@@ -265,8 +265,8 @@ def test_mixed_conditions_have_a_fixed_order(tmp_path: Path) -> None:
 def test_mixed_code_names_the_modules_and_what_is_declared(
     modules: int | None, words: str, tmp_path: Path
 ) -> None:
-    one, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
-    records = made(tmp_path, {"sources": one}, {"sources": other if modules else None, "commit": "c"})
+    first, other = ({f"m{number}": digest for number in range(modules or 1)} for digest in "12")
+    records = made(tmp_path, {"sources": first}, {"sources": other if modules else None, "commit": "c"})
     assert notes_on(records) == [
         "Different versions of the code trained these runs. The developers declared, by equal "
         "revisions, that the changes alter no number. So results count as comparable "
@@ -281,6 +281,6 @@ def test_mixed_code_names_the_modules_and_what_is_declared(
 def test_mixed_code_tells_if_pairs_share_a_version(versions: str, share: bool, tmp_path: Path) -> None:
     """Pairs of one seed without and with a plug-in; a record without versions of modules shares none."""
     settings = [{"seed": seed, "plugins": plugins} for seed in (0, 1) for plugins in ([], ["ecgr"])]
-    about = [{"commit": "c"} if one == "-" else {"sources": {"m": one}} for one in versions]
+    about = [{"commit": "c"} if version == "-" else {"sources": {"m": version}} for version in versions]
     (line,) = notes_on(made(tmp_path, *about, settings=settings))
     assert line.endswith("Runs that differ only in plug-ins share a version.") == share

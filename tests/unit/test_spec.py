@@ -204,7 +204,7 @@ def test_all_conflicts_are_named_with_their_lines(tmp_path: Path) -> None:
         "line 8: evaluation.extra: 'mnist' is normalised like the run's own dataset; leave out",
         "line 10: training.augmentation.crop_padding: 32 pixels around images of 32; use at most 31",
     }
-    assert [any(line.strip().startswith(one) for line in lines) for one in sorted(wanted)] == [True] * 4, (
+    assert [any(line.strip().startswith(text) for line in lines) for text in sorted(wanted)] == [True] * 4, (
         lines
     )
 
@@ -232,10 +232,10 @@ def test_a_further_test_set_has_one_size() -> None:
 def test_clients_with_local_tests_share_all_images() -> None:
     """1,438 images for training and 359 for testing."""
     assert "cannot share 1438 training images" in refusal(partition={"name": "iid", "clients": 1439})
-    own = {"local_test": {}, "partition": {"name": "iid", "clients": 1797}}
-    assert tiny(**own).test_split == "local_test" and tiny().test_split == "test"
-    own["partition"]["clients"] += 1
-    assert "cannot share 1797 training images" in refusal(**own)
+    settings = {"local_test": {}, "partition": {"name": "iid", "clients": 1797}}
+    assert tiny(**settings).test_split == "local_test" and tiny().test_split == "test"
+    settings["partition"]["clients"] += 1
+    assert "cannot share 1797 training images" in refusal(**settings)
 
 
 def shuffled(data: Any) -> Any:
@@ -269,8 +269,8 @@ def test_canonical_json_has_one_form() -> None:
 def test_run_ids_do_not_depend_on_notation(changes: dict[str, Any]) -> None:
     spec = tiny(**changes)
     spelled_out = json.loads(spec.to_json())
-    for same in (shuffled({**TINY, **changes}), spelled_out, shuffled(spelled_out)):
-        assert RunSpec.parse(same, "same").run_id == spec.run_id
+    for settings in (shuffled({**TINY, **changes}), spelled_out, shuffled(spelled_out)):
+        assert RunSpec.parse(settings, "same").run_id == spec.run_id
 
 
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -301,17 +301,17 @@ Keys = tuple[str | int, ...]
 
 def leaves(settings: Settings, path: Keys = ()) -> list[Keys]:
     """Paths to all fields on every level, without components as a whole."""
-    found: list[Keys] = []
+    paths: list[Keys] = []
     for key in type(settings).model_fields:
         value = getattr(settings, key)
         if isinstance(value, Settings):
-            found += leaves(value, (*path, key))
+            paths += leaves(value, (*path, key))
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
             for index, item in enumerate(value):
-                found += leaves(item, (*path, key, index))
+                paths += leaves(item, (*path, key, index))
         elif key not in ("name", "plugins", "extra", "local_test", "feature_skew"):
-            found.append((*path, key))
-    return found
+            paths.append((*path, key))
+    return paths
 
 
 def other(value: Any) -> Any:
@@ -388,8 +388,8 @@ def test_tests_are_at_an_interval_and_in_all_final_rounds() -> None:
 @given(samples=st.integers(1, 300), size=st.integers(1, 64))
 def test_batches_hold_all_images_except_a_single_last_one(samples: int, size: int) -> None:
     batches = Training(batch_size=size).batch_sizes(samples)
-    rest = samples % size
-    lone = size > 1 and rest == 1 and samples > 1
+    remainder = samples % size
+    lone = size > 1 and remainder == 1 and samples > 1
     assert sum(batches) == samples - lone
     assert all(batch == size for batch in batches[:-1]) and 1 <= batches[-1] <= size
     full = Training(batch_size=size, last_batch="drop").batch_sizes(samples)

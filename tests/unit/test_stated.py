@@ -63,12 +63,12 @@ SUBTRACTED = (
 """Differences of rows on the same seeds that no table shows."""
 
 
-def paired(name: str, measure: str, row: str, base: str) -> np.ndarray:
+def paired(name: str, measure: str, label: str, base: str) -> np.ndarray:
     """Differences of two rows, by seed."""
     values = {
-        one["row"]: np.array(one["values"].split(), float) for one in read(name) if one["measure"] == measure
+        row["row"]: np.array(row["values"].split(), float) for row in read(name) if row["measure"] == measure
     }
-    return values[row] - values[base]
+    return values[label] - values[base]
 
 
 def difference(name: str, measure: str, row: str, base: str) -> Numbers:
@@ -81,15 +81,15 @@ def difference(name: str, measure: str, row: str, base: str) -> Numbers:
 @cache
 def published() -> list[tuple[Numbers, str]]:
     """Means with their deviations or intervals, and the verdicts on claims and differences."""
-    found = [(difference(*one), "") for one in SUBTRACTED]
+    pairs = [(difference(*terms), "") for terms in SUBTRACTED]
     for path in sorted((ROOT / "published").glob("*/*.csv")):
         for row in read(f"{path.parent.name}/{path.name}"):
             verdict = row["verdict"] if path.stem == "claims" else row.get("gain_verdict", "")
             numbers = [tuple(row.get(name, "") for name in names) for names in FORMS]
             numbers += claimed(row.get("number", ""))
-            found += [(tuple(map(float, one)), verdict) for one in numbers if all(one)]
-            found += [(tuple(map(float, one)), "") for one in claimed(row.get("evidence", ""))]
-    return found
+            pairs += [(tuple(map(float, texts)), verdict) for texts in numbers if all(texts)]
+            pairs += [(tuple(map(float, texts)), "") for texts in claimed(row.get("evidence", ""))]
+    return pairs
 
 
 def claimed(text: str) -> list[tuple[str, ...]]:
@@ -100,14 +100,14 @@ def claimed(text: str) -> list[tuple[str, ...]]:
 def verdicts_on(stated: tuple[str, ...]) -> set[str]:
     """The verdicts on published numbers that round to the stated ones, or on the opposite difference."""
     texts = [text.lstrip("+") for text in stated]
-    found = set()
+    verdicts = set()
     for (mean, *ends), verdict in published():
         turned = (-mean, *(ends if len(ends) == 1 else (-ends[1], -ends[0])))
         for numbers in ((mean, *ends), turned):
             places = (len(text.partition(".")[2]) for text in texts)
-            if len(numbers) == len(texts) and [f"{one:z.{next(places)}f}" for one in numbers] == texts:
-                found.add(verdict)
-    return found
+            if len(numbers) == len(texts) and [f"{number:z.{next(places)}f}" for number in numbers] == texts:
+                verdicts.add(verdict)
+    return verdicts
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,10 @@ def test_the_power_of_the_replications_follows_from_their_spreads() -> None:
     computed = {}
     for name, (item, *pair) in rows.items():
         measure = "last_accuracy" if item == "fed2" else "final_accuracy"
-        both = [paired(f"replication_cifar10/{one}.csv", measure, *pair) for one in (f"{item}_pilot", item)]
-        (before, s), n = (one.std(ddof=1) for one in both), len(both[1])
+        gaps = [paired(f"replication_cifar10/{file}.csv", measure, *pair) for file in (f"{item}_pilot", item)]
+        (before, s), n = (gap.std(ddof=1) for gap in gaps), len(gaps[1])
         power = stats.nct.sf(stats.t.ppf(0.95, n - 1), n - 1, np.sqrt(n) / s)
-        computed[name] = [f"{one:.2f}" for one in (before, s, power)]
+        computed[name] = [f"{value:.2f}" for value in (before, s, power)]
     assert lines == computed
 
 
@@ -244,13 +244,13 @@ def test_the_replication_of_fed2_states_its_final_accuracies() -> None:
 @cache
 def records() -> dict[str, dict[str, Any]]:
     """Run -> its summary and provenance."""
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    files: dict[str, dict[str, Any]] = defaultdict(dict)
     with tarfile.open(ROOT / "published" / "records.tar.gz") as archive:
         for member in archive:
             run, _, name = member.name.partition("/")
             if name in ("summary.json", "provenance.json") and (file := archive.extractfile(member)):
-                found[run][name] = json.load(file)
-    return found
+                files[run][name] = json.load(file)
+    return files
 
 
 def planned(name: str) -> PlannedItem:
@@ -262,7 +262,7 @@ def test_the_lower_rate_of_ecgr_is_stated() -> None:
     """Figure 8a has no table, so its runs come from the records."""
     runs = set(planned("ecgr/figure8a").run_ids)
     summaries = [records()[run]["summary.json"]["accuracy"] for run in runs]
-    above = sorted(100 * one["last"] for one in summaries if one["best"] > 0.5)
+    above = sorted(100 * summary["last"] for summary in summaries if summary["best"] > 0.5)
     page = " ".join(written("docs/papers/ecgr.md").split())
     register = " ".join((ROOT / "config" / "register.yaml").read_text(encoding="utf-8").split())
     levels = f"reach {above[0]:.0f} to {above[-1]:.0f} %"
@@ -273,8 +273,8 @@ def test_the_lower_rate_of_ecgr_is_stated() -> None:
 def test_the_machines_of_the_records_are_stated() -> None:
     provenance = {run: parts["provenance.json"] for run, parts in records().items()}
     machines = Counter(
-        "GPU" if one["gpu"] else f"{one['processor']} {one.get('cpu_capability')}"
-        for one in provenance.values()
+        "GPU" if machine["gpu"] else f"{machine['processor']} {machine.get('cpu_capability')}"
+        for machine in provenance.values()
     )
     text = " ".join(written("docs/records.md").split())
     amd, older = machines["AMD EPYC AVX512"], machines["AMD EPYC None"]
@@ -305,7 +305,7 @@ def test_the_readme_states_the_limits_of_the_replications() -> None:
             if row["measure"] == measure and row["mean"]:
                 means[item == "fedfcd"].append(float(row["mean"]))
                 seeds.add(int(row["n"]))
-    levels = [f"{min(one):.0f} to {max(one):.0f} %" for one in means.values()]
+    levels = [f"{min(values):.0f} to {max(values):.0f} %" for values in means.values()]
     text = " ".join(written("README.md").split())
     assert f"{min(rounds)} to {max(rounds)} rounds, {min(seeds)} to {max(seeds)} seeds" in text
     assert f"accuracies of {levels[0]} (FedFCD: {levels[1]})" in text
@@ -317,7 +317,7 @@ def test_ranges_of_fedavg_are_published() -> None:
     decided = [row for row in rounds if row["verdict"] == "not reproduced"]
     ratios = sorted(float(row["mean"]) / float(row["published"]) for row in decided)
     assert f"{100 * ratios[0]:.0f} to {100 * ratios[-1]:.0f} % of the published rounds" in page
-    low, high = (100 * one for one in (ratios[0], ratios[-1]))
+    low, high = (100 * ratio for ratio in (ratios[0], ratios[-1]))
     assert f"settings reach 97 % in {low:.0f} to {high:.0f} % of the published rounds" in written("README.md")
     iid, others = (
         sorted(float(row["mean"]) for row in explained if row["panel"] == panel)
@@ -329,9 +329,9 @@ def test_ranges_of_fedavg_are_published() -> None:
 
 def test_ranges_of_the_further_seeds_are_published() -> None:
     base, ours = read("fair/further_seeds.csv")
-    ends = [sorted(map(float, one.split())) for one in (ours["gains"], base["values"], ours["values"])]
+    ends = [sorted(map(float, text.split())) for text in (ours["gains"], base["values"], ours["values"])]
     places = (2, 1, 1)
-    gains, low, high = (f"{one[0]:.{n}f} {{}} {one[-1]:.{n}f}" for one, n in zip(ends, places, strict=True))
+    gains, low, high = (f"{end[0]:.{n}f} {{}} {end[-1]:.{n}f}" for end, n in zip(ends, places, strict=True))
     text = " ".join(written("docs/fair-table.md").split())
     assert f"The eight differences range from {gains.format('to')} points." in text
     assert f"FedAvg ends between {low.format('and')} %, FedDyn between {high.format('and')} %" in text
@@ -373,7 +373,7 @@ def counted(name: str, start: str = "") -> Counter[str]:
 def test_captions_state_the_learning_rates_of_fedavg() -> None:
     def rates(name: str) -> dict[tuple[str, str], float]:
         entries = planned(f"fedavg/{name}").entries
-        return {(one.labels["setting"], one.labels["clients"]): one.spec.training.lr for one in entries}
+        return {(cell.labels["setting"], cell.labels["clients"]): cell.spec.training.lr for cell in entries}
 
     two, cnn = rates("table1_2nn"), rates("table1_cnn_iid")
     usual = {
@@ -381,20 +381,20 @@ def test_captions_state_the_learning_rates_of_fedavg() -> None:
         for size in ("10", "inf")
     }
     others = [place for place, rate in two.items() if rate != usual[place[0].rpartition(" ")[2]]]
-    one = {setting: rate for (setting, clients), rate in two.items() if clients == "C = 0"}
+    lrs = {setting: rate for (setting, clients), rate in two.items() if clients == "C = 0"}
     fifth = ("non-IID, B = inf", "C = 0.2")
-    assert {*others} == {*((setting, "C = 0") for setting in one), fifth} and len(one) == 4
+    assert {*others} == {*((setting, "C = 0") for setting in lrs), fifth} and len(lrs) == 4
     text = (
         f"The rate is {usual['10']} for B = 10 and {usual['inf']} for B = inf, with five exceptions. "
-        f"With C = 0, IID clients have {one['IID, B = 10']} (B = 10) and {one['IID, B = inf']} (B = inf), "
-        f"others {one['non-IID, B = 10']} (B = 10) and {one['non-IID, B = inf']} (B = inf). "
+        f"With C = 0, IID clients have {lrs['IID, B = 10']} (B = 10) and {lrs['IID, B = inf']} (B = inf), "
+        f"others {lrs['non-IID, B = 10']} (B = 10) and {lrs['non-IID, B = inf']} (B = inf). "
         f"With C = 0.2, non-IID clients and B = inf, the rate is {two[fifth]}."
     )
     assert text in planned("fedavg/table1_2nn").sheet.caption
     (single,) = {rate for (_, clients), rate in cnn.items() if clients == "C = 0"}
-    (rest,) = {rate for (_, clients), rate in cnn.items() if clients != "C = 0"}
+    (common,) = {rate for (_, clients), rate in cnn.items() if clients != "C = 0"}
     caption = planned("fedavg/table1_cnn_iid").sheet.caption
-    assert f"The learning rate is {single} for C = 0 and {rest} otherwise." in caption
+    assert f"The learning rate is {single} for C = 0 and {common} otherwise." in caption
 
 
 def test_the_readme_has_all_verdicts_on_published_values() -> None:
@@ -518,7 +518,7 @@ def test_the_confirmatory_table_of_ecgr_is_published() -> None:
         name: (
             f"{float(row['gain']):+.2f}",
             f"[{float(row['gain_low']):+.2f}, {float(row['gain_high']):+.2f}]",
-            ", ".join(f"{float(one):.2f}" for one in row["gains"].split()),
+            ", ".join(f"{float(gain):.2f}" for gain in row["gains"].split()),
         )
         for name, row in gains.items()
     }

@@ -51,11 +51,11 @@ def test_missing_runs_with_a_record_of_older_revisions_are_stale(
     before = f"{FedProx.revision}, {Flfa.revision}"
     monkeypatch.setattr(Flfa, "revision", Flfa.revision + 1)
     monkeypatch.setattr(RunSpec, "engine", 7)
-    trained, missing, lost = runs()
-    record(trained, results)
+    complete, missing, lost = runs()
+    record(complete, results)
     revised = f"engine 1 -> 7; methods {before} -> {FedProx.revision}, {Flfa.revision}"
     stale = results.record(older[1].run_id)
-    assert stale_runs(planned(trained, missing, lost, tiny()), results) == {missing.run_id: stale}
+    assert stale_runs(planned(complete, missing, lost, tiny()), results) == {missing.run_id: stale}
     assert stale.stale == revised
 
 
@@ -122,8 +122,8 @@ def test_status_names_stale_and_damaged_runs(
     monkeypatch.setattr(FedProx, "revision", 2)
     stale, missing = (tiny(method="fedprox", seed=seed).run_id for seed in range(2))
     monkeypatch.setenv("COLUMNS", "250")
-    shown = cli("status", "--scale", "one", "--results", results.root, "--config", config)
-    lines = shown.stdout.splitlines()
+    result = cli("status", "--scale", "one", "--results", results.root, "--config", config)
+    lines = result.stdout.splitlines()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
     assert {row[0]: row[3:] for row in cells if len(row) > 3 and "digits" in row[0]} == {
         tiny().run_id: ["completed", "50.00", "2.0"],
@@ -141,16 +141,16 @@ def test_status_names_stale_and_damaged_runs(
         if "digits" in line and "│" in line
     ]
     assert damaged.run_id in chosen
-    left = cli("status", *place, "--where", "status!=completed").stdout
-    assert left.endswith("\n1 damaged, 1 not trained, 1 stale\n") and tiny().run_id not in left
+    unfinished = cli("status", *place, "--where", "status!=completed").stdout
+    assert unfinished.endswith("\n1 damaged, 1 not trained, 1 stale\n") and tiny().run_id not in unfinished
     assert cli("status", *place, "--where", "status=not-trained").stdout.endswith("\n1 not trained\n")
     none = cli("status", *place, "--where", "status=failed,diverged").stdout
     assert none.startswith("no run of one has status=failed,diverged\n")
     # A second damaged record makes one line for both, with the command that lists them.
     (results.record(tiny().run_id).folder / "metrics.jsonl").write_text("{")
-    shown = cli("status", "--scale", "one", "--results", results.root, "--config", config)
-    found = [line for line in shown.stdout.splitlines() if "damaged" in line and "│" not in line]
-    assert found == [
+    result = cli("status", "--scale", "one", "--results", results.root, "--config", config)
+    notes = [line for line in result.stdout.splitlines() if "damaged" in line and "│" not in line]
+    assert notes == [
         f"2 damaged: see fltrain verify --scale one --results {results.root} --config {config}",
         "2 damaged, 1 not trained, 1 stale",
     ]
@@ -168,18 +168,18 @@ def test_status_summarises_runs_of_older_code(
     why = f"2 runs come from older or unrecorded code; {valid}"
     line = f"{why}: see fltrain status --changed {place}\n"
     assert f"┘\n{line}" in cli("status", *place.split()).stdout
-    shown = cli("status", "--where", "method=fedavg", *place.split()).stdout
-    assert f"┘\n{tiny().run_id}: {changes['fedavg']}; {valid}\n1 completed\n" in shown
-    left = "not listed: 1 run whose code is not recorded, so a change is not visible\n"
-    assert cli("status", "--changed", *place.split()).stderr == left
+    output = cli("status", "--where", "method=fedavg", *place.split()).stdout
+    assert f"┘\n{tiny().run_id}: {changes['fedavg']}; {valid}\n1 completed\n" in output
+    notice = "not listed: 1 run whose code is not recorded, so a change is not visible\n"
+    assert cli("status", "--changed", *place.split()).stderr == notice
     assert cli("status", "--changed", "--where", "method=fedavg", *place.split()).stderr == ""
 
 
 def test_status_names_two_items_of_a_run_and_counts_the_others(tmp_path: Path, results: Results) -> None:
     results.create()
     config = write_config(tmp_path / "config", dict.fromkeys(["a", "b", "c", "d"], TWO_METHODS))
-    shown = cli("status", "--scale", "one", "--results", results.root, "--config", config).stdout
-    assert shown.count(" toy/a, toy/b and 2 more ") == 2 and "toy/c" not in shown
+    output = cli("status", "--scale", "one", "--results", results.root, "--config", config).stdout
+    assert output.count(" toy/a, toy/b and 2 more ") == 2 and "toy/c" not in output
 
 
 def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
@@ -208,7 +208,7 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
     )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    own, unknown, damaged = (record(tiny(seed=seed), results) for seed in (7, 8, 9))
+    complete, unknown, damaged = (record(tiny(seed=seed), results) for seed in (7, 8, 9))
     data = {**json.loads((unknown.folder / "spec.json").read_text()), "method": {"name": "mine"}}
     (unknown.folder / "spec.json").write_text(json.dumps(data))
     seal(unknown.folder)
@@ -217,7 +217,7 @@ def test_status_lists_other_runs_of_a_folder_without_runs_of_demo(
     results.run(begun).mkdir()
     (results.run(begun) / "train.log").touch()
     others = {
-        own.run_id: "seed 7 completed",
+        complete.run_id: "seed 7 completed",
         unknown.run_id: "seed  unknown",
         damaged.run_id: "seed  damaged",
         begun: "seed  started",

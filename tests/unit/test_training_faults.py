@@ -44,9 +44,9 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
             main()
         except SystemExit as ended:
             code = ended.code
-        shown = capfd.readouterr().err
-        assert "Traceback" not in shown, "tracebacks are for the log"
-        return int(str(code or 0)), (shown.splitlines() or [""])[-1]
+        output = capfd.readouterr().err
+        assert "Traceback" not in output, "tracebacks are for the log"
+        return int(str(code or 0)), (output.splitlines() or [""])[-1]
 
     return run
 
@@ -67,7 +67,7 @@ SPEC = tiny(method="scaffold", model="mlp", rounds=4)
 
 
 def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_path: Path) -> None:
-    whole = tmp_path / "elsewhere"
+    aside = tmp_path / "elsewhere"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scaffold, "client_init", failing_in(3, ValueError("shapes do\nnot fit")))
         code, output = invoke(SPEC, FLTRAIN_CHECKPOINT_SECONDS="0")
@@ -88,7 +88,7 @@ def test_a_fault_of_a_method_names_round_client_and_inputs(invoke: Invoke, tmp_p
     # With a working method, the run resumes from its checkpoint.
     code, _ = invoke(SPEC)
     assert code == 0 and "resumed after round 2 of 4" in log.read_text()
-    resumed = record.folder.rename(whole)
+    resumed = record.folder.rename(aside)
     invoke(SPEC)
     for name in ("metrics.jsonl", "summary.json"):
         assert (resumed / name).read_bytes() == (record.folder / name).read_bytes()
@@ -132,18 +132,18 @@ def test_a_missing_payload_names_the_hook(invoke: Invoke, monkeypatch: pytest.Mo
 
 
 def test_a_fault_in_an_own_file_names_its_line(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    own: dict[str, Any] = {"__name__": "own.methods.bad"}
-    exec(compile("def fail(*_):\n    return 1 / 0", "/mine/methods/bad.py", "exec"), own)
-    monkeypatch.setattr(Scaffold, "server_init", own["fail"])
+    namespace: dict[str, Any] = {"__name__": "own.methods.bad"}
+    exec(compile("def fail(*_):\n    return 1 / 0", "/mine/methods/bad.py", "exec"), namespace)
+    monkeypatch.setattr(Scaffold, "server_init", namespace["fail"])
     assert invoke(SPEC)[1].endswith("train.log has the traceback; see methods/bad.py:2")
 
 
 def test_a_refused_operation_in_an_own_file_names_its_line() -> None:
-    own: dict[str, Any] = {"__name__": "own.methods.bad"}
-    exec(compile("def branch(value):\n    return value > 0 and 1", "/mine/methods/bad.py", "exec"), own)
+    namespace: dict[str, Any] = {"__name__": "own.methods.bad"}
+    exec(compile("def branch(value):\n    return value > 0 and 1", "/mine/methods/bad.py", "exec"), namespace)
     place = r"__bool__ is refused here: .*; see methods/bad\.py:2$"
     with pytest.raises(FltrainError, match=place), watched("bad", "correct"):
-        own["branch"](torch.ones(1))
+        namespace["branch"](torch.ones(1))
 
 
 def test_missing_memory_names_the_remedy(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +215,10 @@ def test_old_checkpoints_of_a_complete_run_are_removed(invoke: Invoke) -> None:
     results = Results(Path("results"))
     for again in (False, True):
         invoke(SPEC)
-        left = checkpoint_file(results.checkpoints(SPEC.run_id), 2)
-        left.parent.mkdir(parents=True)
-        left.write_text("earlier than the record")
-        os.utime(left, (0, 0))
+        checkpoint = checkpoint_file(results.checkpoints(SPEC.run_id), 2)
+        checkpoint.parent.mkdir(parents=True)
+        checkpoint.write_text("earlier than the record")
+        os.utime(checkpoint, (0, 0))
         if again:
             train(SPEC, results, Execution(CPU), again=True)
             assert "goes on" not in (results.run(SPEC.run_id) / "train.log").read_text()
@@ -226,7 +226,7 @@ def test_old_checkpoints_of_a_complete_run_are_removed(invoke: Invoke) -> None:
             _, line = invoke(SPEC)
             assert line.endswith("has a record; its checkpoints are deleted")
             assert not list(results.runs.glob(".*"))
-        assert not left.parent.exists()
+        assert not checkpoint.parent.exists()
 
 
 def test_training_again_resumes_after_a_stop(invoke: Invoke, tmp_path: Path) -> None:
@@ -251,8 +251,8 @@ def test_no_further_run_starts_after_a_signal(tmp_path: Path, monkeypatch: pytes
     for number, run in enumerate(runs):
         Path(f"{number}.json").write_text(run.to_json())
 
-    def late(*given: Any) -> None:
-        write_record(*given)
+    def late(*arguments: Any) -> None:
+        write_record(*arguments)
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr("fltrain.engine.train.write_record", late)
@@ -291,10 +291,10 @@ def test_another_process_writes_the_same_bytes_and_survives_late_signals(
     done = subprocess.run(command, capture_output=True, text=True, **other)
     assert (done.returncode, "completed" in done.stdout) == (0, True), done.stderr
     train(spec, Results(tmp_path / "here"), Execution(device))
-    here, there = (Results(tmp_path / folder).run(spec.run_id) for folder in ("here", "results"))
+    first, second = (Results(tmp_path / folder).run(spec.run_id) for folder in ("here", "results"))
     for name in ("metrics.jsonl", "summary.json", "models.safetensors"):
-        assert (here / name).read_bytes() == (there / name).read_bytes(), name
-    for folder in (here, there):
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+    for folder in (first, second):
         assert json.loads((folder / "provenance.json").read_text())["determinism"] == "bitwise"
 
 

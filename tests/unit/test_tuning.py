@@ -67,11 +67,11 @@ def write(folder: Path, trials: dict[str, Any] = TRIALS, spaces: dict[str, Any] 
 
 
 def item(planned: Plan, name: str) -> PlannedItem:
-    return next(one for one in planned.items if one.id == f"toy/{name}")
+    return next(entry for entry in planned.items if entry.id == f"toy/{name}")
 
 
 @pytest.fixture
-def own(tmp_path: Path, register: Register) -> Callable[[int], None]:
+def own_dataset(tmp_path: Path, register: Register) -> Callable[[int], None]:
     """A function that makes the dataset ``own``; ``moved`` is added to its test labels."""
 
     def use(moved: int = 0) -> None:
@@ -93,7 +93,7 @@ def own(tmp_path: Path, register: Register) -> Callable[[int], None]:
     return use
 
 
-def trained(config: Path, results: Path) -> PlannedItem:
+def trained_trials(config: Path, results: Path) -> PlannedItem:
     """The item of trials, with its runs trained."""
     trials = item(plan(config, "one"), "trials")
     for entry in trials.entries:
@@ -142,7 +142,7 @@ def test_methods_share_learning_rates_and_trial_0_has_the_default() -> None:
         assert both["plugins"] == [{"name": "ecgr", "kappa": 0.4}, {"name": "flfa"}] and 0.1 <= beta <= 0.8
 
 
-def test_more_trials_keep_the_runs_of_the_first(tmp_path: Path, own: Any) -> None:
+def test_more_trials_keep_the_runs_of_the_first(tmp_path: Path, own_dataset: Any) -> None:
     few = item(plan(write(tmp_path / "few"), "one"), "trials")
     axes = {**TRIALS["axes"], "trial": list(range(8))}
     many = item(plan(write(tmp_path / "many", {**TRIALS, "axes": axes}), "one"), "trials")
@@ -197,7 +197,7 @@ def test_wrong_spaces_are_refused(spaces: dict[str, Any], message: str) -> None:
 
 
 # ---------------------------------------------------------------- selection
-def test_from_trials_to_final_runs(tmp_path: Path, own: Any) -> None:
+def test_from_trials_to_final_runs(tmp_path: Path, own_dataset: Any) -> None:
     config, results = write(tmp_path / "config"), tmp_path / "results"
     planned = plan(config, "one")
     with pytest.raises(FltrainError) as refusal:
@@ -213,7 +213,7 @@ def test_from_trials_to_final_runs(tmp_path: Path, own: Any) -> None:
     with pytest.raises(FltrainError, match=r"6 of 6 trials without a record.*` .it fills 'results'"):
         cli(*command)
 
-    trials = trained(config, results)
+    trials = trained_trials(config, results)
     cli(*command)
     selected = read_settings(config / "selected/one/toy_trials.yaml", Selected)
     for cell, entries in zip(selected.cells, (trials.entries[:3], trials.entries[3:]), strict=True):
@@ -240,22 +240,22 @@ def test_an_item_selects_from_one_item_of_trials(other: dict[str, Any]) -> None:
         Item.parse({**FINAL, "axes": axes}, "toy")
 
 
-def test_nothing_is_selected_on_test_images(tmp_path: Path, own: Callable[[int], None]) -> None:
+def test_nothing_is_selected_on_test_images(tmp_path: Path, own_dataset: Callable[[int], None]) -> None:
     config = write(tmp_path / "config")
     selections, tests = [], []
     for moved in (0, 1):
-        own(moved)
+        own_dataset(moved)
         results = Results(tmp_path / f"results{moved}")
-        trials = trained(config, results.root)
+        trials = trained_trials(config, results.root)
         selections.append(select(trials, results))
         tests.append([results.record(run).summary["accuracy"]["final"] for run in trials.run_ids])
     assert selections[0] == selections[1] and tests[0] != tests[1]
     assert len({trial.value for cell in selections[0].cells for trial in cell.trials.values()}) > 2
 
 
-def test_selections_that_do_not_fit_are_refused(tmp_path: Path, own: Any) -> None:
+def test_selections_that_do_not_fit_are_refused(tmp_path: Path, own_dataset: Any) -> None:
     config, results = write(tmp_path / "config"), tmp_path / "results"
-    trials = trained(config, results)
+    trials = trained_trials(config, results)
     path = config / "selected/one/toy_trials.yaml"
     write_selection(path, select(trials, Results(results)))
     assert item(plan(config, "one"), "final").refused == ""
@@ -270,9 +270,9 @@ def test_selections_that_do_not_fit_are_refused(tmp_path: Path, own: Any) -> Non
         select(item(plan(config, "one"), "trials"), Results(results))
 
 
-def test_a_diverged_trial_counts_as_chance(tmp_path: Path, own: Any) -> None:
+def test_a_diverged_trial_counts_as_chance(tmp_path: Path, own_dataset: Any) -> None:
     far = {"training": {"lr": {"log_uniform": [1e6, 1e7], "source": "a test"}}}
     config, results = write(tmp_path / "config", spaces=far), tmp_path / "results"
-    selected = select(trained(config, results), Results(results))
+    selected = select(trained_trials(config, results), Results(results))
     for cell in selected.cells:
         assert cell.chosen == "0" and [trial.value for trial in cell.trials.values()][1:] == [25.0, 25.0]

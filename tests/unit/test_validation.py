@@ -39,10 +39,10 @@ def test_the_split_is_stratified_and_disjoint_from_all_clients(
     made = partition(Division(scheme, None, 3, share), digits)
     assert made.validation is not None and made.tests is None
     (held_out,) = made.validation
-    every = np.concatenate([held_out, *made.clients])
-    assert sorted(every) == list(range(len(digits.train_labels)))
-    assert len(held_out) == int(np.ceil(share * len(every)))
-    counts, totals = (np.bincount(digits.train_labels[part], minlength=10) for part in (held_out, every))
+    indices = np.concatenate([held_out, *made.clients])
+    assert sorted(indices) == list(range(len(digits.train_labels)))
+    assert len(held_out) == int(np.ceil(share * len(indices)))
+    counts, totals = (np.bincount(digits.train_labels[part], minlength=10) for part in (held_out, indices))
     assert (abs(counts - share * totals) < 1).all()
 
     # A stream of its own: the same images whatever the scheme, others with another seed.
@@ -57,12 +57,12 @@ def test_with_local_tests_it_is_a_stratified_part_of_each_clients_images(digits:
     made = partition(Division(scheme, local_test, 3, 0.2), digits)
     without = partition(Division(scheme, local_test, 3), digits)
     labels = digits.merged().train_labels
-    for held, test, train, whole, same in zip(
+    for held, test, train, pool, other_test in zip(
         *(made.validation, made.tests, made.clients, without.clients, without.tests), strict=True
     ):
-        assert sorted([*held, *train]) == sorted(whole) and np.array_equal(test, same)
-        counts, totals = (np.bincount(labels[part], minlength=10) for part in (held, whole))
-        assert len(held) == np.ceil(0.2 * len(whole) - 1e-9) and (abs(counts - 0.2 * totals) < 1.001).all()
+        assert sorted([*held, *train]) == sorted(pool) and np.array_equal(test, other_test)
+        counts, totals = (np.bincount(labels[part], minlength=10) for part in (held, pool))
+        assert len(held) == np.ceil(0.2 * len(pool) - 1e-9) and (abs(counts - 0.2 * totals) < 1.001).all()
 
 
 @pytest.mark.parametrize("settings", [{}, PERSONAL], ids=["global", "personal"])

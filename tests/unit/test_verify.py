@@ -78,14 +78,14 @@ class Place:
 
     def only(self, *words: Any, harmless: bool = False) -> None:
         """Check that there is one finding, with these words in one line."""
-        (found,) = self.findings()
-        assert [str(word) for word in words if str(word) not in found.text] == [], found.text
-        assert found.harmless == harmless
-        assert "\n" not in found.text
+        (problem,) = self.findings()
+        assert [str(word) for word in words if str(word) not in problem.text] == [], problem.text
+        assert problem.harmless == harmless
+        assert "\n" not in problem.text
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Three runs, their data and partitions, two tables; tests must not change them."""
     place = Place(tmp_path_factory.mktemp("whole"))
     reported = write_papers(place.root / "config", TOY) / "reported"
@@ -99,9 +99,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture
-def place(whole: Place, tmp_path: Path) -> Place:
+def place(source: Place, tmp_path: Path) -> Place:
     """A copy that a test may damage."""
-    return Place(Path(shutil.copytree(whole.root, tmp_path / "copy")))
+    return Place(Path(shutil.copytree(source.root, tmp_path / "copy")))
 
 
 def verify(place: Place, *arguments: str, code: int = 0) -> str:
@@ -109,10 +109,10 @@ def verify(place: Place, *arguments: str, code: int = 0) -> str:
     return cli("verify", *options, *arguments, code=code).stdout
 
 
-def test_whole_results_are_consistent(whole: Place) -> None:
-    before = {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")}
-    assert verify(whole) == "3 records, 2 partitions, 1 dataset, 2 tables: all consistent\n"
-    assert {path: path.stat().st_mtime_ns for path in whole.root.rglob("*")} == before, "nothing is changed"
+def test_whole_results_are_consistent(source: Place) -> None:
+    before = {path: path.stat().st_mtime_ns for path in source.root.rglob("*")}
+    assert verify(source) == "3 records, 2 partitions, 1 dataset, 2 tables: all consistent\n"
+    assert {path: path.stat().st_mtime_ns for path in source.root.rglob("*")} == before, "nothing is changed"
 
 
 def test_records_without_other_files_are_consistent(place: Place) -> None:
@@ -131,52 +131,52 @@ def test_records_without_other_files_are_consistent(place: Place) -> None:
 
 
 def test_every_problem_has_a_line_and_the_exit_code_is_2(place: Place) -> None:
-    one, other, kept = place.records
-    (one.folder / "costs.json").unlink()
-    flip(kept.folder / MODELS_FILE, -1)
-    flip(other.folder / "metrics.jsonl", 20)
+    fedavg, fedprox, with_model = place.records
+    (fedavg.folder / "costs.json").unlink()
+    flip(with_model.folder / MODELS_FILE, -1)
+    flip(fedprox.folder / "metrics.jsonl", 20)
     damaged, _ = sorted((place.results.root / "partitions").iterdir())
     flip(damaged, -1)
     place.table("kept").write_text("row\n")
     *lines, last = verify(place, code=2).splitlines()
     assert last == "3 records, 2 partitions, 1 dataset, 1 table: 5 problems; 1 table not checked"
-    starts = (damaged, f"{one.run_id}: costs.json", f"{other.run_id}: metrics.jsonl")
-    for start in (*starts, kept.folder / MODELS_FILE, place.table("kept")):
+    starts = (damaged, f"{fedavg.run_id}: costs.json", f"{fedprox.run_id}: metrics.jsonl")
+    for start in (*starts, with_model.folder / MODELS_FILE, place.table("kept")):
         assert sum(line.startswith(str(start)) for line in lines) == 1, start
-    (rest,) = (line for line in lines if line.startswith(str(place.table("table"))))
-    assert "not checked: made from" in rest and "which is damaged" in rest
+    (unchecked,) = (line for line in lines if line.startswith(str(place.table("table"))))
+    assert "not checked: made from" in unchecked and "which is damaged" in unchecked
 
 
 def test_files_that_do_not_belong_to_a_record_are_named(place: Place) -> None:
-    one, _, kept = place.records
-    (one.folder / "notes.txt").touch()
-    place.only(f"{one.run_id}: notes.txt is not a file of a record")
-    (one.folder / "notes.txt").rename(one.folder / MODELS_FILE)
-    place.only(f"{one.run_id}: {MODELS_FILE} is not a file of a record")
-    (one.folder / MODELS_FILE).unlink()
-    (kept.folder / ".hidden").touch()
-    place.only(f"{kept.run_id}: .hidden is not a file of a record")
+    fedavg, _, with_model = place.records
+    (fedavg.folder / "notes.txt").touch()
+    place.only(f"{fedavg.run_id}: notes.txt is not a file of a record")
+    (fedavg.folder / "notes.txt").rename(fedavg.folder / MODELS_FILE)
+    place.only(f"{fedavg.run_id}: {MODELS_FILE} is not a file of a record")
+    (fedavg.folder / MODELS_FILE).unlink()
+    (with_model.folder / ".hidden").touch()
+    place.only(f"{with_model.run_id}: .hidden is not a file of a record")
 
 
 def test_files_of_interrupted_processes_are_harmless(place: Place) -> None:
-    left = [
+    leftovers = [
         place.records[0].folder / ".metrics.jsonl.abc.part",
         place.results.root / "data" / ".digits.safetensors.abc.part",
         place.results.root / "runs" / ".import-abc",
     ]
-    for path in left:
+    for path in leftovers:
         path.touch()
-    found = place.findings()
-    assert [one.harmless for one in found] == [True, True, True]
-    assert {one.text.partition(": ")[0] for one in found} == {str(path) for path in left}
+    problems = place.findings()
+    assert [problem.harmless for problem in problems] == [True, True, True]
+    assert {problem.text.partition(": ")[0] for problem in problems} == {str(path) for path in leftovers}
     verify(place)
 
 
 def test_checkpoints_of_complete_runs_are_harmless(place: Place) -> None:
-    left = checkpoint_file(place.results.checkpoints(place.records[0].run_id), 2)
-    left.parent.mkdir(parents=True)
-    left.touch()
-    place.only(left.parent, harmless=True)
+    checkpoint = checkpoint_file(place.results.checkpoints(place.records[0].run_id), 2)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    place.only(checkpoint.parent, harmless=True)
 
 
 def test_stale_records_are_not_damaged(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +210,8 @@ def test_records_of_an_unknown_method_have_one_line(place: Place) -> None:
         write_json(folder / "spec.json", spec)
         seal(folder)
     place.only("2 unknown records: method: unknown method 'mine'; if it is your own, set", harmless=True)
-    left = "1 record, 2 partitions, 1 dataset, 0 tables: 2 unknown records not checked, all others consistent"
-    assert verify(place).splitlines()[-1] == left
+    text = "1 record, 2 partitions, 1 dataset, 0 tables: 2 unknown records not checked, all others consistent"
+    assert verify(place).splitlines()[-1] == text
     flip(next(place.results.root.glob("partitions/*.safetensors")), -1)
     assert verify(place, code=2).endswith(": 1 problem; 2 unknown records not checked\n")
 
@@ -222,13 +222,13 @@ def test_data_of_an_older_revision_are_stale(place: Place, monkeypatch: pytest.M
     monkeypatch.setitem(registry(), "digits", entry.model_copy(update={"revision": 2}))
     data = place.results.data(Dataset(name="digits"))
     assert Problem(f"{data}: stale: dataset 1 -> 2", harmless=True) in place.findings()
-    assert all(one.harmless for one in place.findings())
+    assert all(problem.harmless for problem in place.findings())
     arrays, about = read_arrays(data, "prepared data set")
     arrays["train_labels"] = arrays["train_labels"][::-1]
     write_arrays(data, arrays, {**about, "revision": 2})
-    found = place.findings()
-    assert all(one.harmless for one in found)
-    assert not any("safetensors" in one.text for one in found)
+    problems = place.findings()
+    assert all(problem.harmless for problem in problems)
+    assert not any("safetensors" in problem.text for problem in problems)
 
 
 def test_damaged_data_and_data_of_another_dataset_are_named(place: Place) -> None:
@@ -247,15 +247,15 @@ def test_damaged_data_and_data_of_another_dataset_are_named(place: Place) -> Non
 
 def test_runs_on_other_data_or_partitions_are_named(place: Place) -> None:
     """After the files were replaced, the runs on them no longer match."""
-    one, other = sorted((place.results.root / "partitions").iterdir())
-    shutil.copyfile(one, other)
-    divided = [found.text for found in place.findings()]
+    first, second = sorted((place.results.root / "partitions").iterdir())
+    shutil.copyfile(first, second)
+    divided = [problem.text for problem in place.findings()]
     assert divided and all("trained on other partition" in text for text in divided)
     data = place.results.data(Dataset(name="digits"))
     arrays, about = read_arrays(data, "prepared data set")
     arrays["train_labels"] = arrays["train_labels"][::-1]
     write_arrays(data, arrays, about)
-    texts = [found.text for found in place.findings()]
+    texts = [problem.text for problem in place.findings()]
     assert sum("trained on other data" in text for text in texts) == 3
 
 
@@ -276,11 +276,11 @@ def test_an_edited_number_is_named_in_every_form(form: str, place: Place) -> Non
     assert place.findings() == []
     path = place.table().with_suffix(f".{form}")
     text = path.read_text()
-    shown = "mean" if form == "csv" else re.search(r"\d\d\.\d\d", text)[0]  # type: ignore[index]
+    number = "mean" if form == "csv" else re.search(r"\d\d\.\d\d", text)[0]  # type: ignore[index]
     if form == "csv":
         change_cell(path, "mean", "99.0")
     else:
-        path.write_text(text.replace(shown, "99.99", 1))
+        path.write_text(text.replace(number, "99.99", 1))
     place.only(path, "differs from its records")
 
 
@@ -294,8 +294,8 @@ def test_a_page_of_another_version_is_named(place: Place, monkeypatch: pytest.Mo
     assert not any("snakemake" in problem.text for problem in place.findings()), "it makes no other folder"
     assert verify(place, code=2).endswith("1 dataset, 1 table: 1 problem; 1 table not checked\n")
     monkeypatch.chdir(place.root)
-    (own,) = Verification(Results(Path("results")), place.root / "config").findings()
-    assert own.text.endswith("; run snakemake --config scale=one train=false, then verify again")
+    (problem,) = Verification(Results(Path("results")), place.root / "config").findings()
+    assert problem.text.endswith("; run snakemake --config scale=one train=false, then verify again")
 
 
 def test_a_table_that_names_an_unknown_run_is_named(place: Place) -> None:
@@ -400,10 +400,10 @@ def test_a_scale_that_cannot_be_planned_hides_no_other(place: Place) -> None:
 
 
 def test_tables_of_the_own_scales_are_checked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = place.root / "own" / "scales"
-    own.mkdir(parents=True)
-    (place.root / "config" / "scales" / "one.yaml").rename(own / "one.yaml")
-    monkeypatch.setenv(VARIABLE, str(own.parent))
+    scales = place.root / "own" / "scales"
+    scales.mkdir(parents=True)
+    (place.root / "config" / "scales" / "one.yaml").rename(scales / "one.yaml")
+    monkeypatch.setenv(VARIABLE, str(scales.parent))
     assert "2 tables: all consistent" in verify(place)
     change_cell(place.table(), "mean", "99.0")
     place.only(place.table(), "differs from its records")

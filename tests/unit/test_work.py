@@ -61,8 +61,8 @@ def test_every_network_forward_and_backward(name: str) -> None:
     head = [value for key, value in parameters.items() if key.startswith("classifier.")]
     body = [value for key, value in parameters.items() if not key.startswith("classifier.")]
     for part, chosen in {"all": [*body, *head], "body": body, "head": head}.items():
-        found = counted(lambda chosen=chosen: torch.autograd.grad(loss, chosen, retain_graph=True))  # type: ignore[misc]
-        assert found == 2 * (work.gradient(part) - work.forward), part  # type: ignore[arg-type]
+        operations = counted(lambda chosen=chosen: torch.autograd.grad(loss, chosen, retain_graph=True))  # type: ignore[misc]
+        assert operations == 2 * (work.gradient(part) - work.forward), part  # type: ignore[arg-type]
     assert work.features + work.head == work.forward and work.head == 10 * work.width
 
 
@@ -178,11 +178,11 @@ def test_the_speed_is_the_work_of_a_round_by_its_time(monkeypatch: pytest.Monkey
     clock = count()
     monkeypatch.setattr(counting, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     work, spec = Work(), tiny(method="moon", evaluation={"every": 3})
-    one = tiny(rounds=1, partition={"name": "iid", "clients": 1}, participation=1.0)
-    trained, _ = work.parts(one) or (0.0, 0.0)
-    each = trained / 1438  # of an image, in the only epoch
-    assert work.speed(spec, CPU) == 2 * 2 * 32 * each / 2
-    assert work.speed(spec.model_copy(update={"seed": 1}), CPU) == 2 * 2 * 32 * each / 2, "measured once"
+    single = tiny(rounds=1, partition={"name": "iid", "clients": 1}, participation=1.0)
+    training, _ = work.parts(single) or (0.0, 0.0)
+    per_image = training / 1438  # of an image, in the only epoch
+    assert work.speed(spec, CPU) == 2 * 2 * 32 * per_image / 2
+    assert work.speed(spec.model_copy(update={"seed": 1}), CPU) == 2 * 2 * 32 * per_image / 2, "measured once"
 
 
 def test_runs_without_the_size_of_the_dataset_are_not_counted(register: Register) -> None:
