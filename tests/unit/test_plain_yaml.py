@@ -199,11 +199,9 @@ def test_names_that_are_not_valid_in_a_path_are_refused(name: str) -> None:
 
 def test_names_cannot_lead_out_of_the_results_folder(tmp_path: Path) -> None:
     name, registry = "../x", tmp_path / "datasets.yaml"
-    file = {"name": name, "urls": ["http://example.org/x"], "checksum": "md5:" + "0" * 32}
-    for entries in ({name: {"reader": "digits"}}, {"mine": {"reader": "npz", "files": [file]}}):
-        registry.write_text(yaml.safe_dump(entries))
-        with pytest.raises(FltrainError, match=OWN):
-            load(registry)
+    registry.write_text(yaml.safe_dump({name: {"reader": "digits"}}))
+    with pytest.raises(FltrainError, match=OWN):
+        load(registry)
     for refused in (lambda: plan(CONFIG, name), lambda: Request.parse({"scale": name}, "--config")):
         with pytest.raises(FltrainError, match=OWN):
             refused()
