@@ -88,9 +88,9 @@ def compare(
     rows = compared.rows()
     many = len(compared.items) > MOST_ITEMS and not (where or baseline)
     if (many or len(rows) > MOST_LINES) and not out:
-        of = f"{len(compared.items)} tables and figures" if compared.items else "several experiments"
+        origin = f"{len(compared.items)} tables and figures" if compared.items else "several experiments"
         raise FltrainError(
-            f"{len(rows)} lines of {of}; name a table or figure and its scale ("
+            f"{len(rows)} lines of {origin}; name a table or figure and its scale ("
             + (compared.example and f"for example `{compared.example}`; ")
             + f"`{command('fltrain plan --scale NAME', results, config)}` lists them), choose runs with "
             "--where (items=none: in no table or figure), or write all lines to a file with --out"
@@ -112,12 +112,12 @@ def _print_summary(summary: PaperSummary, scale: str, example: str) -> None:
     if summary.claims:
         print_text(f"Claims of {summary.paper} at scale {scale}:")
         claims = [
-            (full_verdict(one), f"{one['where']}: {one['claim']}", "\n".join(result_lines(one)))
-            for one in summary.claims
+            (full_verdict(claim), f"{claim['where']}: {claim['claim']}", "\n".join(result_lines(claim)))
+            for claim in summary.claims
         ]
         print_entries(claims, label_width=14)
         notes = {"dropped": DROPPED_CLAIMS, "exploratory": EXPLORATORY}
-        for note in [LEGEND, *(notes[mark] for mark in notes if any(one[mark] for one in summary.claims))]:
+        for note in [LEGEND, *(notes[key] for key in notes if any(claim[key] for claim in summary.claims))]:
             print_text(note)
     if summary.left:
         print_text(f"{count(summary.left, 'further claim')}: not run, or not judged")

@@ -50,7 +50,7 @@ def explain(
         fold = str if word in exact else str.casefold
         labels = dict.fromkeys(label for entry in entries for label in entry.labels.values())
         entries = [entry for entry in entries if fold(word) in map(fold, _labels(entry))]
-        named = [(axis, label) for one in cells for axis, label in one.labels.items()]
+        named = [(axis, label) for entry in cells for axis, label in entry.labels.items()]
         axes = {axis for axis, label in named if fold(word) in (fold(label), fold(f"{axis}={label}"))}
         if not entries and axes and axes <= axis_words.keys():
             raise FltrainError(
@@ -89,13 +89,13 @@ _Row = tuple[str, str, str, str]
 """Setting, value, layer and place."""
 
 
-def _print_settings(rows: Sequence[_Row], every: bool, heading: str = "setting") -> None:
+def _print_settings(rows: Sequence[_Row], with_defaults: bool, heading: str = "setting") -> None:
     """Print the stated settings, then the defaults, or only their number."""
     stated = [row for row in rows if row[2] != _DEFAULT]
     defaults = sorted(row for row in rows if row[2] == _DEFAULT)
     headings = (heading, "value", "layer", "place")
-    print_table(headings, [*stated, (), *defaults] if every else stated, below=headings[2:])
-    if defaults and not every:
+    print_table(headings, [*stated, (), *defaults] if with_defaults else stated, below=headings[2:])
+    if defaults and not with_defaults:
         print_text(f"settings with their default: {len(defaults)} (--all shows them)")
 
 
@@ -113,7 +113,7 @@ def _settings(entry: Entry) -> list[_Row]:
         for path, value in leaves(entry.spec.all_settings())
         if path not in dict(leaves(settings)) and path != ("seed",)
     ]
-    chosen = {one["name"]: one for one in settings.get("plugins", ()) if isinstance(one, Mapping)}
+    chosen = {plugin["name"]: plugin for plugin in settings.get("plugins", ()) if isinstance(plugin, Mapping)}
     for plugin in entry.spec.plugins:
         for key, value in plugin.all_settings().items():
             if key != "name" and key not in chosen.get(plugin.name, ()):
@@ -121,7 +121,7 @@ def _settings(entry: Entry) -> list[_Row]:
     return rows
 
 
-def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, every: bool) -> None:
+def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, with_defaults: bool) -> None:
     """Print an item, the settings in which its cells differ, the common ones, and the command for one cell.
 
     Defaults of methods and plug-ins that only some cells have are left out.
@@ -143,23 +143,23 @@ def _show_common(planned: PlannedItem, entries: Sequence[Entry], config: Path, e
         elif len(rows) == len(tables) or any(row[2] != _DEFAULT for row in rows):
             differing.append((name, *_by_axis(values, entries)))
     print_table(("differing setting", "axis", "values"), differing, below=["axis", "values"])
-    _print_settings(common, every, "common setting")
+    _print_settings(common, with_defaults, "common setting")
     several = [axis for axis, labels in planned.axes.items() if len(labels) > 1]
     cell = [f"{axis}={entries[-1].labels[axis]}" for axis in several]
     scale = [] if planned.scale.scale == options.DEMO else ["--scale", planned.scale.scale]
     words = [planned.id, *(word for label in cell for word in ("--cell", label)), *scale]
-    shown = command(f"fltrain explain {shlex.join(words)}", config=config)
-    print_text(f"To explain one cell, name its labels: {shown}")
+    example = command(f"fltrain explain {shlex.join(words)}", config=config)
+    print_text(f"To explain one cell, name its labels: {example}")
 
 
 def _by_axis(values: Sequence[str], entries: Sequence[Entry]) -> tuple[str, str]:
     """Return the axis that decides a setting (or ``several``), and the values with labels of this axis."""
     for axis in entries[0].labels:
-        found = dict.fromkeys(zip((entry.labels[axis] for entry in entries), values, strict=True))
+        pairs = dict.fromkeys(zip((entry.labels[axis] for entry in entries), values, strict=True))
         labels: dict[str, list[str]] = {}
-        for label, value in found:
+        for label, value in pairs:
             labels.setdefault(value, []).append(label)
-        if len(found) == len({label for label, _ in found}):
+        if len(pairs) == len({label for label, _ in pairs}):
             return axis, "; ".join(f"{value} ({listed(names, 4)})" for value, names in labels.items())
     return "several", "; ".join(dict.fromkeys(values))
 

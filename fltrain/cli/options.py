@@ -90,12 +90,12 @@ def one_item(planned: Plan, name: str) -> PlannedItem:
 
 def selection_of(items: list[str] | None, seeds: int | None, where: list[str] | None) -> Selection:
     """Return the part of a scale that the options select; refuse wrong values."""
-    for one in parse_where(where or ()):
-        if one.key == "scale":
-            raise FltrainError(f"--where {one}: write --scale {one.values[0]}")
-        if one.key == "status":
-            raise FltrainError(f"--where {one}: choose by status with `fltrain status` or `compare` only")
-        if one.key in ("items", "paper"):
-            raise FltrainError(f"--where {one}: write only {' '.join(one.values)}, without --where")
+    for term in parse_where(where or ()):
+        if term.key == "scale":
+            raise FltrainError(f"--where {term}: write --scale {term.values[0]}")
+        if term.key == "status":
+            raise FltrainError(f"--where {term}: choose by status with `fltrain status` or `compare` only")
+        if term.key in ("items", "paper"):
+            raise FltrainError(f"--where {term}: write only {' '.join(term.values)}, without --where")
     stated = {"items": items and ",".join(items), "seeds": seeds, "where": where}
     return Selection.parse({key: value for key, value in stated.items() if value is not None}, "command line")

@@ -46,7 +46,7 @@ def print_table(
     rows: Sequence[Sequence[str]],
     right: Collection[str] = (),
     optional: Sequence[str] = (),
-    whole: Collection[str] = (),
+    unfolded: Collection[str] = (),
     grouped: Collection[str] = (),
     below: Collection[str] = (),
 ) -> None:
@@ -54,7 +54,7 @@ def print_table(
 
     An empty row is a line across the table. Columns with a heading in ``right`` are aligned to the right. If
     the terminal is narrow, ``optional`` columns are left out, one after another, until the table fits with
-    columns of at most a third of the width, except those with a heading in ``whole``, which are never folded.
+    columns of at most a third of the width, except the ``unfolded`` ones, which are never folded.
     Words of other columns are folded only if the table does not fit without spaces at the lines either.
     Before that, a number replaces the ``grouped`` columns, and a list below the table has their values; or
     each row has its columns ``below`` on a second line. The terminal folds these lines: copies are whole.
@@ -62,20 +62,20 @@ def print_table(
     console = _console()
     for number in range(len(optional) + 1):
         absent = optional[:number]
-        kept = [place for place, heading in enumerate(headings) if heading not in absent]
-        columns = [[headings[place], *(cells[place] for cells in rows if cells)] for place in kept]
+        places = [place for place, heading in enumerate(headings) if heading not in absent]
+        columns = [[headings[place], *(cells[place] for cells in rows if cells)] for place in places]
         widest = console.width // 3 if optional else console.width
-        limits = [console.width if texts[0] in whole else widest for texts in columns]
+        limits = [console.width if texts[0] in unfolded else widest for texts in columns]
         most = [min(max(map(len, texts)), limit) for texts, limit in zip(columns, limits, strict=True)]
         if sum(most) + 3 * len(most) < console.width:
             break
-    fixed = [width * (texts[0] in whole) for texts, width in zip(columns, most, strict=True)]
+    fixed = [width * (texts[0] in unfolded) for texts, width in zip(columns, most, strict=True)]
     longest = [max(map(len, " ".join(texts).split()), default=0) for texts in columns]
     unbroken = list(map(max, fixed, longest))
     words = [max(width, min(_WORD, word)) for width, word in zip(fixed, longest, strict=True)]
     narrow = sum(unbroken) + len(unbroken) >= console.width
     if grouped and narrow:
-        _print_grouped(headings, rows, right, whole, grouped)
+        _print_grouped(headings, rows, right, unfolded, grouped)
         return
     if below and narrow:
         for cells in filter(None, [headings, *rows]):
@@ -96,7 +96,7 @@ def print_table(
         justify: Literal["left", "right"] = "right" if heading in right else "left"
         table.add_column(Text(heading), justify=justify, overflow="fold", width=width)
     for cells in rows:
-        table.add_row(*(Text(cells[place]) for place in kept)) if cells else table.add_section()
+        table.add_row(*(Text(cells[place]) for place in places)) if cells else table.add_section()
     console.print(table)
 
 
@@ -104,14 +104,14 @@ def _print_grouped(
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     right: Collection[str],
-    whole: Collection[str],
+    unfolded: Collection[str],
     grouped: Collection[str],
 ) -> None:
     """Print a table with a number instead of the grouped columns, and the list of these numbers."""
     lines = [dict(zip(headings, cells, strict=True)) for cells in rows]
-    texts = [", ".join(f"{name}={line[name]}" for name in headings if name in grouped) for line in lines]
-    numbers = {text: str(number) for number, text in enumerate(dict.fromkeys(texts), 1)}
-    kept = [name for name in headings if name not in grouped]
-    cells = [[numbers[text], *(line[name] for name in kept)] for text, line in zip(texts, lines, strict=True)]
-    print_table(["case", *kept], cells, right, whole=whole)
+    keys = [", ".join(f"{name}={line[name]}" for name in headings if name in grouped) for line in lines]
+    numbers = {text: str(number) for number, text in enumerate(dict.fromkeys(keys), 1)}
+    names = [name for name in headings if name not in grouped]
+    cells = [[numbers[text], *(line[name] for name in names)] for text, line in zip(keys, lines, strict=True)]
+    print_table(["case", *names], cells, right, unfolded=unfolded)
     print_entries([(f"case {number}:", text, "") for text, number in numbers.items()])

@@ -83,11 +83,11 @@ def show_plan(
 
     def columns(cells: int, runs: Collection[str]) -> list[str]:
         """Return the numbers of an item; a + marks runs without a number of multiply-adds."""
-        known = [counts[run] for run in runs if run in counts]
-        more = "" if len(known) == len(runs) else " +"
+        costs = [counts[run] for run in runs if run in counts]
+        more = "" if len(costs) == len(runs) else " +"
         texts = [*map("{:,}".format, (cells, len(runs), len(done & set(runs))))]
-        texts.append(_prefixed(sum(known)) + more if known or not runs else "?")
-        texts.append(_prefixed(sum(known) / len(known)) if known else "")
+        texts.append(_prefixed(sum(costs)) + more if costs or not runs else "?")
+        texts.append(_prefixed(sum(costs) / len(costs)) if costs else "")
         if speeds:
             left = (needed[run] for run in runs if run in needed and run not in done)
             ends = dict.fromkeys(
@@ -105,7 +105,7 @@ def show_plan(
     part = f"; restricted to {', '.join(planned.restrictions)}" * bool(planned.restrictions)
     print_text(f"{planned.scale.scale}{page}{title}{part}")
     optional = ["cells x seeds", "per run", *["multiply-adds"] * bool(speeds)]
-    print_table(("item", "title", *numbers), [*rows, (), total], numbers, optional, whole=["item"])
+    print_table(("item", "title", *numbers), [*rows, (), total], numbers, optional, unfolded=["item"])
     cohorts = Counter(spec.participation.in_words(spec.partition.clients) for spec in runs.values())
     of_papers = {run for item in planned.items if item.paper.kind == "paper" for run in item.run_ids}
     if added := len(of_papers) and len(runs) - len(of_papers):

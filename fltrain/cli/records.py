@@ -50,9 +50,9 @@ def export_archive(
         runs = [run_id for run_id in planned.runs if where.record(run_id).complete]
         typer.echo(f"{scale}: {len(runs):,} of {len(planned.runs):,} runs are trained")
     if runs is None:
-        trained = list(where.records())
-        current = [one for one in trained if not one.stale]
-        left = f", {count(stale, 'stale one')} left out" if (stale := len(trained) - len(current)) else ""
+        records = list(where.records())
+        current = [record for record in records if not record.stale]
+        left = f", {count(stale, 'stale one')} left out" if (stale := len(records) - len(current)) else ""
     else:
         current = [where.record(run) for run in dict.fromkeys(runs)]
     typer.echo(f"{archive}: {count(export_records(current, archive), 'record')}{left}")
@@ -73,10 +73,10 @@ def import_archive(
     from fltrain.runs.archive import import_records
 
     done = import_records(archive, Results(results))
-    kept = (
+    note = (
         f"; {done['kept']} of your own runs kept, because their numbers differ, usually because CPUs round "
         "differently (docs/records.md#equal-bits). To take the archived ones, delete their folders"
     )
     typer.echo(
-        f"{archive}: {done['added']} added, {done['unchanged']} unchanged{kept if done['kept'] else ''}"
+        f"{archive}: {done['added']} added, {done['unchanged']} unchanged{note if done['kept'] else ''}"
     )

@@ -35,9 +35,9 @@ def select(
     rows = []
     for cell in selected.cells:
         best = cell.trials[cell.chosen]
-        shown = "diverged" if best.value is None else f"{best.value:.4g}"
+        value = "diverged" if best.value is None else f"{best.value:.4g}"
         settings = " ".join(map("=".join, flat_settings(best.settings)))
-        rows.append((", ".join(cell.labels.values()), cell.chosen, shown, settings))
+        rows.append((", ".join(cell.labels.values()), cell.chosen, value, settings))
     numbers = ("trial", selected.measure)
     print_table(("cell", *numbers, "settings"), rows, right=numbers)
     typer.echo(f"selection: {path}; commit it, then train the other items of {scale!r}")

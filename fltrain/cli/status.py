@@ -55,33 +55,33 @@ def status(
     today's code lacks: set FLTRAIN_PATH if it has a method of your own. A damaged record was changed after
     training; tables leave it out.
     """
-    by_status = [one for one in parse_where(where or ()) if one.key == "status"]
-    for one in by_status:
-        check_known("--where status: unknown status", one.values, map(_word, STATUSES))
+    by_status = [term for term in parse_where(where or ()) if term.key == "status"]
+    for term in by_status:
+        check_known("--where status: unknown status", term.values, map(_word, STATUSES))
     if by_status:
-        where = [str(one) for one in parse_where(where or ()) if one not in by_status] or None
+        where = [str(term) for term in parse_where(where or ()) if term not in by_status] or None
     wanted, folder = options.selection_of(items, seeds, where), options.read_from(results)
-    whole = plan(config, scale)
-    planned = whole.restricted(wanted)
+    full_plan = plan(config, scale)
+    planned = full_plan.restricted(wanted)
     if changed:
-        found = _meeting(_states(planned.runs, folder), by_status)
-        for run in changed_runs({run: planned.runs[run] for run in found}, folder):
+        states = _meeting(_states(planned.runs, folder), by_status)
+        for run in changed_runs({run: planned.runs[run] for run in states}, folder):
             typer.echo(folder.run(run) / "summary.json")
-        if unknown := sum(state.detail == UNRECORDED for state in found.values()):
+        if unknown := sum(state.detail == UNRECORDED for state in states.values()):
             text = (
                 f"not listed: {count(unknown, 'run')} whose code is not recorded, so a change is not visible"
             )
             typer.echo(text, err=True)
         return
     specs: Mapping[str, RunSpec | None] = planned.runs
-    states, other = _states(specs, folder), dict[str, RunSpec | None]()
-    chosen = scale != options.DEMO or items or seeds or where
-    if not chosen and (results != Path("results") or all(one.name == _MISSING for one in states.values())):
+    states, others = _states(specs, folder), dict[str, RunSpec | None]()
+    part = scale != options.DEMO or items or seeds or where
+    if not part and (results != Path("results") or all(state.name == _MISSING for state in states.values())):
         records = {record.run_id: record for record in map(Record, folder.folders())}
         if records.keys() - specs.keys():
-            other = {run: one.run_spec if one.usable else None for run, one in records.items()}
-    if other:
-        specs, states = other, _states(other, folder)
+            others = {run: record.run_spec if record.usable else None for run, record in records.items()}
+    if others:
+        specs, states = others, _states(others, folder)
     states = _meeting(states, by_status)
     rows: list[tuple[str, ...]] = []
     for run, state in states.items():
@@ -94,7 +94,7 @@ def status(
         headings: tuple[str, ...] = ("run", "seed", "items", "status", *numbers)
         if not any(row[1] for row in rows):  # of runs that have not ended, no file has the seed
             headings, rows = headings[:1] + headings[2:], [row[:1] + row[2:] for row in rows]
-        print_table(headings, rows, right=numbers, whole=["run"])
+        print_table(headings, rows, right=numbers, unfolded=["run"])
     else:
         print_text(f"no run of {scale} has {' '.join(map(str, by_status))}")
     details: dict[str, dict[str, list[str]]] = {}
@@ -102,22 +102,22 @@ def status(
         if state.detail:
             name = "" if state.name in _TRAINED else state.name
             details.setdefault(name, {}).setdefault(state.detail, []).append(run)
-    for name, same in details.items():
-        number = f"{sum(map(len, same.values())):,}"
-        if len(same) > 1 and name in _VERIFIED:
+    for name, reasons in details.items():
+        number = f"{sum(map(len, reasons.values())):,}"
+        if len(reasons) > 1 and name in _VERIFIED:
             print_text(f"{number} {name}: see {command(f'fltrain verify --scale {scale}', results, config)}")
-        elif len(same) > 1 and not (name or other):
-            shown = command(f"fltrain status --changed --scale {scale}", results, config)
-            print_text(f"{number} runs come from older or unrecorded code; {IF_CHANGED}: see {shown}")
+        elif len(reasons) > 1 and not (name or others):
+            listing = command(f"fltrain status --changed --scale {scale}", results, config)
+            print_text(f"{number} runs come from older or unrecorded code; {IF_CHANGED}: see {listing}")
         else:
-            for detail, runs in same.items():
+            for detail, runs in reasons.items():
                 text = f"{name}: {detail}" if name else f"{detail}; {IF_CHANGED}"
                 print_text(f"{listed(runs, 1)}: {text}")
-    further = [] if items or other else [one for one in folder.records() if one.run_id not in whole.runs]
+    further = [] if items or others else [run for run in folder.records() if run.run_id not in full_plan.runs]
     if further:
-        shown = command("fltrain compare --out compared.csv", results, config)
+        listing = command("fltrain compare --out compared.csv", results, config)
         text = f"{count(len(further), 'other run')} in this folder, of other scales or of your own"
-        print_text(f"{text}; compare them by settings: {shown}")
+        print_text(f"{text}; compare them by settings: {listing}")
         if damaged := sum(bool(record.damage) for record in further):
             print_text(f"{damaged} of them damaged: see {command('fltrain verify', results, config)}")
     if outdated := outdated_pages(folder.root / scale):
@@ -141,7 +141,7 @@ def _meeting(states: Mapping[str, RunStatus], conditions: Sequence[Condition]) -
     return {
         run: state
         for run, state in states.items()
-        if all(one.meets({"status": _word(state.name)}) for one in conditions)
+        if all(condition.meets({"status": _word(state.name)}) for condition in conditions)
     }
 
 

@@ -28,7 +28,7 @@ def track(
             help="MLflow store (default: sqlite:///RESULTS/mlflow.db).",
         ),
     ] = None,
-    every: Annotated[
+    all_runs: Annotated[
         bool, typer.Option("--every", help="Also export runs in RESULTS/runs that are not in the scale.")
     ] = False,
 ) -> None:
@@ -41,20 +41,20 @@ def track(
     from fltrain.tracking.export import Export, groups_of, in_words, measures_of
 
     folder = options.read_from(results)
-    whole = plan(config, scale)
-    planned = whole.restricted(options.selection_of(items, seeds, where))
+    full_plan = plan(config, scale)
+    planned = full_plan.restricted(options.selection_of(items, seeds, where))
     runs = dict.fromkeys(planned.runs)
-    if every:
+    if all_runs:
         runs |= dict.fromkeys(record.run_id for record in folder.records())
     store = uri or f"sqlite:///{folder.tracking}"
-    chosen = [item for item in whole.items if item.id in {one.id for one in planned.items}]
+    chosen = [item for item in full_plan.items if item.id in {part.id for part in planned.items}]
     pages = (path for item in chosen for path in (folder.root / scale).glob(f"{item.id}.*"))
     if not (any(folder.record(run).complete for run in runs) or any(pages)):
-        others = sum(record.run_id not in whole.runs for record in folder.records())
+        others = sum(record.run_id not in full_plan.runs for record in folder.records())
         also = f", or add --every for {count(others, 'run')} in none of its tables and figures"
         raise FltrainError(
             f"{folder.missing or f'{folder.runs} has no run of scale {scale!r}'}; train its runs with "
             f"{workflow(f'scale={scale}', results)}{also if others else ''}"
         )
-    export = Export(folder, scale, groups_of(whole), list(runs), chosen, measures_of(whole))
+    export = Export(folder, scale, groups_of(full_plan), list(runs), chosen, measures_of(full_plan))
     typer.echo(f"{store}: MLflow runs: {in_words(export.to(store))}")

@@ -51,21 +51,21 @@ def runs_of(path: Path | None, changes: Sequence[str]) -> list[RunSpec]:
         if key in choices:
             raise FltrainError(f"--set: {key!r} is set twice; write alternatives with commas: {key}=A,B")
         choices[key] = [(f"{key}={value}", _patch(key, value)) for value in alternatives(text)]
-    specs, found = list[RunSpec](), Problems()
+    specs, faults = list[RunSpec](), Problems()
     for combination in itertools.product(*choices.values()):
         patches = dict(zip(choices, combination, strict=True))
         changed, place = settings, f"{where} with {' '.join(text for text, _ in combination)}"
-        with found.collected():
+        with faults.collected():
             for key in sorted(choices, key=lambda key: key.count(".")):  # a component, then its options
                 _, patch = patches[key]
                 if key.startswith("plugins."):
-                    patch = _of_list(patch["plugins"], changed, place)
+                    patch = _plugin_patch(patch["plugins"], changed, place)
                 changed = merge(changed, patch)
                 changed.place = changed.places[key.partition(".")[0]] = None  # --set has no lines
             specs.append(RunSpec.recorded(changed, place))
-    if remedy := _lacking_in_some(choices, list(map(str, found))):
-        raise together(where, [(place, f"{text}{remedy}") for error in found for place, text in error.parts])
-    found.refuse(where)
+    if remedy := _lacking_in_some(choices, list(map(str, faults))):
+        raise together(where, [(place, f"{text}{remedy}") for error in faults for place, text in error.parts])
+    faults.refuse(where)
     return specs
 
 
@@ -84,7 +84,7 @@ def _lacking_in_some(choices: Mapping[str, Sequence[tuple[str, Any]]], errors: S
     return ""
 
 
-def _of_list(options: Mapping[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _plugin_patch(options: Mapping[str, Any], settings: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return a change of a plug-in's options, by its name, as a change of the run's list of plug-ins.
 
     Raises:
@@ -95,7 +95,7 @@ def _of_list(options: Mapping[str, Any], settings: Mapping[str, Any], place: str
     plugins = settings.get("plugins", [])
     if not isinstance(plugins, list):
         return {}
-    by_name = {str(one.get("name") if isinstance(one, Mapping) else one): one for one in plugins}
+    by_name = {str(entry.get("name") if isinstance(entry, Mapping) else entry): entry for entry in plugins}
     names = list(by_name) or ["none"]
     check_known(f"{place}: plugins: the run has no plug-in", options, names, "its plug-ins")
     return {"plugins": list(merge(by_name, options).values())}
@@ -167,20 +167,20 @@ def train(
     paths, stopping = [None if name == "-" else Path(name) for name in specs], Stopping()
     if seeds and any(change.partition("=")[0] == "seed" for change in changes or ()):
         raise FltrainError(f"--seeds {seeds} and --set seed=... contradict each other; leave out one of them")
-    every = [*(changes or ()), *([f"seed={','.join(map(str, range(seeds)))}"] if seeds else ())]
-    parsed, found = dict[str, RunSpec](), Problems()  # each run once, even if several files describe it
+    all_changes = [*(changes or ()), *([f"seed={','.join(map(str, range(seeds)))}"] if seeds else ())]
+    parsed, faults = dict[str, RunSpec](), Problems()  # each run once, even if several files describe it
     for path in paths:
-        with found.collected():
-            parsed |= {spec.run_id: spec for spec in runs_of(path, every)}
-    found.refuse("train")
+        with faults.collected():
+            parsed |= {spec.run_id: spec for spec in runs_of(path, all_changes)}
+    faults.refuse("train")
     check_device(device)
     where = Results(results)
     records = dict[str, Record | None]()
     stopping.heed()
     for run, spec in parsed.items():
-        with found.collected():
+        with faults.collected():
             records[run] = None if again else where.trained(spec, "--again")
-    found.refuse("train")  # before any run is trained
+    faults.refuse("train")  # before any run is trained
     for run, record in records.items():
         if record:
             typer.echo(already_trained(record, parsed[run], "--again"))

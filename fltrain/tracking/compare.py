@@ -105,13 +105,13 @@ class CellFrame(pd.DataFrame):
             return form(frame)
         left_out = {"paper", "item", "measure", "unit", "value_seeds", "values", "runs"}
         left_out |= set() if frame["diverged"].any() else {"diverged"}
-        shown = [one for one in COLUMNS if one not in left_out and frame[one].replace("", None).notna().any()]
+        names = [key for key in COLUMNS if key not in left_out and frame[key].replace("", None).notna().any()]
         measure, unit = frame[["measure", "unit"]].iloc[0]
         number = ("{:z.2f}" if unit else "{:.4g}").format
         with pd.option_context("display.max_columns", None, "display.float_format", number):
-            text = form(frame[shown])
-        what = f"{measure}, {unit}" if unit else measure
-        return text + note.format(f"{what}; {len(frame.columns) - len(shown)} more columns")
+            text = form(frame[names])
+        title = f"{measure}, {unit}" if unit else measure
+        return text + note.format(f"{title}; {len(frame.columns) - len(names)} more columns")
 
     def __repr__(self) -> str:
         return self._display(repr, "\n({})")
@@ -162,15 +162,15 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """Notes below the table; the page's notes come first."""
-        marked = ["Difference: our value minus the published one, with a 90 % interval."]
-        marked *= any(cell.interval("difference_") for cell in self.cells)
+        notes = ["Difference: our value minus the published one, with a 90 % interval."]
+        notes *= any(cell.interval("difference_") for cell in self.cells)
         if any(cell.gains and not cell.interval("gain_") for cell in self.cells):
-            marked.append(f"A {self._gain} has no interval if fewer than three seeds have both runs.")
-        marked += own_margins(self.cells)
-        marked += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
-        marked += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
+            notes.append(f"A {self._gain} has no interval if fewer than three seeds have both runs.")
+        notes += own_margins(self.cells)
+        notes += [DROPPED_CELLS] if any(cell.dropped for cell in self.cells) else []
+        notes += [EXPLORATORY] if any(cell.judged and cell.exploratory for cell in self.cells) else []
         seeds = self._page.seeds.replace("Gains are", f"{self._gain.capitalize()}s are")
-        return [seeds, *self._page.numbered, *marked, *self.remarks]
+        return [seeds, *self._page.numbered, *notes, *self.remarks]
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -180,10 +180,10 @@ class Comparison:
         """
         kinds = {name: about.annotation for name, about in TableCell.model_fields.items()}
         types = {name: _TYPES[kind] for name, kind in kinds.items() if kind in _TYPES}
-        lines = [dict(one) | one.measured((*OF_VALUE, *OF_GAIN)) for one in self.cells]
+        lines = [dict(cell) | cell.measured((*OF_VALUE, *OF_GAIN)) for cell in self.cells]
         frame = pd.DataFrame(lines).fillna({"n": 0}).astype({**types, "n": "int64"})
         frame["unit"] = frame["measure"].map(lambda name: measure(name).unit)
-        conditions = pd.DataFrame([self.conditions.get(one.panel, {}) for one in self.cells])
+        conditions = pd.DataFrame([self.conditions.get(cell.panel, {}) for cell in self.cells])
         return frame[[*dict.fromkeys((*COLUMNS, *kinds))]].join(conditions.apply(as_numbers))
 
     def rows(self) -> list[dict[str, str]]:
@@ -203,7 +203,7 @@ class Comparison:
             texts = {heading: entry.marked for heading, entry in entries.items()}
             if several:
                 texts = {"measure": cell.label, "value": texts.pop(cell.label), **texts}
-            unpaired = [one.n for one in self.cells if one.panel == cell.panel and not one.gains]
+            unpaired = [other.n for other in self.cells if other.panel == cell.panel and not other.gains]
             if 0 < len(cell.gains) < max([cell.n, *unpaired]):
                 texts["gain"] += f" ({count(len(cell.gains), 'pair')}{_paired_means(cell)})"
             n = max(cell.n, len(cell.gains))  # an average of gains has no values
@@ -212,14 +212,14 @@ class Comparison:
                 if name == "gain":
                     line["seeds"] = f"{n} of {cell.seeds}" if n < cell.seeds else str(n)
             lines.append(line)
-        same = {name for name in lines[0] if len({line[name] for line in lines}) == 1}
-        empty = {name for name in same if name in (table.panels, table.columns) or not lines[0][name]}
+        common = {name for name in lines[0] if len({line[name] for line in lines}) == 1}
+        empty = {name for name in common if name in (table.panels, table.columns) or not lines[0][name]}
         return [{name: text for name, text in line.items() if name not in empty} for line in lines]
 
 
 def _paired_means(cell: TableCell) -> str:
     """Return the means of the runs behind a gain, for example ``: 70.26 - 69.02``; empty for an average."""
-    paired = [one for seed, one in zip(cell.value_seeds, cell.values, strict=True) if seed in cell.gain_seeds]
+    paired = [x for seed, x in zip(cell.value_seeds, cell.values, strict=True) if seed in cell.gain_seeds]
     if not (paired and cell.base_values):
         return ""
     return ": " + " - ".join(
@@ -255,26 +255,26 @@ def compare(
         if named and not (over or baseline or any(begins(key, RECORDED) for key in keys)):
             (item,) = planned.restricted(Selection(items=tuple(items))).items
             return compare_item(item, Results(Path(results)), Path(config), metric, where)
-        shown = [name for item in named for name in measures_of(item.layout) if _of_runs(name)]
-        metric = metric or next(iter(shown), None)
+        measures = [name for item in named for name in measures_of(item.layout) if _of_runs(name)]
+        metric = metric or next(iter(measures), None)
     where += (f"items={','.join(items)}",) if items else ()
     where += (f"scale={scale}",) if scale else ()
     runs, warnings = find_runs(results, where, config)
     with naming_left_out(warnings, filter(None, [baseline]), over):
         compared = compare_runs(runs, metric, over, baseline)
     warn(results, warnings)
-    found = Counter(
-        (one, run.fields["scale"].split()[0])
+    counts = Counter(
+        (item, run.fields["scale"].split()[0])
         for run in runs
-        for one in run.fields["items"].split()
-        if one != NONE and not (items or over)
+        for item in run.fields["items"].split()
+        if item != NONE and not (items or over)
     )
-    if len(found) > 1:
-        ((name, its_scale), _), *_ = found.most_common()
-        names = list(dict.fromkeys(one for (one, _), _ in found.most_common()))
-        one = command(f"fltrain compare {name} --scale {its_scale}", results, config)
-        heading = f"{compared.heading} Runs of {listed(names, 4)}. For one table or figure: {one}".strip()
-        return replace(compared, heading=heading, items=names, example=one)
+    if len(counts) > 1:
+        ((name, item_scale), _), *_ = counts.most_common()
+        names = list(dict.fromkeys(item for (item, _), _ in counts.most_common()))
+        example = command(f"fltrain compare {name} --scale {item_scale}", results, config)
+        heading = f"{compared.heading} Runs of {listed(names, 4)}. For one table or figure: {example}".strip()
+        return replace(compared, heading=heading, items=names, example=example)
     return compared
 
 
@@ -351,17 +351,17 @@ def _summary(chosen: Sequence[PlannedItem], runs: Runs, results: Results, config
     """Return the verdicts on the paper of these items."""
     paper, scale = chosen[0].paper, chosen[0].scale
     published = {item.id: Published.read(item.published(config)) for item in chosen}
-    made = {item.id: cells(item.sheet, runs, published[item.id]) for item in chosen if item.item.table}
+    tables = {item.id: cells(item.sheet, runs, published[item.id]) for item in chosen if item.item.table}
     items: dict[str, tuple[str, str]] = {}
     for item in chosen:
         if any(runs(run).complete for run in item.run_ids):
-            found = Counter(cell.full_verdict for cell in made.get(item.id, ()) if cell.verdict)
-            counts = ", ".join(f"{number} {verdict}" for verdict, number in found.most_common())
+            verdicts = Counter(cell.full_verdict for cell in tables.get(item.id, ()) if cell.verdict)
+            counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
             items[item.id] = (item.sheet.title, counts)
     if not items:
         raise untrained(results, paper.paper, scale.scale)
     sheets = [item.sheet for item in chosen]
-    judge = Judge(sheets, runs, lambda sheet: published[sheet.id], scale.reduces(paper), made)
+    judge = Judge(sheets, runs, lambda sheet: published[sheet.id], scale.reduces(paper), tables)
     file = reported_folder(config, paper.paper) / f"{paper.paper}_claims.csv"
     judged = judge.judge(paper.claims, read_claims(file)).to_dict("records") if paper.claims else []
     claims = [claim for claim in judged if claim["verdict"] not in ("not run", "not judged")]
@@ -400,45 +400,45 @@ def compare_item(
     job = item.sheet.model_copy(update={"table": table})
     published = Published.read(item.published(config) if declared else None)
     # All measures: the cells of a table share the correction for several verdicts.
-    every = [cell for cell in cells(job, runs, published) if cell.measure == metric]
+    all_cells = [cell for cell in cells(job, runs, published) if cell.measure == metric]
     conditions = parse_where(where)
-    shown = _meeting(item, every, conditions)
+    visible = _meeting(item, all_cells, conditions)
     # Means have their deviations here, even if the page shows intervals.
-    chosen = [one.model_copy(update={"interval": False}) for one in table.measures if one.measure == metric]
-    table = table.model_copy(update={"measures": tuple(chosen)})
+    parts = [part.model_copy(update={"interval": False}) for part in table.measures if part.measure == metric]
+    table = table.model_copy(update={"measures": tuple(parts)})
     job = job.model_copy(update={"table": table})
     others = ", ".join(name for name in names if name != metric)
     page = results.root / scale / item.paper.paper / f"{item.name}.html"
     remarks = _ended_early([entry.spec for entry in item.entries], metric)
-    if len(shown) < len(every):
+    if len(visible) < len(all_cells):
         remarks.append(
-            f"{len(shown)} of {count(len(every), 'cell')}; gains, intervals and verdicts come from the "
+            f"{len(visible)} of {count(len(all_cells), 'cell')}; gains, intervals and verdicts come from the "
             "whole table"
         )
     remarks += [f"further measures: --metric {others}"] if others else []
     remarks += [f"page: {page}"] if page.exists() else []
-    what, title = measure(metric), job.title
+    quantity, title = measure(metric), job.title
     if not (item.item.table or metric in names):  # such as a figure of curves
-        title = f"{what.label.removesuffix(f', {what.unit}')} of the runs behind “{title}”"
+        title = f"{quantity.label.removesuffix(f', {quantity.unit}')} of the runs behind “{title}”"
     heading = f"{item.id} at scale {scale}: {title} ({job.scale})"
     heading += f", only {' '.join(map(str, conditions))}" if conditions else ""
-    return Comparison(job, shown, remarks, targets_text(job, runs, published), heading)
+    return Comparison(job, visible, remarks, targets_text(job, runs, published), heading)
 
 
 def _meeting(
-    item: PlannedItem, every: Sequence[TableCell], conditions: Collection[Condition]
+    item: PlannedItem, all_cells: Sequence[TableCell], conditions: Collection[Condition]
 ) -> list[TableCell]:
     """Return the cells whose runs all meet the conditions; refuse conditions that no cell meets."""
     specs = {entry.spec.run_id: entry.spec for entry in item.entries}
     place = f"{item.id} at scale {item.scale.scale}"
     chosen = {spec.run_id for spec in choose(list(specs.values()), conditions, settings_text, place)}
-    shown = [cell for cell in every if chosen.issuperset(cell.runs)]
-    if not shown:
+    visible_cells = [cell for cell in all_cells if chosen.issuperset(cell.runs)]
+    if not visible_cells:
         raise FltrainError(
             f"{item.id}: in no cell do all runs meet {' '.join(map(str, conditions))}; drop a condition, or "
             "compare single runs with --over"
         )
-    return shown
+    return visible_cells
 
 
 def _table(item: PlannedItem, metric: str) -> Table:
@@ -451,23 +451,23 @@ def _table(item: PlannedItem, metric: str) -> Table:
         FltrainError: if the item cannot show the measure.
     """
     _check_metric(metric, [entry.spec for entry in item.entries], MEASURES, measures_of(item.layout))
-    what, layout, table = measure(metric), item.layout, item.item.table
+    quantity, layout, table = measure(metric), item.layout, item.item.table
     declared = table.measures if table else ()
-    over = next((one.gain_over for one in declared if one.gain_over), {})
+    over = next((measured.gain_over for measured in declared if measured.gain_over), {})
     if isinstance(layout, Ranking):
         over = {layout.rows: layout.difference_from}
     elif isinstance(layout, Curves | Points) and layout.series in item.axes:
         over = {layout.series: item.axes[layout.series][0]}
-    same = [one for one in declared if measure(one.measure).targeted == what.targeted]
-    target = same[0].model_dump(include={"target_of", "printed_target"}) if same else {}
-    measured = Measured(measure=metric, gain_over=over if what.over_seeds != "max" else {}, **target)
+    similar = [measured for measured in declared if measure(measured.measure).targeted == quantity.targeted]
+    target = similar[0].model_dump(include={"target_of", "printed_target"}) if similar else {}
+    measured = Measured(measure=metric, gain_over=over if quantity.over_seeds != "max" else {}, **target)
     if not table:
         axes = [axis for axis, labels in item.axes.items() if len(labels) > 1] or list(item.axes)[:1]
         places = (("rows",), ("rows", "columns"), ("panels", "rows", "columns"))[len(axes) - 1]
         table = Table.model_validate({**dict(zip(places, axes, strict=True)), "measures": (measured,)})
     changes: dict[str, Any] = {"measures": (measured,), "order_by": None}
     free = [place for place in ("panels", "columns") if getattr(table, place) not in item.axes]
-    changes |= dict.fromkeys(free) | ({free[0]: what.dimension} if what.dimension and free else {})
+    changes |= dict.fromkeys(free) | ({free[0]: quantity.dimension} if quantity.dimension and free else {})
     table = table.model_copy(update=changes)
     lack = lacking_in_all((entry.spec for entry in item.entries), metric, "metric")
     for fault in [f"the runs lack {lack}"] if lack else table.faults(item.axes):
@@ -497,7 +497,7 @@ def compare_runs(
     """
     metric = metric or "final_accuracy"
     _check_metric(metric, [run.spec for run in runs], list(filter(_of_runs, MEASURES)))
-    what = measure(metric)
+    quantity = measure(metric)
     if not _of_runs(metric):
         raise FltrainError(
             f"compare shows {metric!r} only of a table that declares it; name this table, without --over and "
@@ -524,36 +524,36 @@ def compare_runs(
         near = suggest(base, names, VERY_CLOSE) or f" (variants: {', '.join(map(repr, names))})"
         raise FltrainError(f"baseline: unknown variant {base!r}{near}")
     others = [key for key in differing if not begins(key, wanted)]
-    shown = _distinguishing(settings[others])
-    order = sorted(settings[shown].itertuples(name=None), key=lambda line: [*map(sortable, line[1:])])
-    conditions = {run: dict(zip(shown, texts, strict=True)) for run, *texts in order}
+    columns = _distinguishing(settings[others])
+    order = sorted(settings[columns].itertuples(name=None), key=lambda line: [*map(sortable, line[1:])])
+    conditions = {run: dict(zip(columns, texts, strict=True)) for run, *texts in order}
     condition = {run: ", ".join(map("=".join, texts.items())) for run, texts in conditions.items()}
     axes = {
         "condition": tuple(dict.fromkeys(condition.values())),
         "variant": tuple(dict.fromkeys([base, *names])),
     }
-    found = defaultdict[tuple[str, ...], dict[int, list[RecordedRun]]](lambda: defaultdict(list))
+    groups = defaultdict[tuple[str, ...], dict[int, list[RecordedRun]]](lambda: defaultdict(list))
     for run in runs:
-        found[condition[run.run_id], variants[run.run_id]][run.spec.seed].append(run)
+        groups[condition[run.run_id], variants[run.run_id]][run.spec.seed].append(run)
     job = ItemJob(
         id="compare",
         reduced=True,
         axes=axes,
         table=Table(
             rows="variant",
-            columns=what.dimension,
+            columns=quantity.dimension,
             panels="condition",
             measures=(Measured(measure=metric, gain_over={"variant": base}),),
         ),
         cells=tuple(
-            _cell(dict(zip(axes, place, strict=True)), seed, same, metric)
+            _cell(dict(zip(axes, place, strict=True)), seed, members, metric)
             for place in itertools.product(*axes.values())
-            for seed, same in sorted(found[place].items())
+            for seed, members in sorted(groups[place].items())
         ),
     )
-    made = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
+    table_cells = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
     remarks = _ended_early([run.spec for run in runs], metric)
-    dependent, heading = [key for key in others if key not in shown], ""
+    dependent, heading = [key for key in others if key not in columns], ""
     if len(dependent) > 3:
         heading = (
             f"Rows also differ in settings without a column ({listed(dependent, 3)}): choose fewer runs with "
@@ -561,24 +561,24 @@ def compare_runs(
         )
     elif dependent:
         remarks.append(f"conditions also differ in {', '.join(dependent)}")
-    if len(names) > 1 and not any(cell.gains for cell in made):
+    if len(names) > 1 and not any(cell.gains for cell in table_cells):
         valued = {
             run.run_id: run.spec.seed
-            for cell in made
+            for cell in table_cells
             for seed in cell.value_seeds
-            for run in found[cell.panel, cell.row][seed]
+            for run in groups[cell.panel, cell.row][seed]
         }
         frame = settings.loc[[*valued]].assign(seed=pd.Series(valued))
         of_base = [variants[run] == base for run in valued]
-        remarks.append(f"no gains: {_nearest(frame, of_base, others, what.dimension or '')}")
-    elif shown:
+        remarks.append(f"no gains: {_nearest(frame, of_base, others, quantity.dimension or '')}")
+    elif columns:
         remarks.append(
-            f"gains compare runs with equal {', '.join(shown)}; to compare values of {shown[-1]}, "
-            f"use --over {shown[-1]}"
+            f"gains compare runs with equal {', '.join(columns)}; to compare values of {columns[-1]}, "
+            f"use --over {columns[-1]}"
         )
-    remarks += _mixed(runs, made)
+    remarks += _mixed(runs, table_cells)
     panels = {condition[run]: conditions[run] for run in condition}
-    return Comparison(job, made, remarks, heading=heading, conditions=panels)
+    return Comparison(job, table_cells, remarks, heading=heading, conditions=panels)
 
 
 def _nearest(frame: pd.DataFrame, of_base: Sequence[bool], others: Sequence[str], dimension: str) -> str:
@@ -590,15 +590,15 @@ def _nearest(frame: pd.DataFrame, of_base: Sequence[bool], others: Sequence[str]
         others: settings that are not compared.
         dimension: dimension of the measure, in which runs with equal settings differ.
     """
-    bases, rest = frame[of_base], frame[[not one for one in of_base]]
+    bases, rest = frame[of_base], frame[[not is_base for is_base in of_base]]
     if bases.empty or rest.empty:
         return "only runs of one variant have a value"
     names = list(map(str, frame))
     pairs = itertools.product(bases[names].itertuples(index=False), rest[names].itertuples(index=False))
     differing = (
-        [name for name, one, other in zip(names, *pair, strict=True) if one != other] for pair in pairs
+        [name for name, value, other in zip(names, *pair, strict=True) if value != other] for pair in pairs
     )
-    nearest = min(differing, key=lambda found: len({*others, "seed"} & {*found}))
+    nearest = min(differing, key=lambda pair: len({*others, "seed"} & {*pair}))
     keys = [key for key in nearest if key in others or key == "seed"]
     compared = [key for key in nearest if key not in keys]
     compared = [key for key in compared if key in _METHOD] or compared
@@ -609,10 +609,10 @@ def _nearest(frame: pd.DataFrame, of_base: Sequence[bool], others: Sequence[str]
     )
 
 
-def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[str]:
+def _mixed(runs: Sequence[RecordedRun], visible_cells: Sequence[TableCell]) -> Iterator[str]:
     """Yield a note on lines that combine runs of several items."""
     items = {run.run_id: run.fields["items"].split() for run in runs}
-    mixed = [cell for cell in shown if not set.intersection(*({*items[run]} for run in cell.runs))]
+    mixed = [cell for cell in visible_cells if not set.intersection(*({*items[run]} for run in cell.runs))]
     if mixed:
         names = dict.fromkeys(name for cell in mixed for run in cell.runs for name in items[run])
         yield (
@@ -624,15 +624,15 @@ def _mixed(runs: Sequence[RecordedRun], shown: Sequence[TableCell]) -> Iterator[
 
 def _cell(labels: Labels, seed: int, runs: Sequence[RecordedRun], metric: str) -> Cell:
     """Return the cell of runs with the same settings and seed, which must have the same value."""
-    found = [(run, diverged(run.record), measure(metric).of(run.record)) for run in runs]
-    known = [(run, str((lost, value))) for run, lost, value in found if lost or value]
-    if len({value for _, value in known}) > 1:
+    results = [(run, diverged(run.record), measure(metric).of(run.record)) for run in runs]
+    values = [(run, str((lost, value))) for run, lost, value in results if lost or value]
+    if len({value for _, value in values}) > 1:
         raise FltrainError(
             f"{' and '.join(run.run_id for run in runs)} have the same settings and seed, but not the same "
             "value: they differ in revisions; choose with --where status=..., items=... or "
             "revisions.methods=..."
         )
-    run = known[0][0] if known else runs[0]
+    run = values[0][0] if values else runs[0]
     methods = tuple(method.name for method in run.spec.composition.methods)
     return Cell(labels=labels, seed=seed, run=run.run_id, methods=methods)
 
@@ -642,13 +642,13 @@ def _distinguishing(conditions: pd.DataFrame) -> list[str]:
 
     Method and plug-ins are always among them.
     """
-    shown = list(map(str, conditions))
+    names = list(map(str, conditions))
     distinct = len({*conditions.itertuples(index=False)})
-    for key in [key for key in reversed(shown) if key not in _METHOD]:  # the first ones are the most telling
-        fewer = [other for other in shown if other != key]
+    for key in [key for key in reversed(names) if key not in _METHOD]:  # the first ones are the most telling
+        fewer = [other for other in names if other != key]
         if len({*conditions[fewer].itertuples(index=False)}) == distinct:  # without columns, all are equal
-            shown = fewer
-    return shown
+            names = fewer
+    return names
 
 
 def _differing(runs: Sequence[RecordedRun], neutral: Collection[str]) -> pd.DataFrame:
@@ -659,18 +659,18 @@ def _differing(runs: Sequence[RecordedRun], neutral: Collection[str]) -> pd.Data
     """
     names = [{key: run.fields[key] for key in _METHOD} for run in runs]
     rows = [{**name, **run.settings, **name} for name, run in zip(names, runs, strict=True)]
-    known = pd.DataFrame(rows, index=[run.run_id for run in runs])
-    frame = known.fillna(NONE)
+    raw_frame = pd.DataFrame(rows, index=[run.run_id for run in runs])
+    frame = raw_frame.fillna(NONE)
     inner = [key for key in map(str, frame) if begins(key, _METHOD) and key not in _METHOD]
     values = frame.nunique()
     values.update(frame.groupby([run.spec.composition.name for run in runs])[inner].nunique().max())
     for key in map(str, values[values > 1].index):
         name = f"{key.rpartition('.')[0]}.name"
         if name in frame and key not in (name, *inner):
-            values[key] = max(known[key].nunique(), frame.groupby(name)[key].nunique().max())
+            values[key] = max(raw_frame[key].nunique(), frame.groupby(name)[key].nunique().max())
     neutral = ("seed", "revisions", *neutral)
-    shown = [key for key in map(str, values[values > 1].index) if not begins(key, neutral)]
-    return frame[shown].rename(columns=lambda key: key.removesuffix(".name"))
+    columns = [key for key in map(str, values[values > 1].index) if not begins(key, neutral)]
+    return frame[columns].rename(columns=lambda key: key.removesuffix(".name"))
 
 
 def _variants(runs: Sequence[RecordedRun], compared: pd.DataFrame) -> dict[str, str]:
@@ -679,19 +679,19 @@ def _variants(runs: Sequence[RecordedRun], compared: pd.DataFrame) -> dict[str, 
     A variant is named by method and plug-ins, if these are compared, and by the compared settings in which
     runs of the same method differ.
     """
-    whole = "method" in compared or (
+    has_method = "method" in compared or (
         "plugins" in compared and len({run.fields["method"] for run in runs}) == 1
     )
     compositions = [run.spec.composition.name for run in runs]
     varied = {
-        str(composition): [key not in _METHOD and same[key].nunique() > 1 for key in same]
-        for composition, same in compared.groupby(compositions)
+        str(composition): [key not in _METHOD and group[key].nunique() > 1 for key in group]
+        for composition, group in compared.groupby(compositions)
     }
     ranked = []
     for run, composition, (_, values) in zip(runs, compositions, compared.iterrows(), strict=True):
-        parts = [composition] if whole else [run.fields["plugins"]] if "plugins" in compared else []
-        shown = values[varied[composition]] if parts else values
-        name = ", ".join([*parts, *(f"{key}={value}" for key, value in shown.items())]) or composition
-        rank = run.fields["method"] != "fedavg", composition, [sortable(value) for value in shown]
+        parts = [composition] if has_method else [run.fields["plugins"]] if "plugins" in compared else []
+        named_values = values[varied[composition]] if parts else values
+        name = ", ".join([*parts, *(f"{key}={value}" for key, value in named_values.items())]) or composition
+        rank = run.fields["method"] != "fedavg", composition, [sortable(value) for value in named_values]
         ranked.append((rank, run.run_id, name))
     return {run_id: name for _, run_id, name in sorted(ranked)}

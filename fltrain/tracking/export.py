@@ -92,7 +92,7 @@ The first item of a paper decides a run's group in the paper's experiment.
 
 def in_words(counts: Mapping[str, int]) -> str:
     """Return the numbers of an export as text."""
-    return ", ".join(f"{number} {what}" for what, number in counts.items() if number) or "nothing to export"
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing to export"
 
 
 def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
@@ -113,7 +113,7 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
             groups.setdefault(entry.spec.run_id, {}).setdefault(item.id, tags)
     counts = Counter((item, tags["cell"]) for items in groups.values() for item, tags in items.items())
     return {
-        run: dict(sorted(items.items(), key=lambda one: -counts[one[0], one[1]["cell"]]))
+        run: dict(sorted(items.items(), key=lambda item: -counts[item[0], item[1]["cell"]]))
         for run, items in groups.items()
     }
 
@@ -124,19 +124,19 @@ def measures_of(plan: Plan) -> dict[str, dict[str, float | None]]:
     Measures whose target other runs set are left out. A run of figures alone has the first accuracy
     of the paper's tables.
     """
-    found: dict[str, dict[str, float | None]] = {}
+    measures: dict[str, dict[str, float | None]] = {}
     for item in plan.items:
-        for one in item.item.table.measures if item.item.table else ():
-            target = one.printed_target / 100 if one.printed_target else None
-            for run in () if one.target_of else item.run_ids:
-                found.setdefault(run, {}).setdefault(one.measure, target)
+        for measured in item.item.table.measures if item.item.table else ():
+            target = measured.printed_target / 100 if measured.printed_target else None
+            for run in () if measured.target_of else item.run_ids:
+                measures.setdefault(run, {}).setdefault(measured.measure, target)
     for item in plan.items:
-        tables = [one.item.table for one in plan.items if one.paper is item.paper and one.item.table]
-        shown = (one.measure for table in tables for one in table.measures if not one.printed_target)
-        accuracy = next((name for name in shown if name.endswith("_accuracy")), "final_accuracy")
+        tables = [other.item.table for other in plan.items if other.paper is item.paper and other.item.table]
+        names = (part.measure for table in tables for part in table.measures if not part.printed_target)
+        accuracy = next((name for name in names if name.endswith("_accuracy")), "final_accuracy")
         for run in item.run_ids:
-            found.setdefault(run, {accuracy: None})
-    return found
+            measures.setdefault(run, {accuracy: None})
+    return measures
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Export:
                 note = f"{paper.title}. {rows}. {page}, {tables} and their curves"
                 store.experiment(self._home(paper.paper), f"{note}\n\n{paper.citation}")
             present = store.present("tags.kind = 'run'") if self.runs else {}
-            runs = [*self.runs, *(run for run, here in present.items() if self._has_left(run, here))]
+            runs = [*self.runs, *(run for run, copies in present.items() if self._has_left(run, copies))]
             records = [record for record in map(self.results.record, runs) if record.complete]
             parts: list[Callable[[], Counter[str]]] = [
                 partial(self._put_run, store, record, present.get(record.run_id, ()), settings)
@@ -216,7 +216,7 @@ class Export:
 
     def _has_left(self, run: str, present: Present) -> bool:
         """Return whether no table of the scale uses a run any more that an earlier export put there."""
-        scales = {one.data.tags.get("scale") for one in present}
+        scales = {copy.data.tags.get("scale") for copy in present}
         return run not in self.groups and run not in self.runs and self.scale in scales
 
     def _home(self, paper: str) -> str:
@@ -232,13 +232,13 @@ class Export:
 
     def _settings(self) -> dict[str, set[str]]:
         """Return the names of the settings of recorded runs by experiment."""
-        found: dict[str, set[str]] = {}
+        names: dict[str, set[str]] = {}
         for run in dict.fromkeys([*self.groups, *self.runs]):
             record = self.results.record(run)
             with suppress(FltrainError, *BROKEN):
                 for home in (self._homes(run) or (UNASSIGNED,)) if record.complete else ():
-                    found.setdefault(home, set()).update(params_of(record))
-        return found
+                    names.setdefault(home, set()).update(params_of(record))
+        return names
 
     def _item_link(self, store: Store, item: str) -> str:
         return link(store, item, TABLES, f"attributes.run_name = '{item} ({self.scale})'")
@@ -253,19 +253,19 @@ class Export:
         self, store: Store, record: Record, present: Present, settings: Mapping[str, Collection[str]]
     ) -> Counter[str]:
         """Export a run to the experiment of each of its papers, whose runs have these settings."""
-        scales = [one.data.tags.get("scale", NONE) for one in present]
+        scales = [copy.data.tags.get("scale", NONE) for copy in present]
         if record.run_id not in self.groups and {*scales} - {NONE, self.scale}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
-        ours = [one for one, its in zip(present, scales, strict=True) if its in (self.scale, NONE)]
-        counts, obsolete = Counter[str](), {one.info.run_id: one for one in ours}
+        ours = [copy for copy, scale in zip(present, scales, strict=True) if scale in (self.scale, NONE)]
+        counts, obsolete = Counter[str](), {copy.info.run_id: copy for copy in ours}
         for entry in self._run_entries(store, record, settings):
             home = store.experiment(entry.experiment, NOTES.get(entry.experiment, ""))
-            here = [one for one in ours if one.info.experiment_id == home]
-            counts[store.put(entry, here)] += 1
-            for one in here:
-                del obsolete[one.info.run_id]
-        for one in obsolete.values():
-            store.delete(one)
+            copies = [copy for copy in ours if copy.info.experiment_id == home]
+            counts[store.put(entry, copies)] += 1
+            for copy in copies:
+                del obsolete[copy.info.run_id]
+        for copy in obsolete.values():
+            store.delete(copy)
         return counts
 
     def _run_entries(
@@ -281,11 +281,11 @@ class Export:
         )
         note += f"Used by {links}" if links else "No table or figure uses this run"
         variant = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
-        shown = self.measures.get(record.run_id) or {"final_accuracy": None}
-        numbers = metrics_of(record, {**shown, **dict.fromkeys(COSTS)})
+        measures = self.measures.get(record.run_id) or {"final_accuracy": None}
+        numbers = metrics_of(record, {**measures, **dict.fromkeys(COSTS)})
         if fields["status"] == "diverged" or numbers.get(TARGET_MISSED):
             # MLflow would show the mean of the other seeds.
-            lost = (name for name in shown if name not in numbers and not measure(name).dimension)
+            lost = (name for name in measures if name not in numbers and not measure(name).dimension)
             numbers |= dict.fromkeys(lost, math.nan)
         # MLflow draws bars only of metrics at step 0. Lists show two decimals, means of seeds need more. Both
         # measures of rounds have the same heading in tables.
@@ -299,8 +299,8 @@ class Export:
             for key, curve in recorded_curves(record).items()
             for step, y in curve
         ]
-        alone = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({variant[:4]})"
-        homes = self._homes(record.run_id) or {UNASSIGNED: {"cell": alone, "order": alone}}
+        label = f"{run.spec.composition.name} · {fields['dataset']}, {skew(run)} ({variant[:4]})"
+        homes = self._homes(record.run_id) or {UNASSIGNED: {"cell": label, "order": label}}
         for home, group in homes.items():
             yield TrackedRun(
                 experiment=home,
@@ -340,15 +340,15 @@ class Export:
         claims = claims_on(item, files[0].with_name("summary.json"))
         csv = [file for file in files if file.suffix == ".csv" and item.item.table]
         cells = [(cell_tags(cell, item, claims), cell) for file in csv for cell in read_csv(file)]
-        whole = any(file.suffix == ".html" for file in files)
-        page = f"{item.id if whole else f'{item.paper.paper}/index'}.html"
+        has_page = any(file.suffix == ".html" for file in files)
+        page = f"{item.id if has_page else f'{item.paper.paper}/index'}.html"
         made = max(file.stat().st_mtime for file in files)
         entries = [self._item_entry(store, item, page, files, cells, claims, made)]
         entries += self._cell_entries(store, item, page, cells, place_of(item, claims), made)
         present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
         for entry in entries:
-            what = "tables and figures" if entry.experiment == TABLES else "cells"
-            counts[f"{what} written"] += store.put(entry, present.pop(entry.key, ())) != UNCHANGED
+            kind = "tables and figures" if entry.experiment == TABLES else "cells"
+            counts[f"{kind} written"] += store.put(entry, present.pop(entry.key, ())) != UNCHANGED
         for obsolete in itertools.chain.from_iterable(present.values()):
             store.delete(obsolete)
         return counts
@@ -381,20 +381,20 @@ class Export:
             in_full(claims),
             item.item.caption,
         ]
-        verdicts = Counter(one for _, cell in cells for one in verdicts_of(cell)).most_common()
+        verdicts = Counter(verdict for _, cell in cells for verdict in verdicts_of(cell)).most_common()
         unjudged = "none at reduced scale" if reduced else ""
         # Without details in parentheses, which MLflow refuses in names of metrics.
-        counted = [f"claims {one['verdict']}" for one in claims]
+        counted = [f"claims {claim['verdict']}" for claim in claims]
         counted += [
-            f"verdicts {one}" for _, cell in cells for one in (cell.verdict, cell.gain_verdict) if one
+            f"verdicts {text}" for _, cell in cells for text in (cell.verdict, cell.gain_verdict) if text
         ]
-        trained = sum(self.results.record(run).complete for run in item.run_ids)
-        counts = {"cells": len(cells), "runs": trained} | Counter(one.replace(" ", "_") for one in counted)
+        records = sum(self.results.record(run).complete for run in item.run_ids)
+        counts = {"cells": len(cells), "runs": records} | Counter(name.replace(" ", "_") for name in counted)
         key = f"{item.id} ({self.scale})"
         tags = {
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "claims": in_short(claims),
-            "verdicts": "; ".join(f"{number} {one}" for one, number in verdicts) or unjudged,
+            "verdicts": "; ".join(f"{number} {verdict}" for verdict, number in verdicts) or unjudged,
             "result": result(item, cells, claims),
             "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
@@ -422,11 +422,11 @@ class Export:
         home, key = self._home(item.paper.paper), f"{item.id} ({self.scale})"
         for number, (tags, cell) in enumerate(cells):
             runs = [run for run in cell.runs if run in self.groups]
-            shown = [link(store, run, home, f"attributes.run_name = '{run}'") for run in runs[:10]]
+            links = [link(store, run, home, f"attributes.run_name = '{run}'") for run in runs[:10]]
             over = f", gain over {tags['base']}" if "base" in tags else ""
             seeds = self._page(store, "its seeds on the page", f"{page}#{cell.anchor}")
             note = f"**{tags['cell']}**{over}: {seeds}; {self._item_link(store, item.id)}, {item.item.title}."
-            note += f" Its runs: {', '.join(shown)}{', and others' * (len(runs) > 10)}." if runs else ""
+            note += f" Its runs: {', '.join(links)}{', and others' * (len(runs) > 10)}." if runs else ""
             yield TrackedRun(
                 experiment=CELLS,
                 key=f"{tags['cell']} · {key}",
@@ -455,16 +455,16 @@ def numbers_of(cells: Sequence[TaggedCell], reduced: bool = False) -> str:
         columns["cell"].append(tags["cell"].removesuffix(f", {value}"))
         columns["n"].append(str(_numbers(cell)["n"]))
         for heading, entry in entries_of(cell, as_interval=False, reduced=reduced).items():
-            own = entry.kind == "own"
-            columns.setdefault(value if own else heading, []).append(own_text(cell) if own else entry.text)
+            ours = entry.kind == "own"
+            columns.setdefault(value if ours else heading, []).append(our_value(cell) if ours else entry.text)
     forms = {
         heading: next((form for mark, form in IN_HEADINGS.items() if mark in "".join(texts)), "")
         for heading, texts in columns.items()
     }
-    shown = [[key + forms[key], *texts[:ROWS]] for key, texts in columns.items() if any(texts)]
+    used_columns = [[key + forms[key], *texts[:ROWS]] for key, texts in columns.items() if any(texts)]
     notes = [f"The first {ROWS} of {len(cells)} cells."] * (len(cells) > ROWS)
     notes += [DROPPED_CELLS] * any(cell.dropped for _, cell in cells)
-    return "\n\n".join([markdown_table([*zip(*shown, strict=True)]), *notes])
+    return "\n\n".join([markdown_table([*zip(*used_columns, strict=True)]), *notes])
 
 
 def place_of(item: PlannedItem, claims: Claims) -> str:
@@ -495,12 +495,12 @@ def result(item: PlannedItem, cells: Sequence[TaggedCell], claims: Claims) -> st
         for part in quantities(claim.test)
         if table and part.item == item.name and part.measure not in (None, table.measures[0].measure)
     }
-    main = [one for one in claims if (one["where"], one["claim"]) not in others]
+    main = [claim for claim in claims if (claim["where"], claim["claim"]) not in others]
     numbers = [number for claim in main for number in claim["number"].split("; ") if number]
-    shown = [(tags, cell) for tags, cell in sorted(cells, key=rank_of) if cell.mean is not None]
-    if numbers or not shown:
+    measured = [(tags, cell) for tags, cell in sorted(cells, key=rank_of) if cell.mean is not None]
+    if numbers or not measured:
         return numbers[0] if numbers else ""
-    tags, cell = shown[0]
+    tags, cell = measured[0]
     if "gain" in tags:
         return gain_text(item, cell)
     if "difference" in tags and not cell.lost:
@@ -513,7 +513,7 @@ def gain_text(item: PlannedItem, cell: TableCell) -> str:
     table = item.item.table
     assert table
     axes = {table.rows: cell.row, table.columns: cell.column, table.panels: cell.panel}
-    over = next(one.gain_over for one in table.measures if one.heading == cell.label)
+    over = next(part.gain_over for part in table.measures if part.heading == cell.label)
     test = Quantity(
         item=item.name,
         measure=cell.measure,
@@ -525,7 +525,7 @@ def gain_text(item: PlannedItem, cell: TableCell) -> str:
     return f"{text.name('', ', '.join(filter(None, part)))}: {gain}"
 
 
-def own_text(cell: TableCell) -> str:
+def our_value(cell: TableCell) -> str:
     """Return our value as on pages; if its spread is large, with the lowest and the highest seed."""
     text = entries_of(cell, as_interval=False, reduced=False)[cell.label].text
     if cell.lost or not cell.values or 2 * (cell.std or 0) <= abs(cell.mean or 0):
@@ -537,8 +537,8 @@ def own_text(cell: TableCell) -> str:
 def claims_on(item: PlannedItem, summary: Path) -> Claims:
     """Return the claims that rest on an item, from the summary of its paper; decided ones first."""
     claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
-    found = [one for one in claims if item.name in one["item"].split(", ")]
-    return sorted(found, key=lambda one: get_args(ClaimVerdict).index(one["verdict"]))
+    matches = [claim for claim in claims if item.name in claim["item"].split(", ")]
+    return sorted(matches, key=lambda claim: get_args(ClaimVerdict).index(claim["verdict"]))
 
 
 def claims_about(cell: TableCell, item: PlannedItem, claims: Claims) -> Claims:
@@ -555,20 +555,20 @@ def claims_about(cell: TableCell, item: PlannedItem, claims: Claims) -> Claims:
         if part.item == item.name and part.measure in (None, cell.measure) and within(part.at)
         if not (part.over and within(part.over))
     }
-    return [one for one in claims if (one["where"], one["claim"]) in about]
+    return [claim for claim in claims if (claim["where"], claim["claim"]) in about]
 
 
 def in_short(claims: Claims) -> str:
     """Return the numbers of verdicts on claims, of which exploratory ones contain a comma."""
     counts = Counter(
-        full_verdict(one).replace("reduced scale", "without verdict (reduced scale)") for one in claims
+        full_verdict(claim).replace("reduced scale", "without verdict (reduced scale)") for claim in claims
     )
-    return "; ".join(f"{number} {one}" for one, number in counts.items())
+    return "; ".join(f"{number} {verdict}" for verdict, number in counts.items())
 
 
 def in_full(claims: Claims) -> str:
     """Return claims with verdicts and numbers as a Markdown table."""
-    rows = [(one["claim"], full_verdict(one), "; ".join(result_lines(one))) for one in claims]
+    rows = [(claim["claim"], full_verdict(claim), "; ".join(result_lines(claim))) for claim in claims]
     return markdown_table([("claim", "verdict", "our runs"), *rows], numbers=False) if rows else ""
 
 
@@ -587,10 +587,10 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
     table = item.item.table
     assert table
     axes = {"row": table.rows, "column": table.columns, "panel": table.panels}
-    shown = {key: named(axis, label) for key, axis in axes.items() if (label := getattr(cell, key))}
+    place = {key: named(axis, label) for key, axis in axes.items() if (label := getattr(cell, key))}
     fixed = {axis for axis, labels in item.axes.items() if len(labels) == 1}
-    varying = [label for key, label in shown.items() if axes[key] not in fixed]
-    gains_over = {one.heading: one.gain_over for one in table.measures}
+    varying = [label for key, label in place.items() if axes[key] not in fixed]
+    gains_over = {part.heading: part.gain_over for part in table.measures}
     over = gains_over[cell.label] if cell.gain is not None else {}
     labels = next((entry.labels for entry in item.entries if entry.spec.run_id in cell.runs), {})
     bases = (entry.spec.composition.name for entry in item.entries if entry.labels == {**labels, **over})
@@ -602,15 +602,15 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
     names = [short_names(entry.spec) for entry in item.entries if entry.spec.run_id in cell.runs]
     texts = entries_of(cell, as_interval=True, reduced=False)
     about = claims_about(cell, item, claims)
-    common = {key: {one[key] for one in names} for key in _RUN_NAMES}
+    common = {key: {run[key] for run in names} for key in _RUN_NAMES}
     tags = {
-        **shown,
+        **place,
         **{key: min(values) for key, values in common.items() if len(values) == 1},
         "cell": ", ".join([*varying, cell.label]),
         "measure": cell.measure,
         "base": base,
         **{key: texts[key].text for key in ("difference", "gain")},
-        "value": own_text(cell),
+        "value": our_value(cell),
         **{"claims": in_short(about), NOTE: in_full(about)},
         "verdict": "; ".join(verdicts_of(cell)),
         "runs": " ".join(cell.runs) or NONE,
@@ -644,8 +644,8 @@ def params_of(record: Record) -> dict[str, str]:
 
 def skew(run: RecordedRun) -> str:
     """Return the setting that decides how labels differ between clients, for example ``alpha 0.3``."""
-    found = ((text, run.settings.get(f"partition.{key}")) for key, text in _SKEWS.items())
-    return next((text.format(value) for text, value in found if value), run.fields["partition"])
+    pairs = ((text, run.settings.get(f"partition.{key}")) for key, text in _SKEWS.items())
+    return next((text.format(value) for text, value in pairs if value), run.fields["partition"])
 
 
 def opened(experiment: str, condition: str) -> str:

@@ -25,8 +25,8 @@ def plot(compared: Comparison, runs: Runs, metric: str, ax: Axes | None) -> Axes
     Raises:
         FltrainError: if a run has no such metric, or all runs diverged before they had any value.
     """
-    shown = {run for cell in compared.cells for run in cell.runs}
-    cells = [(cell, record) for cell, record in finished(compared.job, runs) if cell.run in shown]
+    visible_runs = {run for cell in compared.cells for run in cell.runs}
+    cells = [(cell, record) for cell, record in finished(compared.job, runs) if cell.run in visible_runs]
     axes = list(reversed(compared.job.axes))  # variants come before their conditions
     varying = [axis for axis in axes if len({cell.labels[axis] for cell, _ in cells}) > 1] or axes[:1]
     columns: dict[tuple[str, int], pd.Series] = {}
@@ -40,10 +40,10 @@ def plot(compared: Comparison, runs: Runs, metric: str, ax: Axes | None) -> Axes
     drawn = round_axes(metric, ax)
     for name, line in data.groupby("series", sort=False):
         seeds = count(sum(label == name for label, _ in columns), "seed")
-        (whole,) = drawn.plot(line["x"], line["whole"], label=f"{name}, {seeds}")
-        drawn.plot(line["x"], line["mean"], color=whole.get_color(), linewidth=0.6)
+        (full_line,) = drawn.plot(line["x"], line["whole"], label=f"{name}, {seeds}")
+        drawn.plot(line["x"], line["mean"], color=full_line.get_color(), linewidth=0.6)
         if "low" in line.dropna(axis="columns", how="all"):  # several seeds
             ends = line["low"], line["high"]
-            drawn.fill_between(line["x"], *ends, color=whole.get_color(), alpha=0.15, linewidth=0)
+            drawn.fill_between(line["x"], *ends, color=full_line.get_color(), alpha=0.15, linewidth=0)
     drawn.legend()
     return drawn

@@ -71,15 +71,15 @@ class RecordedRun:
             raise FltrainError(f"{record.run_id}: today's code lacks one of its settings ({record.lacking})")
         run = record.run_id
         items = {scale: runs[run] for scale, runs in sorted(memberships.items()) if run in runs}
-        every = dict.fromkeys(itertools.chain.from_iterable(items.values()))
+        names = dict.fromkeys(itertools.chain.from_iterable(items.values()))
         commit = record.provenance.get("commit") or "unknown"
         revisions = [
-            f"{key} {('+'.join(map(str, own)) or '-') if isinstance(own, list) else own}"
-            for key, own in record.spec["revisions"].items()
+            f"{key} {('+'.join(map(str, revision)) or '-') if isinstance(revision, list) else revision}"
+            for key, revision in record.spec["revisions"].items()
         ]
         fields = {
-            "paper": " ".join(dict.fromkeys(item.partition("/")[0] for item in every)) or UNASSIGNED,
-            "items": " ".join(every) or NONE,
+            "paper": " ".join(dict.fromkeys(item.partition("/")[0] for item in names)) or UNASSIGNED,
+            "items": " ".join(names) or NONE,
             "scale": " ".join(items) or NONE,
             **short_names(spec),
             "status": str(summary["status"]),
@@ -103,8 +103,8 @@ class RecordedRun:
     def named(self) -> dict[str, str]:
         """All settings and fields, for ``fltrain.runs.where``; a paper stands for its items."""
         items = f"{self.fields['items']} {self.fields['paper']}"
-        every = dict(flat_settings(self.spec.all_settings()))
-        return {**every, **self.settings, **self.fields, "items": items}
+        settings = dict(flat_settings(self.spec.all_settings()))
+        return {**settings, **self.settings, **self.fields, "items": items}
 
     @cached_property
     def finals(self) -> dict[str, float]:
@@ -148,7 +148,7 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
         FltrainError: if a key is unknown, no run is left, or a scale in the conditions cannot be planned.
     """
     conditions = parse_where(arguments.texts("where", where, CONDITIONS))
-    conditions = tuple(sorted(conditions, key=lambda one: one.key not in ("scale", "items", "paper")))
+    conditions = tuple(sorted(conditions, key=lambda term: term.key not in ("scale", "items", "paper")))
     folder = Results(arguments.path("results", results))
     config = arguments.path("config", config)
     wanted = {key: _values(conditions, key) - {NONE} for key in ("items", "paper", "scale")}
@@ -176,19 +176,19 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
     runs = [run for run in runs if run.spec.run_id == run.run_id]
     chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
-    trained = {run.run_id for run in runs}
+    run_ids = {run.run_id for run in runs}
     names = wanted["items"] | wanted["paper"]
     for name in sorted(names - {UNASSIGNED}):
         items = [item for planned in chosen for item in planned.items if name in item.names]
         if not items and (runs or wanted["scale"]):
             of_scale = [item.id for planned in chosen for item in planned.items if wanted["scale"]]
             raise no_item(config, name, place, of_scale)
-        if runs and not any(run in trained for item in items for run in item.run_ids):
+        if runs and not any(run in run_ids for item in items for run in item.run_ids):
             raise untrained(folder, name, items[0].scale.scale)
     if not runs:
         status = command("fltrain status", folder.root, config)
         numbers = {"stale": recorded, "unfinished": len(folder.folders()) - recorded - len(left)}
-        only = " and ".join(count(number, f"{what} run") for what, number in numbers.items() if number)
+        only = " and ".join(count(number, f"{state} run") for state, number in numbers.items() if number)
         none = f"{only and 'only '}{only or 'no runs'} (`{status}`)" if only or not left else "no usable runs"
         parts = [f"{folder.runs}: {none}", *warnings]
         parts += ["train an unfinished run again, which continues it"] * bool(numbers["unfinished"])
@@ -198,14 +198,14 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             "or name another results folder"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
-    values = [value for one in conditions for value in one.values]
-    with naming_left_out(warnings, values, [one.key for one in conditions]):
-        found = choose(runs, _by_id(conditions, present), lambda run: run.named)
+    values = [value for condition in conditions for value in condition.values]
+    with naming_left_out(warnings, values, [condition.key for condition in conditions]):
+        matches = choose(runs, _by_id(conditions, present), lambda run: run.named)
     if names and UNASSIGNED not in names:
         items = [item for planned in chosen for item in planned.items if names & item.names]
         members = {run for item in items for run in item.run_ids}
         warnings = _left_out((why for run, why in left.items() if run in members), verify)
-    return found, warnings
+    return matches, warnings
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def _left_out(reasons: Iterable[str], verify: str) -> list[str]:
     """
     reasons, warnings, remedy = list(reasons), list[str](), unknown_remedy()
     if lacking := list(filter(None, reasons)):
-        causes = dict.fromkeys(one for text in lacking for one in text.removesuffix(remedy).split("; "))
+        causes = dict.fromkeys(cause for text in lacking for cause in text.removesuffix(remedy).split("; "))
         remedy *= any(text.endswith(remedy) for text in lacking)
         warnings.append(f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
     if damaged := reasons.count(""):
@@ -260,19 +260,19 @@ def _imported(results: Results, scales: Iterable[str], end: str) -> str:
 
 def _values(conditions: Iterable[Condition], key: str) -> set[str]:
     """Return the values that conditions want of a key."""
-    return {value for one in conditions if one.key == key and not one.excluded for value in one.values}
+    return {value for term in conditions if term.key == key and not term.excluded for value in term.values}
 
 
 def _by_id(conditions: Iterable[Condition], ids: Iterable[str]) -> tuple[Condition, ...]:
     """Return the conditions with the IDs of the items that a name stands for, such as a paper's."""
     ids = sorted(ids)
-    found: list[Condition] = []
-    for one in conditions:
-        if one.key == "items":
-            same = [[item for item in ids if name in names_of(item)] or [name] for name in one.values]
-            one = replace(one, values=tuple(dict.fromkeys(itertools.chain.from_iterable(same))))
-        found.append(one)
-    return tuple(found)
+    resolved: list[Condition] = []
+    for term in conditions:
+        if term.key == "items":
+            matches = [[item for item in ids if name in names_of(item)] or [name] for name in term.values]
+            term = replace(term, values=tuple(dict.fromkeys(itertools.chain.from_iterable(matches))))
+        resolved.append(term)
+    return tuple(resolved)
 
 
 # ---------------------------------------------------------------------------------------------- data frames
@@ -338,13 +338,13 @@ def load_settings(
     frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     metrics = {name for run in runs for name in run.finals}
     order = [*FIELDS, *(str(name) for name in frame if name not in FIELDS)]
-    texts = [name for name in order if name not in metrics]
-    frame[texts] = frame[texts].fillna("").apply(lambda one: one if one.name in FIELDS else as_numbers(one))
+    keys = [name for name in order if name not in metrics]
+    frame[keys] = frame[keys].fillna("").apply(lambda text: text if text.name in FIELDS else as_numbers(text))
     return frame[order].astype({"seed": "int64"})
 
 
 def as_numbers(texts: pd.Series) -> pd.Series:
     """Return a column of settings as numbers, NaN if a run has none; unchanged if one is another text."""
-    known = texts[~texts.isin(["", "null", NONE])]
-    numbers = pd.to_numeric(known, errors="coerce")
-    return texts if known.empty or numbers.isna().any() else numbers.reindex(texts.index)
+    values = texts[~texts.isin(["", "null", NONE])]
+    numbers = pd.to_numeric(values, errors="coerce")
+    return texts if values.empty or numbers.isna().any() else numbers.reindex(texts.index)

@@ -128,7 +128,7 @@ new MutationObserver(() => {
 </script>"""
 
 
-def shown_of(metrics: Mapping[str, Set[int]]) -> list[str]:
+def main_metrics(metrics: Mapping[str, Set[int]]) -> list[str]:
     """Return up to three metrics: those that give each run a number, then up to two that most runs have."""
     runs = left = set[int]().union(*metrics.values())
     needed: list[str] = []
@@ -146,8 +146,8 @@ def settings_of(values: Mapping[str, int]) -> dict[str, int]:
         values: number of different values by column; the first parameters are shown.
     """
     differing = [column for column, number in values.items() if number > 1 and column.startswith("params.")]
-    shown = [*(tag for tag in TAGS if values.get(tag, 1) > 1), *differing][:SETTINGS]
-    return {column: TAGS.get(column) or width_of(column) for column in shown or TAGS}
+    columns = [*(tag for tag in TAGS if values.get(tag, 1) > 1), *differing][:SETTINGS]
+    return {column: TAGS.get(column) or width_of(column) for column in columns or TAGS}
 
 
 def width_of(column: str) -> int:
@@ -166,9 +166,9 @@ def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, 
     """
     numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
-    shown = shown_of({metric: metrics[metric] for metric in numbers})
-    shown += [TARGET_MISSED] * (TARGET_MISSED in metrics)
-    measures = {metric: f"metrics.`{metric}`" for metric in shown}
+    visible = main_metrics({metric: metrics[metric] for metric in numbers})
+    visible += [TARGET_MISSED] * (TARGET_MISSED in metrics)
+    measures = {metric: f"metrics.`{metric}`" for metric in visible}
     runs = set[int]().union(*metrics.values())
     late = [
         column
@@ -209,8 +209,8 @@ def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, 
         for metric in dict.fromkeys([*lines, *bars, *metrics])
     ]
     state["compareRunSections"] = [
-        {"uuid": one, "name": one, "display": True, "isReordered": False, "columns": 2, "cardHeight": 420}
-        for one, charts in (("Curves", lines), ("Numbers of tables", bars))
+        {"uuid": title, "name": title, "display": True, "isReordered": False, "columns": 2, "cardHeight": 420}
+        for title, charts in (("Curves", lines), ("Numbers of tables", bars))
         if charts
     ]
     return state
@@ -218,8 +218,8 @@ def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, 
 
 def experiments(database: Path) -> dict[str, str]:
     """Return the IDs of the experiments in a database by name."""
-    found = import_mlflow().MlflowClient(f"{SQLITE}{database}").search_experiments()
-    return {one.name: one.experiment_id for one in found}
+    listing = import_mlflow().MlflowClient(f"{SQLITE}{database}").search_experiments()
+    return {experiment.name: experiment.experiment_id for experiment in listing}
 
 
 def read(database: Path, query: str) -> list[Any]:
@@ -233,9 +233,9 @@ def colours_of(database: Path) -> dict[str, str]:
 
     MLflow has 20 colours of its own, and chooses one by a hash of the name.
     """
-    found = read(database, _GROUPS)
-    found.sort(key=lambda group: (group[0], group[1].rpartition(" · ")[2], group))
-    names = dict.fromkeys(cell for _, cell in found)
+    groups = read(database, _GROUPS)
+    groups.sort(key=lambda group: (group[0], group[1].rpartition(" · ")[2], group))
+    names = dict.fromkeys(cell for _, cell in groups)
     # The golden angle keeps the hues of neighbours, groups of the same item, apart.
     colours = (hls_to_rgb(0.6 + 0.382 * i, (0.4, 0.55, 0.3)[i % 3], 0.7) for i in range(len(names)))
     return {
@@ -246,14 +246,14 @@ def colours_of(database: Path) -> dict[str, str]:
 
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
-    found = read(database, _METRICS)
-    runs: list[Any] = [(of, metric, {*map(int, places.split(","))}) for of, metric, places in found]
+    rows = read(database, _METRICS)
+    runs: list[Any] = [(home, metric, {*map(int, places.split(","))}) for home, metric, places in rows]
     answers = runs, read(database, _SETTINGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {
         key % experiment: state_of(
             name,
-            *({one: number for of, one, number, *_ in found if str(of) == experiment} for found in answers),
+            *({column: n for home, column, n, *_ in rows if str(home) == experiment} for rows in answers),
         )
         for name, experiment in experiments(database).items()
     }

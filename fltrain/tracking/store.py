@@ -188,8 +188,8 @@ class Store:
         from mlflow.entities import ViewType
 
         self.client, self._artifacts, self.local = client, artifacts, artifacts is not None
-        every = _pages(lambda **page: client.search_experiments(view_type=ViewType.ALL, **page))
-        self._experiments: dict[str, Experiment] = {one.name: one for one in every}
+        listing = _pages(lambda **page: client.search_experiments(view_type=ViewType.ALL, **page))
+        self._experiments: dict[str, Experiment] = {home.name: home for home in listing}
 
     def experiment(self, name: str, note: str = "") -> str:
         """Return the ID of an experiment; create or restore it, and set its description, if needed."""
@@ -209,13 +209,13 @@ class Store:
 
     def present(self, condition: str) -> dict[str, Present]:
         """Return our runs that meet a condition in MLflow's filter language, by key."""
-        active = [one for one in self._experiments.values() if one.lifecycle_stage == "active"]
-        ids = [one.experiment_id for one in active]
-        found: dict[str, Present] = {}
+        active = [home for home in self._experiments.values() if home.lifecycle_stage == "active"]
+        ids = [home.experiment_id for home in active]
+        runs: dict[str, Present] = {}
         for run in _pages(lambda **page: self.client.search_runs(ids, condition, **page)):
             if key := run.data.tags.get(KEY):
-                found[key] = [*found.get(key, ()), run]
-        return found
+                runs[key] = [*runs.get(key, ()), run]
+        return runs
 
     def put(self, entry: TrackedRun, present: Present = ()) -> str:
         """Keep, replace or create an MLflow run; return which of them. ``present`` are runs with its key.

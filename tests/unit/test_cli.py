@@ -44,12 +44,12 @@ Fail = Callable[..., str]
 
 def commands(group: Any, *path: str) -> dict[tuple[str, ...], Any]:
     """All commands by the words that call them, groups of commands included."""
-    found: dict[tuple[str, ...], Any] = {}
+    by_path: dict[tuple[str, ...], Any] = {}
     for name, command in group.commands.items():
-        found[*path, name] = command
+        by_path[*path, name] = command
         if hasattr(command, "commands"):
-            found |= commands(command, *path, name)
-    return found
+            by_path |= commands(command, *path, name)
+    return by_path
 
 
 DETERMINISTIC = ("spec.json", "metrics.jsonl", "summary.json")
@@ -73,14 +73,14 @@ def _workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fail:
     """Run a command that fails because of a user mistake, and return its message."""
 
-    def run(*arguments: str, given: str = "") -> str:
+    def run(*arguments: str, stdin: str = "") -> str:
         monkeypatch.setattr(sys, "argv", ["fltrain", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as caught:
             main()
         out, err = capsys.readouterr()
-        assert (left.value.code, out) == (2, "")
+        assert (caught.value.code, out) == (2, "")
         assert re.fullmatch(r"error: [^\n]+\n(  [^\n]+\n)*", err), err
         return err
 
@@ -262,17 +262,17 @@ def test_damaged_records_are_refused_before_any_run_is_trained(tmp_path: Path, f
     train = ("train", "run.yaml", "--device", "cpu", "--quiet")
     cli(*train, "--set", "method=fedavg,fedprox")
     results = Results(Path("results"))
-    rows, left = results.run(first) / "metrics.jsonl", checkpoint_file(results.checkpoints(first), 1)
+    rows, leftover = results.run(first) / "metrics.jsonl", checkpoint_file(results.checkpoints(first), 1)
     correct = rows.read_bytes()
     rows.write_bytes(b"")
-    left.parent.mkdir(parents=True)
+    leftover.parent.mkdir(parents=True)
     for _ in range(2):
         problem = f"{first}: the record is damaged (metrics.jsonl: changed after training); restore it or"
         assert fail(*train) == f"error: {problem} retrain it with --again\n"
         with pytest.raises(FltrainError) as refused:
             fltrain.train(spec)
         assert str(refused.value) == f"{problem} retrain it with again=True"
-        left.touch()
+        leftover.touch()
     (results.run(second) / "costs.json").unlink()
     message = fail(*train, "--set", "method=scaffold,fedprox,fedavg")
     assert message.startswith("error: train: 2 problems:\n") and "costs.json: No such file" in message
@@ -288,7 +288,7 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
     changes = ("--set", "method=fedavg,fedprox", "--set", "training.lr=5e-2", "--set", "plugins=[flfa]")
     done = cli("train", "run.yaml", *changes, "--seeds", "2", "--device", "cpu", "--quiet")
     assert done.stderr.endswith("compare them: fltrain compare\n")
-    trained = done.stdout
+    printed = done.stdout
     expected = [
         RunSpec.parse(
             {
@@ -301,7 +301,7 @@ def test_variants_of_a_run_are_trained_and_compared(tmp_path: Path) -> None:
         for method in ("fedavg", "fedprox")
         for seed in (0, 1)
     ]
-    assert [line.partition(":")[0] for line in trained.splitlines()] == expected
+    assert [line.partition(":")[0] for line in printed.splitlines()] == expected
     compared = cli("compare").stdout
     assert "fedavg+flfa" in compared and "fedprox+flfa" in compared
 
@@ -465,8 +465,8 @@ def test_all_wrong_files_and_changes_are_named(tmp_path: Path, fail: Fail) -> No
 )
 def test_wrong_uses_of_commands_give_one_line(fail: Fail, arguments: str, message: str) -> None:
     Path("results").mkdir()
-    shown = fail(*arguments.split())
-    assert message in shown and shown.count("\n") == 1
+    error = fail(*arguments.split())
+    assert message in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("group", [(), ("data",), ("records",)])
@@ -474,12 +474,12 @@ def test_groups_list_their_commands_with_whole_sentences(
     group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    shown = " ".join(cli(*group, "--help").stdout.split())
+    help_text = " ".join(cli(*group, "--help").stdout.split())
     listed = get_command(app)
     for name in group:
         listed = listed.commands[name]  # type: ignore[attr-defined]
     for name, command in listed.commands.items():  # type: ignore[attr-defined]
-        assert f"{name} {command.help.splitlines()[0]}" in shown
+        assert f"{name} {command.help.splitlines()[0]}" in help_text
 
 
 @pytest.mark.parametrize("group", [(), ("data",), ("records",)])
@@ -506,8 +506,8 @@ def test_a_narrow_terminal_lists_datasets_without_licence(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     list_data(Path("results"))
-    shown = capsys.readouterr().out
-    assert " 50,000 + 10,000 " in shown and "Hidden columns: licence, pixels;" in shown
+    printed = capsys.readouterr().out
+    assert " 50,000 + 10,000 " in printed and "Hidden columns: licence, pixels;" in printed
 
 
 def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,13 +526,13 @@ def test_every_dataset_is_listed_on_one_line(monkeypatch: pytest.MonkeyPatch) ->
 def test_data_are_fetched_once_and_shown() -> None:
     option = ["--image-size", "16"]
     path = Path("results", "data", "digits-16px.safetensors")
-    shown = cli("data", "fetch", "digits", *option).stdout
+    printed = cli("data", "fetch", "digits", *option).stdout
     assert sorted(Path("results/data").rglob("*.*")) == [path.with_suffix(".png"), path]
     date = path.stat().st_mtime_ns
-    assert cli("data", "fetch", "digits", "digits", *option).stdout == 2 * shown
+    assert cli("data", "fetch", "digits", "digits", *option).stdout == 2 * printed
     assert path.stat().st_mtime_ns == date
 
-    lines = shown.splitlines()
+    lines = printed.splitlines()
     facts = {key: value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
     data = load_prepared(Dataset(name="digits", image_size=16), path)
     assert facts["images"] == "1,438 for training, 359 for testing"
@@ -577,8 +577,8 @@ def test_the_help_of_explain_names_cells_of_its_item() -> None:
     labels = re.findall(r"\(--cell ([^)]+)\)", cell.help)
     assert len(labels) == 2
     for label in labels:
-        shown = cli("explain", named, "--cell", *shlex.split(label), "--config", ROOT / "config").stdout
-        assert shown.startswith(f"{named} (") and "run digits-fedavg+flfa-" in shown, "a single cell"
+        printed = cli("explain", named, "--cell", *shlex.split(label), "--config", ROOT / "config").stdout
+        assert printed.startswith(f"{named} (") and "run digits-fedavg+flfa-" in printed, "a single cell"
 
 
 HEADINGS = ["item", "title", "cells, which is a very long heading", "multiply-adds", "left"]
@@ -619,10 +619,10 @@ def test_plan_and_status_before_and_after_training(
     assert cli("status", "toy_table", "--scale", "one").stdout.endswith("┘\n1 completed, 1 started\n")
     cli("train", "-", "--device", "cpu", "--quiet", "--set", "seed=7", given=yaml.safe_dump(MINUTE))
     assert "other run" not in cli("status", "toy_table", "--scale", "one").stdout
-    shown = cli("status", "--scale", "one").stdout
+    printed = cli("status", "--scale", "one").stdout
     others = r"\n1 other run .*, of other scales or of your own; compare them by settings: fltrain (.*)\n"
-    (command,) = re.findall(others, shown)
-    assert "damaged" not in shown
+    (command,) = re.findall(others, printed)
+    assert "damaged" not in printed
     monkeypatch.setattr("fltrain.cli.compare.MOST_LINES", 0)
     assert cli(*command.split()).stdout == "table: compared.csv\n"
     other = Results(tmp_path / "results").run(RunSpec.parse({**MINUTE, "seed": 7}, "").run_id)
@@ -632,8 +632,8 @@ def test_plan_and_status_before_and_after_training(
 
 @pytest.mark.parametrize("command", ["plan --scale one", "compare"])
 def test_a_table_goes_to_an_existing_folder_only(config: Path, fail: Fail, command: str) -> None:
-    told = "error: --out nowhere/x.csv: no folder nowhere; correct it, or make it: mkdir -p nowhere\n"
-    assert fail(*command.split(), "--out", "nowhere/x.csv") == told
+    error = "error: --out nowhere/x.csv: no folder nowhere; correct it, or make it: mkdir -p nowhere\n"
+    assert fail(*command.split(), "--out", "nowhere/x.csv") == error
     assert not Path("nowhere").exists()
 
 
@@ -666,10 +666,10 @@ def test_plan_names_the_most_frequent_cohorts(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [(100, ["item", "title", "multiply-adds", "left"]), (200, HEADINGS)]
+    ("width", "headings"), [(100, ["item", "title", "multiply-adds", "left"]), (200, HEADINGS)]
 )
 def test_a_narrow_terminal_keeps_titles_on_two_lines(
-    width: int, shown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, headings: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -677,14 +677,14 @@ def test_a_narrow_terminal_keeps_titles_on_two_lines(
     rows = [("a/table", title, *["1"] * 3), (), ("all", "", *["1"] * 3)]
     print_table(HEADINGS, rows, right=HEADINGS[2:], optional=HEADINGS[2:4])
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
-    assert cells_of(lines[1]) == shown
+    assert cells_of(lines[1]) == headings
     assert max(map(len, lines)) <= width
     note = f"Hidden columns: {HEADINGS[2]}; wider terminals show them"
     table = [line for line in lines if line[0] in "┏┃┡│├└"]
     assert len(table) == (8 if width == 100 else 7)
     assert " ".join(" ".join(lines[len(table) :]).split()) == (note if width == 100 else "")
     rows[0] = ("paper/" + "x" * 40, *rows[0][1:])
-    print_table(HEADINGS, rows, HEADINGS[2:], HEADINGS[2:4], whole=["item"])
+    print_table(HEADINGS, rows, HEADINGS[2:], HEADINGS[2:4], unfolded=["item"])
     assert f" {rows[0][0]} " in capsys.readouterr().out
 
 
@@ -696,12 +696,12 @@ def test_a_narrow_terminal_splits_no_words(
     headings = ("run", "skew", "method", "final accuracy, %", "gain", "verdict on the gain")
     verdict = "inconclusive (not significant after correction), exploratory"
     row = ("digits-fedavg-b08614c92f", "Dirichlet 0.1", "FedAvg + FedImpro", "94.69 ± 0.60", "+5.40", verdict)
-    print_table(headings, [row], whole=["run"])
+    print_table(headings, [row], unfolded=["run"])
     lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
     assert {*map(len, lines)} <= {*range(81)}
     body = [cells_of(line) for line in lines if line.startswith("│")]
-    shown = [" ".join(filter(None, texts)) for texts in zip(*body, strict=True)]
-    assert shown == list(row)
+    cells = [" ".join(filter(None, texts)) for texts in zip(*body, strict=True)]
+    assert cells == list(row)
 
 
 def test_a_narrow_terminal_lists_grouped_columns_below_the_table(
@@ -743,10 +743,10 @@ def test_options_of_train_decide_how_it_trains(tmp_path: Path, fail: Fail) -> No
 def test_plan_names_datasets_without_a_size(config: Path, register: Callable[[Yaml], None]) -> None:
     register({"mine": {"reader": "npz", "path": "mine.npz"}})
     write_config(config, {"table": {**TWO_METHODS, "settings": {"dataset": "mine"}}})
-    shown = cli("plan", "--scale", "one").stdout
-    line = next(cells_of(line) for line in shown.splitlines() if "toy/table" in line)
+    printed = cli("plan", "--scale", "one").stdout
+    line = next(cells_of(line) for line in printed.splitlines() if "toy/table" in line)
     assert line[4:7] == ["0", "?", ""]
-    assert "2 runs (+) not counted: datasets.yaml has no counts or size of the images of mine\n" in shown
+    assert "2 runs (+) not counted: datasets.yaml has no counts or size of the images of mine\n" in printed
 
 
 def test_the_heading_of_a_plan_holds_for_all_of_its_runs(
@@ -754,8 +754,8 @@ def test_the_heading_of_a_plan_holds_for_all_of_its_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     paper = {**PAPER, "settings": TINY, "items": {"table": TWO_METHODS, "other": TWO_METHODS}, "seeds": 2}
-    one, other = {"toy/table": {"title": "two seeds"}}, {"toy/other": {"title": "a seed", "seeds": 1}}
-    write_papers(tmp_path / "config", paper, scale={**SCALE, "items": [one, other]})
+    pair, single = {"toy/table": {"title": "two seeds"}}, {"toy/other": {"title": "a seed", "seeds": 1}}
+    write_papers(tmp_path / "config", paper, scale={**SCALE, "items": [pair, single]})
     for arguments, heading in {
         (): "one",
         ("toy/table",): "one: two seeds; restricted to item toy/table",
@@ -772,10 +772,10 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
     scale.write_text(f"{scale.read_text()}\npage: Our results\n")
     assert cli("plan", "--scale", "one").stdout.startswith("one (Our results): ")
     assert "time: add --gpu NAME (arithmetic) or --measure" in plain
-    shown = cli("plan", "--scale", "one", "--gpu", "h100").stdout
-    assert "5 to 20 % of the peak of one NVIDIA H100 SXM (67 / 495 / 989 TFLOP/s" in shown
+    timed = cli("plan", "--scale", "one", "--gpu", "h100").stdout
+    assert "5 to 20 % of the peak of one NVIDIA H100 SXM (67 / 495 / 989 TFLOP/s" in timed
     without, line = (
-        next(cells_of(line) for line in text.splitlines() if "toy/table" in line) for text in (plain, shown)
+        next(cells_of(line) for line in text.splitlines() if "toy/table" in line) for text in (plain, timed)
     )
     assert without == line[:7]
     assert line[:5] == ["toy/table", "Two methods", "2", "2", "0"]

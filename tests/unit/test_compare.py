@@ -121,12 +121,12 @@ def test_settings_without_a_column_come_first_if_there_are_many(tmp_path: Path) 
     runs = {"fedavg": {}, "fedprox": {"rounds": 3, "training": several, "model": "mlp"}}
     for method, changes in runs.items():
         record(Results(tmp_path), tiny(method=method, **changes), 0.5)
-    found = compare_runs(chosen(tmp_path), over=["training.lr"])
-    assert [{*line} >= {"method"} for line in found.rows()] == [True, True]
-    first, columns = found.heading.split(" (")
+    compared = compare_runs(chosen(tmp_path), over=["training.lr"])
+    assert [{*line} >= {"method"} for line in compared.rows()] == [True, True]
+    first, columns = compared.heading.split(" (")
     assert first == "Rows also differ in settings without a column"
     assert columns.endswith(" more): choose fewer runs with --where, or name one table or figure.")
-    *_, note = found.notes
+    *_, note = compared.notes
     assert note.endswith(" differ in method, model, training.epochs and 3 more as well as training.lr")
 
 
@@ -150,7 +150,7 @@ def test_a_network_has_the_key_that_users_set_and_hides_its_own_options(tmp_path
     record(results, tiny(model={"name": "mlp", "hidden": 7}), 0.7)
     names = [row["variant"] for row in compare_runs(chosen(tmp_path)).rows()]
     hidden = {"2nn": ["none"], "mlp": ["100", "7"]}
-    assert {*names} == {f"model={one}, model.hidden={size}" for one in hidden for size in hidden[one]}
+    assert {*names} == {f"model={model}, model.hidden={size}" for model in hidden for size in hidden[model]}
     other = {"name": "dirichlet", "alpha": 0.5, "clients": 7}
     record(results, tiny(model="2nn", partition=other), 0.7)
     by_clients = compare_runs(chosen(tmp_path, "model=2nn"), over=["partition"]).rows()
@@ -344,8 +344,8 @@ def test_a_plot_has_mean_and_range_over_seeds(root: Path) -> None:
 
 def test_a_plot_names_conditions_and_compares_any_setting(root: Path) -> None:
     axes = fltrain.plot(root, where="method=fedavg,fedprox", config=CONFIG)
-    shown = [f"{method}, training.lr={rate}" for rate in ("0.1", "0.5") for method in FINAL]
-    assert [name.rpartition(", ")[0] for name in drawn(axes)] == shown
+    labels = [f"{method}, training.lr={rate}" for rate in ("0.1", "0.5") for method in FINAL]
+    assert [name.rpartition(", ")[0] for name in drawn(axes)] == labels
     assert len(bands(axes)) == 2, "a single seed has no range"
     axes = fltrain.plot(root, where="method=fedavg", over="training.lr", config=CONFIG)
     assert list(drawn(axes)) == ["training.lr=0.1, 3 seeds", "training.lr=0.5, 1 seed"]
@@ -354,8 +354,8 @@ def test_a_plot_names_conditions_and_compares_any_setting(root: Path) -> None:
 def test_the_range_of_a_plot_ends_with_the_first_seed(root: Path) -> None:
     """A diverged run has two rounds; a thin line continues with the mean of the others."""
     axes = fltrain.plot(root, where="method=moon", config=CONFIG)
-    whole, mean = (line.get_ydata() for line in axes.lines)
-    assert whole == pytest.approx([0.4 / 3, 0.8 / 3, math.nan], nan_ok=True)
+    full_line, mean = (line.get_ydata() for line in axes.lines)
+    assert full_line == pytest.approx([0.4 / 3, 0.8 / 3, math.nan], nan_ok=True)
     assert mean == pytest.approx([0.4 / 3, 0.8 / 3, 0.4])
     assert max(x for x, _ in bands(axes)[0]) == 2
 
@@ -422,9 +422,9 @@ def published() -> Plan:
     return plan(CONFIG, "published")
 
 
-def shown(results: Path, name: str, metric: str | None = None) -> Comparison:
+def cells_of(results: Path, name: str, metric: str | None = None) -> Comparison:
     """Return the cells of a published item."""
-    (item,) = (one for one in published().items if one.id == name)
+    (item,) = (item for item in published().items if item.id == name)
     return compare_item(item, Results(results), CONFIG, metric)
 
 
@@ -451,15 +451,15 @@ def test_an_item_has_the_cells_of_its_page(
     imported: Path, tmp_path: Path, name: str, labels: tuple[str, ...], texts: dict[str, str]
 ) -> None:
     """The data frame and the CSV file equal the CSV file of the page."""
-    (item,) = (one for one in published().items if one.id == name)
+    (item,) = (item for item in published().items if item.id == name)
     page = tmp_path / "page.csv"
     write(item.sheet, Results(imported).record, item.published(CONFIG), {"csv": page})
     expected = read_csv(page)
     for metric in dict.fromkeys(cell.measure for cell in expected):
-        found = shown(imported, name, metric)
+        compared = cells_of(imported, name, metric)
         cells = [cell for cell in expected if cell.measure == metric]
-        assert from_csv(to_csv(found.cells)) == cells
-        frame = found.frame
+        assert from_csv(to_csv(compared.cells)) == cells
+        frame = compared.frame
         assert {*frame} - {"unit"} == {*pd.read_csv(page)}
         for line, cell in zip(frame.to_dict("records"), cells, strict=True):
             lost = (*OF_VALUE * cell.lost, *OF_GAIN * bool(cell.lost_gain))
@@ -468,7 +468,7 @@ def test_an_item_has_the_cells_of_its_page(
                     assert column == "n" or pd.isna(line[column]), (column, cell.place)
                 else:
                     assert line[column] == getattr(cell, column), (column, cell.place)
-    rows = shown(imported, name).rows()
+    rows = cells_of(imported, name).rows()
     assert tuple(rows[0])[: len(labels)] == labels
     assert any(texts.items() <= row.items() for row in rows), rows
 
@@ -542,9 +542,9 @@ def test_a_condition_shows_cells_of_the_page_unchanged(imported: Path) -> None:
     assert part.cells == [cell for cell in page.cells if cell.row in ("FedAvg", "FedACG")]
     assert part.rows() == [row for row in page.rows() if row["method"] in ("FedAvg", "FedACG")]
     assert part.heading == f"{page.heading}, only method=fedacg,fedavg plugins=none"
-    whole = f"8 of {len(page.cells)} cells; gains, intervals and verdicts come from the whole table"
+    text = f"8 of {len(page.cells)} cells; gains, intervals and verdicts come from the whole table"
     rate = "corrected for all differences of this table (false discovery rate 5 %)"
-    assert whole in part.notes and any(rate in note for note in part.notes)
+    assert text in part.notes and any(rate in note for note in part.notes)
     assert not any("whole table" in note for note in page.notes)
     without_base = compare(*asked, "method=feddyn")
     assert {cell.row for cell in without_base.cells} == {"FedDyn"}
@@ -569,33 +569,33 @@ def test_a_condition_on_records_chooses_runs_by_settings(imported: Path) -> None
 
 
 def test_a_paper_has_its_tables_with_counts_of_verdicts(imported: Path) -> None:
-    pages = [shown(imported, "controls/flower", metric) for metric in ("last_accuracy", "best_accuracy")]
+    pages = [cells_of(imported, "controls/flower", metric) for metric in ("last_accuracy", "best_accuracy")]
     verdicts = Counter(cell.full_verdict for page in pages for cell in page.cells)
     (summary,) = summarise_papers(imported, CONFIG, ["controls"], "published")
     counts = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.most_common())
     assert summary.items["controls/flower"][1] == counts
-    assert len([found for _, found in summary.items.values() if found]) == 4
+    assert len([text for _, text in summary.items.values() if text]) == 4
     assert len(summarise_papers(imported, CONFIG, ["controls", "fedavg"], "published")) == 2
     assert summarise_papers(imported, CONFIG, ["controls/flower"], "published") == []
 
 
 def test_confirmatory_claims_come_first(imported: Path) -> None:
     """As on the paper's page."""
-    (found,) = summarise_papers(imported, CONFIG, ["ecgr"], "published")
-    exploratory = [bool(claim["exploratory"]) for claim in found.claims if claim["verdict"] in JUDGED]
+    (summary,) = summarise_papers(imported, CONFIG, ["ecgr"], "published")
+    exploratory = [bool(claim["exploratory"]) for claim in summary.claims if claim["verdict"] in JUDGED]
     assert exploratory == sorted(exploratory) and {*exploratory} == {False, True}
-    unjudged = [claim["verdict"] not in JUDGED for claim in found.claims]
+    unjudged = [claim["verdict"] not in JUDGED for claim in summary.claims]
     assert unjudged == sorted(unjudged) and {*unjudged} == {False, True}
 
 
 def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> None:
     """They equal the claims of its page; claims without a verdict of the runs are counted."""
-    (found,) = summarise_papers(imported, CONFIG, ["fedavg"], "published")
+    (summary,) = summarise_papers(imported, CONFIG, ["fedavg"], "published")
     with (CONFIG.parent / "published/fedavg/claims.csv").open() as file:
         rows = list(csv.DictReader(file))
     judged = [row for row in rows if row["verdict"] not in ("not run", "not judged")]
     keys = ("where", "claim", "verdict", "number", "needed", "reason")
-    assert [[one[key] for key in keys] for one in found.claims] == [
+    assert [[claim[key] for key in keys] for claim in summary.claims] == [
         [row[key] for key in keys] for row in judged
     ]
     folders = ("--results", imported, "--config", CONFIG)
@@ -624,13 +624,15 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
     """They have the target and the base of the others; one that its runs lack is refused."""
 
     table = "fedavg/table1_2nn"
-    median = shown(imported, table, "rounds_to_target")
+    median = cells_of(imported, table, "rounds_to_target")
     rounds = {cell.place: cell.mean for cell in median.cells}
     assert rounds["C = 1 / IID, B = 10"] == 33
     assert {cell.over_seeds for cell in median.cells} == {"median"}
-    (note,) = [note for note in shown(imported, table, "final_accuracy").notes if "evaluation.until" in note]
+    (note,) = [
+        note for note in cells_of(imported, table, "final_accuracy").notes if "evaluation.until" in note
+    ]
     assert note.startswith("48 of 48 runs end at their target accuracy")
-    gains = shown(imported, "fair/accuracy", "seconds")
+    gains = cells_of(imported, "fair/accuracy", "seconds")
     assert (
         "Changes are differences from FedAvg, tuned, paired by seed, with 90 % intervals." in gains.notes[0]
     )
@@ -655,12 +657,12 @@ def test_measures_that_an_item_does_not_declare(imported: Path) -> None:
     }
     for (metric, name), reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
-            shown(imported, name, metric)
+            cells_of(imported, name, metric)
 
 
 def test_a_figure_has_its_labels_and_a_base(tmp_path: Path) -> None:
     """The first line of the figure is the base of the others."""
-    item = next(one for one in plan(CONFIG, "demo").items if one.id == "ecgr/figure2")
+    item = next(item for item in plan(CONFIG, "demo").items if item.id == "ecgr/figure2")
     for entry in item.entries:
         record(Results(tmp_path), entry.spec, 0.5 + len(entry.spec.plugins) / 10)
     figure = compare(tmp_path, CONFIG, ["ecgr_figure2"])
@@ -734,7 +736,7 @@ def test_missing_gains_have_their_reason(tmp_path: Path) -> None:
 
 
 def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
-    item = next(one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2")
+    item = next(item for item in plan(CONFIG, "demo").items if item.id == "flfa/figure2")
     entries = item.entries[:-1]
     for entry in entries:
         record(Results(tmp_path), entry.spec, 0.5)
@@ -789,9 +791,9 @@ def test_a_metric_that_no_run_has_is_refused(root: Path) -> None:
     for metric, reason in refusals.items():
         with pytest.raises(FltrainError, match=reason):
             compare_runs(chosen(root), metric=metric)
-    found = compare_runs(chosen(root, "status=diverged"))
-    assert found.rows()[0]["final accuracy, %"] == "1 of 1 diverged"
-    assert found.frame["n"].tolist() == [0] and found.frame["mean"].isna().all()
+    compared = compare_runs(chosen(root, "status=diverged"))
+    assert compared.rows()[0]["final accuracy, %"] == "1 of 1 diverged"
+    assert compared.frame["n"].tolist() == [0] and compared.frame["mean"].isna().all()
 
 
 def test_records_with_unknown_settings_are_left_out_in_one_line(
@@ -843,11 +845,11 @@ def test_records_with_unknown_settings_are_left_out_in_one_line(
 
 def test_records_of_other_items_have_no_warning(tmp_path: Path) -> None:
     """A damaged record of the named item has one."""
-    results, own = (
+    results, item = (
         Results(tmp_path),
-        next(one for one in plan(CONFIG, "demo").items if one.id == "flfa/figure2"),
+        next(item for item in plan(CONFIG, "demo").items if item.id == "flfa/figure2"),
     )
-    runs = [record(results, entry.spec, 0.5) for entry in own.entries]
+    runs = [record(results, entry.spec, 0.5) for entry in item.entries]
     other = results.run(record(results, tiny(), 0.5))
     (other / "spec.json").write_text((other / "spec.json").read_text().replace('"fedavg"', '"mine"'))
     seal(other)
@@ -971,14 +973,14 @@ def test_an_item_is_chosen_by_each_of_its_names(tmp_path: Path, name: str) -> No
         if item.id in ("flfa/figure2", "ecgr/figure2"):
             record(Results(tmp_path), item.entries[0].spec, 0.5)
     (tmp_path / "demo").mkdir()
-    (found,) = chosen(tmp_path, f"items={name}")
-    assert "flfa/figure2" in found.fields["items"].split()
+    (run,) = chosen(tmp_path, f"items={name}")
+    assert "flfa/figure2" in run.fields["items"].split()
 
 
 def test_imported_runs_next_to_others_need_their_scale(tmp_path: Path) -> None:
     """The demonstration's folder assigns its runs to items; runs of another scale are unknown."""
     for scale in ("demo", "small"):
-        item = next(one for one in plan(CONFIG, scale).items if one.paper.paper == "flfa")
+        item = next(item for item in plan(CONFIG, scale).items if item.paper.paper == "flfa")
         record(Results(tmp_path), item.entries[0].spec, 0.5)
     (tmp_path / "demo").mkdir()
     with pytest.raises(FltrainError, match=r"has no item 'fair/accuracy'; scales .* add --scale published"):
@@ -1016,13 +1018,13 @@ def run_compare(root: Path, *arguments: object) -> str:
 def test_items_have_the_scale_demo_unless_an_option_names_another(tmp_path: Path) -> None:
     for scale, final in {"small": 0.7, "demo": 0.5}.items():
         (tmp_path / scale).mkdir()
-        for entry in next(one for one in plan(CONFIG, scale).items if one.id == "flfa/table1").entries:
+        for entry in next(item for item in plan(CONFIG, scale).items if item.id == "flfa/table1").entries:
             record(Results(tmp_path), entry.spec, final)
     best = ("--metric", "best_accuracy")
-    printed = {one: run_compare(tmp_path, "flfa/table1", *best, *one.split()) for one in SCALE_OPTIONS}
+    printed = {text: run_compare(tmp_path, "flfa/table1", *best, *text.split()) for text in SCALE_OPTIONS}
     assert {option: ("50.00" in text, "70.00" in text) for option, text in printed.items()} == SCALE_OPTIONS
-    every = run_compare(tmp_path, "--over", "dataset", *best)
-    assert "50.00" in every and "70.00" in every, "without items, all runs"
+    all_runs = run_compare(tmp_path, "--over", "dataset", *best)
+    assert "50.00" in all_runs and "70.00" in all_runs, "without items, all runs"
 
 
 SCALE_OPTIONS = {
@@ -1100,14 +1102,14 @@ def test_the_guide_shows_what_its_code_prints(
         folder.mkdir(exist_ok=True)
         (folder / "config").symlink_to(CONFIG)
     (tmp_path / "published" / "results").symlink_to(imported)
-    found = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```\s*```text\n(.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     names: dict[str, object] = {}
-    for code, shown in found:
+    for code, output in blocks:
         monkeypatch.chdir(tmp_path / "published" if 'scale="published"' in code else tmp_path)
         exec(code, names)
         printed = capsys.readouterr().out
         if 'scale="published"' in code:
-            assert printed == shown
-        texts = [re.sub(r"(?<!=)-?\b\d+\.\d{2,}|\s+", " ", text).split() for text in (printed, shown)]
+            assert printed == output
+        texts = [re.sub(r"(?<!=)-?\b\d+\.\d{2,}|\s+", " ", text).split() for text in (printed, output)]
         assert texts[0] == texts[1]
-    assert len(found) == 4
+    assert len(blocks) == 4

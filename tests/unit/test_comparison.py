@@ -45,23 +45,23 @@ REDUCED: Yaml = {"reduced": True}
 
 @pytest.mark.parametrize("point", [60.0, 75.0])
 def test_a_contrast_with_a_number_is_a_t_test(point: float) -> None:
-    theirs, found = stats.ttest_1samp(VALUES, point), contrast(Sample(VALUES), point)
-    assert found is not None
+    theirs, ours = stats.ttest_1samp(VALUES, point), contrast(Sample(VALUES), point)
+    assert ours is not None
     interval = theirs.confidence_interval(0.9)
-    assert found.interval == pytest.approx((interval.low - point, interval.high - point))
-    assert found.p_above() == pytest.approx(stats.ttest_1samp(VALUES, point, alternative="greater").pvalue)
-    assert found.p_below() == pytest.approx(stats.ttest_1samp(VALUES, point, alternative="less").pvalue)
+    assert ours.interval == pytest.approx((interval.low - point, interval.high - point))
+    assert ours.p_above() == pytest.approx(stats.ttest_1samp(VALUES, point, alternative="greater").pvalue)
+    assert ours.p_below() == pytest.approx(stats.ttest_1samp(VALUES, point, alternative="less").pvalue)
 
 
 def test_a_contrast_with_a_margin_is_two_one_sided_tests() -> None:
     for margin in (0.5, 1.5, 3.0):
-        found = contrast(Sample(VALUES), 60.5, region=(-margin, margin))
-        assert found is not None
+        ours = contrast(Sample(VALUES), 60.5, region=(-margin, margin))
+        assert ours is not None
         above = stats.ttest_1samp(VALUES, 60.5 - margin, alternative="greater").pvalue
         below = stats.ttest_1samp(VALUES, 60.5 + margin, alternative="less").pvalue
-        assert (found.p_above(-margin), found.p_below(margin)) == pytest.approx((above, below))
-        assert found.p_inside == pytest.approx(max(above, below))
-        assert (found.position == "inside") == (max(above, below) <= 0.05)
+        assert (ours.p_above(-margin), ours.p_below(margin)) == pytest.approx((above, below))
+        assert ours.p_inside == pytest.approx(max(above, below))
+        assert (ours.position == "inside") == (max(above, below) <= 0.05)
 
 
 @pytest.mark.parametrize("values", [(), (60.0,), (60.0, 61.0), (60.0, 61.0, NEVER), (60.0, 60.0, 60.0)])
@@ -112,10 +112,10 @@ def sample(square: float, df: int) -> Sample:
 def test_moderated_spreads_are_limmas(
     squares: list[float], df: list[int], prior_df: float, prior: float, posterior: list[float]
 ) -> None:
-    samples = moderated([sample(*one) for one in zip(squares, df, strict=True)])
+    samples = moderated([sample(*pair) for pair in zip(squares, df, strict=True)])
     estimated = samples[0].prior
     assert (estimated.df, estimated.variance) == pytest.approx((prior_df, prior), rel=1e-9)
-    spreads = [one.spread for one in samples]
+    spreads = [member.spread for member in samples]
     assert [spread.std**2 for spread in spreads] == pytest.approx(posterior, rel=1e-9)
     # As in limma's eBayes, a moderated variance has at most the degrees of freedom of all cells together.
     assert [spread.df for spread in spreads] == pytest.approx([min(d + prior_df, sum(df)) for d in df])
@@ -123,7 +123,7 @@ def test_moderated_spreads_are_limmas(
 
 def spreads(*samples: Sample) -> list[Spread]:
     """Spreads of samples of one family."""
-    return [one.spread for one in moderated(samples)]
+    return [member.spread for member in moderated(samples)]
 
 
 def test_equal_spreads_are_pooled_and_few_cells_are_not_moderated() -> None:
@@ -136,9 +136,9 @@ def test_equal_spreads_are_pooled_and_few_cells_are_not_moderated() -> None:
 def test_diverged_cells_have_their_own_spread_and_change_no_other() -> None:
     calm = [sample(square, 2) for square in (0.25, 0.36, 0.16, 0.2)]
     wild = Sample((60.0, 10.0, 60.0), diverged=True)
-    *others, own = spreads(*calm, wild)
+    *others, wild_spread = spreads(*calm, wild)
     assert others == spreads(*calm)
-    assert own == Spread(pytest.approx(np.std(wild.values, ddof=1)), 2, 1)
+    assert wild_spread == Spread(pytest.approx(np.std(wild.values, ddof=1)), 2, 1)
 
 
 def numbers(
@@ -199,8 +199,8 @@ def judged(values: Sequence[float], published: float | None = 60.0, **changes: A
     ],
 )
 def test_verdicts_of_cells(cell: Judgeable, verdict: str, detail: str) -> None:
-    (found,) = compare([cell])
-    assert (found.verdict, found.side or found.reason) == (verdict, detail)
+    (result,) = compare([cell])
+    assert (result.verdict, result.side or result.reason) == (verdict, detail)
 
 
 def test_one_seed_decides_nothing_whatever_the_spread_of_other_cells() -> None:
@@ -213,9 +213,9 @@ def test_one_seed_decides_nothing_whatever_the_spread_of_other_cells() -> None:
         numbers((65.0,), gains=(5.0,), gain_margin=0.5),
         numbers((65.0,), gains=(5.0,), published_gain=9.0),
     )
-    *others, own, printed = compare([*three, *single])
+    *others, ours, printed = compare([*three, *single])
     assert all(cell.spread_cells == 4 for cell in others) and others == compare(three)
-    for cell in (own, printed):
+    for cell in (ours, printed):
         assert (cell.full_verdict, cell.gain_verdict) == ("inconclusive (one seed)", "inconclusive")
         assert not any(map(cell.interval, ("", "difference_", "gain_"))) and cell.spread is cell.p is None
 
@@ -226,50 +226,50 @@ def test_the_spread_of_rounds_is_moderated_as_a_share_of_the_mean() -> None:
         numbers((0.9 * mean, mean, 1.1 * mean), measure="rounds_to_target")
         for mean in (50.0, 5000.0, 70.0, 300.0)
     ]
-    found = compare(cells)
-    assert [cell.spread for cell in found] == pytest.approx([5.0, 500.0, 7.0, 30.0])
-    assert {(cell.spread_df, cell.spread_cells) for cell in found} == {(8, 4)}
+    results = compare(cells)
+    assert [cell.spread for cell in results] == pytest.approx([5.0, 500.0, 7.0, 30.0])
+    assert {(cell.spread_df, cell.spread_cells) for cell in results} == {(8, 4)}
 
 
 def test_gains_over_one_base_do_not_moderate_each_other() -> None:
     """They share the luck of the base's seeds, so they are not independent."""
     gains = [(0.9, 1.0, 1.1), (0.8, 1.0, 1.3), (0.7, 1.0, 1.2), (0.9, 1.0, 1.3)]
-    for base, own in (("FedAvg", True), (None, False)):
-        found = compare([numbers((60, 61, 62), gains=one, base=base) for one in gains])
-        for cell, values in zip(found, gains, strict=True):
+    for base, is_equal in (("FedAvg", True), (None, False)):
+        results = compare([numbers((60, 61, 62), gains=values, base=base) for values in gains])
+        for cell, values in zip(results, gains, strict=True):
             alone = stats.ttest_1samp(values, 0).confidence_interval(0.9)
-            assert (cell.interval("gain_") == pytest.approx(tuple(alone))) == own
+            assert (cell.interval("gain_") == pytest.approx(tuple(alone))) == is_equal
 
 
 def test_without_a_published_value_there_is_no_verdict() -> None:
-    found = judged((1.0, 2.0, 3.0), None)
-    assert (found.verdict, found.interval("difference_")) == (None, None)
+    cell = judged((1.0, 2.0, 3.0), None)
+    assert (cell.verdict, cell.interval("difference_")) == (None, None)
     low, high = stats.t.interval(0.9, 2, 2.0, 1 / math.sqrt(3))
-    assert found.interval() == pytest.approx((low, high))
+    assert cell.interval() == pytest.approx((low, high))
 
 
 def test_the_interval_is_a_prediction_interval() -> None:
     """Variance s^2 / n of ours and s_p^2 / m of the paper; s_p is ours unless the paper prints it."""
     half = stats.t.isf(0.05, 2)
     for changes, variance in (({}, 1 / 3), ({"published_std": 4.0}, 16 / 3), ({"published_seeds": None}, 1)):
-        found, error = judged((61.0, 62.0, 63.0), **changes), math.sqrt(1 / 3 + variance)
-        assert found.interval("difference_") == pytest.approx((2 - half * error, 2 + half * error))
-        assert found.p == pytest.approx(stats.t.sf((2 - 1) / error, 2))
+        cell, error = judged((61.0, 62.0, 63.0), **changes), math.sqrt(1 / 3 + variance)
+        assert cell.interval("difference_") == pytest.approx((2 - half * error, 2 + half * error))
+        assert cell.p == pytest.approx(stats.t.sf((2 - 1) / error, 2))
 
 
 @pytest.mark.parametrize(("theirs", "decided"), [(100, True), (1, False)])
 def test_the_number_of_seeds_needed_for_a_verdict(theirs: int, decided: bool) -> None:
     """With one seed fewer the cell stays open, for an unchanged difference and spread."""
-    found = judged((59.0, 60.0, 61.5), published_seeds=theirs)
-    assert found.verdict == "inconclusive" and found.seeds_needed is not None
+    cell = judged((59.0, 60.0, 61.5), published_seeds=theirs)
+    assert cell.verdict == "inconclusive" and cell.seeds_needed is not None
     if not decided:
-        assert found.seeds_needed == NEVER, "with one seed of the paper, the interval exceeds the margin"
+        assert cell.seeds_needed == NEVER, "with one seed of the paper, the interval exceeds the margin"
         return
-    needed, difference = int(found.seeds_needed), found.difference or 0.0
+    needed, difference = int(cell.seeds_needed), cell.difference or 0.0
 
     def is_open(seeds: int) -> bool:
-        error = found.spread * math.sqrt(1 / seeds + 1 / theirs)
-        return abs(abs(difference) - 1) < stats.t.isf(0.05, found.spread_df + seeds - 3) * error
+        error = cell.spread * math.sqrt(1 / seeds + 1 / theirs)
+        return abs(abs(difference) - 1) < stats.t.isf(0.05, cell.spread_df + seeds - 3) * error
 
     assert is_open(needed - 1) and not is_open(needed)
 
@@ -288,14 +288,14 @@ def test_the_number_of_seeds_needed_for_a_verdict(theirs: int, decided: bool) ->
 )
 def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: str) -> None:
     values = [60 + gain for gain in gains]
-    found = judged(values, gains=gains, published_gain=published, published_gain_stds=(0.1, 0.1))
-    assert found.gain_verdict == verdict
-    if found.interval("gain_difference_"):  # the p value belongs to the interval against the margin
-        low, high = found.interval("gain_difference_")
-        beyond = low > found.gain_margin or high < -found.gain_margin
-        assert (found.gain_p < 0.05) == beyond
+    cell = judged(values, gains=gains, published_gain=published, published_gain_stds=(0.1, 0.1))
+    assert cell.gain_verdict == verdict
+    if cell.interval("gain_difference_"):  # the p value belongs to the interval against the margin
+        low, high = cell.interval("gain_difference_")
+        beyond = low > cell.gain_margin or high < -cell.gain_margin
+        assert (cell.gain_p < 0.05) == beyond
     else:
-        assert found.gain_p is None
+        assert cell.gain_p is None
 
 
 @pytest.mark.parametrize(
@@ -311,23 +311,23 @@ def test_verdicts_on_gains(gains: Sequence[float], published: float, verdict: st
 )
 def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verdict: str) -> None:
     values = [60 + gain for gain in gains]
-    found = judged(values, None, gains=gains, gain_margin=0.5)
-    assert (found.gain_verdict, found.gain_margin) == (verdict, 0.5)
-    if found.interval("gain_"):  # alone, the verdict follows from the 90 % interval
-        low, high = found.interval("gain_")
+    cell = judged(values, None, gains=gains, gain_margin=0.5)
+    assert (cell.gain_verdict, cell.gain_margin) == (verdict, 0.5)
+    if cell.interval("gain_"):  # alone, the verdict follows from the 90 % interval
+        low, high = cell.interval("gain_")
         beyond, inside = low > 0.5 or high < -0.5, low > -0.5 and high < 0.5
         assert (beyond, inside) == (verdict in ("better", "worse"), verdict == "equivalent")
-        assert (found.gain_p <= 0.05) == (beyond or inside)
+        assert (cell.gain_p <= 0.05) == (beyond or inside)
     else:
-        assert found.gain_p is None
-    assert not found.reason, "a single test has no correction"
+        assert cell.gain_p is None
+    assert not cell.reason, "a single test has no correction"
 
 
 def test_a_difference_that_only_the_correction_leaves_open_has_a_reason() -> None:
     """The others have an interval that reaches across the margin, or none."""
-    own: dict[str, Any] = {"gain_margin": 0.5, "floor": 0.0, "base": "FedAvg"}
+    options: dict[str, Any] = {"gain_margin": 0.5, "floor": 0.0, "base": "FedAvg"}
     gains = [(0.8, 1.0, 1.2), (0.3, 0.5, 0.9), *[(0.4, 0.5, 0.6)] * 4, (2.0,)]
-    alone, *others, single = compare([numbers(one, None, gains=one, **own) for one in gains])
+    alone, *others, single = compare([numbers(values, None, gains=values, **options) for values in gains])
     assert alone.gain_low > 0.5 and alone.gain_p == pytest.approx(stats.t.sf(0.5 * math.sqrt(3) / 0.2, 2))
     for cell in (alone, *others, single):
         assert cell.gain_verdict == "inconclusive"
@@ -343,22 +343,22 @@ def test_false_discoveries_among_our_own_differences_are_rare() -> None:
     for _ in range(400):
         drawn = random.normal(true[:, None], 0.3, (20, 5))
         cells = [numbers(gains, None, gains=gains, gain_margin=0.5, floor=0.0) for gains in drawn.tolist()]
-        verdicts = [one.gain_verdict for one in compare(cells)]
+        verdicts = [cell.gain_verdict for cell in compare(cells)]
         false = sum(verdict != "inconclusive" for verdict in verdicts[:10])
-        found = sum(verdict == "better" for verdict in verdicts[10:])
-        shares.append(false / max(1, false + found))
-        powers.append(found / 10)
+        hits = sum(verdict == "better" for verdict in verdicts[10:])
+        shares.append(false / max(1, false + hits))
+        powers.append(hits / 10)
     # At the margin both sides are false, at 5 % of the list each; half of the list is true.
     assert np.mean(shares) < 0.05 + 0.01 and np.mean(powers) > 0.95
 
 
 def test_the_size_of_a_gain_allows_for_both_published_means() -> None:
     gains = {"gains": (1.0, 2.0, 3.0), "published_gain": 2.5, "published_gain_stds": (0.3, None)}
-    found = judged((61, 62, 63), **gains)
+    cell = judged((61, 62, 63), **gains)
     half = stats.t.isf(0.05, 2)
-    assert found.interval("gain_") == pytest.approx((2 - half / math.sqrt(3), 2 + half / math.sqrt(3)))
+    assert cell.interval("gain_") == pytest.approx((2 - half / math.sqrt(3), 2 + half / math.sqrt(3)))
     error = math.sqrt(1 / 3 + (0.09 + 1) / 3)
-    differences = found.gain_difference_low, found.gain_difference_high
+    differences = cell.gain_difference_low, cell.gain_difference_high
     assert differences == pytest.approx((-0.5 - half * error, -0.5 + half * error))
 
 
@@ -409,11 +409,11 @@ def test_error_rates_are_those_of_the_documentation(row: tuple[str, ...]) -> Non
     draws = np.random.default_rng(0)
     counts: Counter[str | None] = Counter()
     for _ in range(200):
-        shown = simulated(draws, np.full(96, spread), miss, int(seeds), int(published_seeds))
-        counts.update(one.verdict for one in shown)
-    found = [counts[verdict] / counts.total() for verdict in ("reproduced", "inconclusive", "not reproduced")]
-    assert found == pytest.approx(documented, abs=0.0006), "docs/protocol-audit.md is out of date"
-    reproduced, _, missed = found
+        table = simulated(draws, np.full(96, spread), miss, int(seeds), int(published_seeds))
+        counts.update(cell.verdict for cell in table)
+    rates = [counts[verdict] / counts.total() for verdict in ("reproduced", "inconclusive", "not reproduced")]
+    assert rates == pytest.approx(documented, abs=0.0006), "docs/protocol-audit.md is out of date"
+    reproduced, _, missed = rates
     assert miss != 0 or missed <= 0.01
     assert miss != 1 or max(reproduced, missed) <= 0.06
     assert (miss, spread) != (3, 0.5) or missed >= 0.9
@@ -455,11 +455,11 @@ def test_error_rates_with_unequal_spreads_are_those_of_the_documentation(row: tu
                 np.mean([cell.verdict == "not reproduced" for cell in missed]),
             ]
         )
-    found = np.mean(rates, axis=0)
+    means = np.mean(rates, axis=0)
     shares = [float(share) for share in documented]
-    assert found == pytest.approx(shares, abs=0.0006), "docs/protocol-audit.md is out of date"
+    assert means == pytest.approx(shares, abs=0.0006), "docs/protocol-audit.md is out of date"
     if name in MODERATED:
-        assert (found[0], found[3]) == pytest.approx(MODERATED[name], abs=0.04)
+        assert (means[0], means[3]) == pytest.approx(MODERATED[name], abs=0.04)
 
 
 BASELINES = re.findall(r"^\| (one|separate) \| (\S+) \| (\S+) \|$", AUDIT, re.MULTILINE)
@@ -483,9 +483,9 @@ def test_error_rates_with_a_shared_baseline_are_those_of_the_documentation(row: 
             numbers(values, None, gains=tuple(values), gain_margin=0.5, base=base)
             for values in gains.tolist()
         ]
-        false.append(sum(one.gain_verdict in ("better", "worse") for one in compare(table)))
-    found = [np.mean([count > 0 for count in false]), np.mean(false) / 15]
-    assert found == pytest.approx([float(rate) for rate in documented], abs=0.0006), (
+        false.append(sum(cell.gain_verdict in ("better", "worse") for cell in compare(table)))
+    rates = [np.mean([count > 0 for count in false]), np.mean(false) / 15]
+    assert rates == pytest.approx([float(rate) for rate in documented], abs=0.0006), (
         "docs/protocol-audit.md is out of date"
     )
 
@@ -500,7 +500,7 @@ def test_the_sensitivity_table_of_the_fair_table_is_that_of_its_cells() -> None:
     assert len(rows) == 10
     changed = []
     for row, panel, column, gain, p, verdict in rows:
-        (cell,) = (one for one in published if (one.row, one.panel, one.column) == (row, panel, column))
+        (cell,) = (cell for cell in published if (cell.row, cell.panel, cell.column) == (row, panel, column))
         assert gain == number_text(cell.gain, 2, "+", None, cell.interval("gain_"))
         gains = np.sign(cell.gain) * np.array(cell.gains)
         assert p == f"{stats.ttest_1samp(gains, 0.5, alternative='greater').pvalue:.3f}"
@@ -508,7 +508,7 @@ def test_the_sensitivity_table_of_the_fair_table_is_that_of_its_cells() -> None:
         changed += [(f"{panel} / {row} / {column}", cell.exploratory)] if verdict == "inconclusive" else []
     assert len(changed) == 7 and all(exploratory for _, exploratory in changed)
     assert "Seven verdicts changed, all of `fair/accuracy`: FedDyn was" in AUDIT
-    assert {one.place for one in published if one.exploratory} == {place for place, _ in changed}
+    assert {cell.place for cell in published if cell.exploratory} == {place for place, _ in changed}
 
 
 @pytest.mark.parametrize("miss", [0.0, 2.0])
@@ -519,9 +519,9 @@ def test_printed_chance_and_power_equal_simulated_ones(miss: float) -> None:
     for _ in range(20):
         ours, theirs = draws.normal(50, 0.5, (96, 3)), draws.normal(50, 0.5 / math.sqrt(3), 96)
         pairs = zip((ours + miss).tolist(), theirs.tolist(), strict=True)
-        found = compare([numbers(one, published) for one, published in pairs])
-        cells += found
-        detectable = found[0].detectable or 0.0
+        results = compare([numbers(values, published) for values, published in pairs])
+        cells += results
+        detectable = results[0].detectable or 0.0
     rate = np.mean([cell.verdict == "reproduced" for cell in cells])
     expected = np.mean([cell.expected_reproduced for cell in cells])
     assert (rate == pytest.approx(expected, abs=0.03)) == (miss == 0)
@@ -555,7 +555,7 @@ class Toy(Cells):
             table={**table, "order_by": order_by},
             reported="toy_table.csv",
             reported_seeds=3,
-            restricted=[{"to": one} for one in restricted],
+            restricted=[{"to": text} for text in restricted],
             assumptions=["F-1: something is assumed."],
             **{"reduced": False, **(changes or {})},
         )
@@ -596,15 +596,15 @@ def printed(tmp_path: Path) -> Path:
 
 
 def cells(toy: Toy, sheet: ItemJob, printed: Path) -> dict[tuple[str, str], TableCell]:
-    found = table_cells(sheet, toy.results.record, Published.read(printed))
-    return {(cell.row, cell.column): cell for cell in found}
+    results = table_cells(sheet, toy.results.record, Published.read(printed))
+    return {(cell.row, cell.column): cell for cell in results}
 
 
 def test_cells_are_compared_in_per_cent(toy: Toy, printed: Path) -> None:
     sheet = toy.sheet(order_by="final_accuracy", interval=True)
-    shown = cells(toy, sheet, printed)
-    assert [row for row, column in shown if column == "x"] == ["a", "b", "c"], "the best first"
-    assert {place: (cell.full_verdict, value_text(cell)) for place, cell in shown.items()} == {
+    by_place = cells(toy, sheet, printed)
+    assert [row for row, column in by_place if column == "x"] == ["a", "b", "c"], "the best first"
+    assert {place: (cell.full_verdict, value_text(cell)) for place, cell in by_place.items()} == {
         ("a", "none"): ("inconclusive", "61.00 ± 1.00"),
         ("a", "x"): ("not reproduced (worse)", "64.00 ± 1.73"),
         ("b", "none"): ("inconclusive", "2 of 3 diverged; 30.00 ± 34.64"),
@@ -613,8 +613,8 @@ def test_cells_are_compared_in_per_cent(toy: Toy, printed: Path) -> None:
         ("c", "x"): ("reproduced", "3 of 3 diverged"),
     }
     # Seeds 0 and 2 of both: 72 - 70 and 74 - 10, the accuracy of chance among ten classes.
-    assert shown["b", "x"].gains == pytest.approx((2.0, 64.0)), "diverged seeds count in the gain"
-    better = shown["a", "x"]
+    assert by_place["b", "x"].gains == pytest.approx((2.0, 64.0)), "diverged seeds count in the gain"
+    better = by_place["a", "x"]
     # Gains of 3, 2 and 4.
     assert gain_text(better) == "+3.00 [+1.31, +4.69]"
     assert (better.published, better.published_std, better.published_seeds) == (70, 0.5, 3)
@@ -695,11 +695,11 @@ def test_one_seed_ranks_nothing(tmp_path: Path, printed: Path) -> None:
 
 def test_a_reduced_scale_has_no_verdict(toy: Toy, printed: Path) -> None:
     sheet = toy.sheet(changes=REDUCED)
-    shown = cells(toy, sheet, printed)
-    for cell in shown.values():
+    by_place = cells(toy, sheet, printed)
+    for cell in by_place.values():
         assert (cell.verdict, cell.gain_verdict, cell.difference, cell.p, cell.margin) == (None,) * 5
         assert cell.expected_reproduced is cell.expected_size is None
-    better = shown["a", "x"]
+    better = by_place["a", "x"]
     assert better.published == 70, "published values are shown"
     assert better.low is not None and better.gain_low is not None, "intervals of our numbers are shown"
 
@@ -713,12 +713,12 @@ def test_verdicts_by_a_rule_written_after_the_runs_are_exploratory(toy: Toy, pri
 
 
 def test_files_have_all_digits_of_numbers(toy: Toy, printed: Path, tmp_path: Path) -> None:
-    shown = list(cells(toy, toy.sheet(), printed).values())
+    rows = list(cells(toy, toy.sheet(), printed).values())
     odd = {"row": "=1+1", "panel": "+ FLFA", "values": (1e300, NEVER, -0.5)}
-    strange = shown[0].model_copy(update=odd)
+    strange = rows[0].model_copy(update=odd)
     path = tmp_path / "table.csv"
-    path.write_text(to_csv([*shown, strange]), encoding="utf-8")
-    assert read_csv(path) == [*shown, strange]
+    path.write_text(to_csv([*rows, strange]), encoding="utf-8")
+    assert read_csv(path) == [*rows, strange]
     text = path.read_text()
     assert set(TableCell.model_json_schema()["properties"]) == set(text.splitlines()[0].split(","))
     path.write_text("row,mean\na,no number\n")
@@ -728,9 +728,9 @@ def test_files_have_all_digits_of_numbers(toy: Toy, printed: Path, tmp_path: Pat
 
 def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> None:
     toy = gaining(tmp_path, {"a": (2.0, 1.0, 3.0), "b": (4.0, 3.0, 2.0)})
-    shown = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)
-    assert ("average", "none") not in shown
-    average = shown["average", "x"]
+    by_place = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)
+    assert ("average", "none") not in by_place
+    average = by_place["average", "x"]
     # Per seed (2 + 4) / 2, (1 + 3) / 2, (3 + 2) / 2.
     assert average.gains == pytest.approx((3.0, 2.0, 2.5))
     low, high = stats.t.interval(0.9, 2, 2.5, 0.5 / math.sqrt(3))
@@ -746,9 +746,9 @@ def test_average_gains_are_paired_over_seeds(tmp_path: Path, printed: Path) -> N
 def gaining(root: Path, gains: dict[str, Sequence[float | str]]) -> Toy:
     """Methods at 60 % with gains of this many points."""
     toy = Toy(root / "results")
-    for method, own in gains.items():
-        toy.fill(method, "none", *[0.6] * len(own))
-        toy.fill(method, "x", *[gain if isinstance(gain, str) else 0.6 + gain / 100 for gain in own])
+    for method, points in gains.items():
+        toy.fill(method, "none", *[0.6] * len(points))
+        toy.fill(method, "x", *[gain if isinstance(gain, str) else 0.6 + gain / 100 for gain in points])
     return toy
 
 
@@ -758,14 +758,12 @@ AVERAGE_GAIN = {"average": {"of": "gain", "reported": "avg_gain"}}
 def test_an_average_of_a_restricted_plan_is_not_compared(tmp_path: Path, printed: Path) -> None:
     """The paper's average includes rows that the restricted plan lacks."""
     toy = gaining(tmp_path, {"a": (2.5, 2.6, 2.4), "b": (2.4, 2.5, 2.6)})
-    whole = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)["average", "x"]
-    assert (whole.gain_verdict, published_text(whole)) == ("size reproduced", ""), (
-        "a printed gain has no note"
-    )
+    full = cells(toy, toy.sheet(**AVERAGE_GAIN), printed)["average", "x"]
+    assert (full.gain_verdict, published_text(full)) == ("size reproduced", ""), "a printed gain has no note"
     part = cells(toy, toy.sheet(restricted=["methods a, b"], **AVERAGE_GAIN), printed)
     average = part["average", "x"]
     assert average.gain_verdict is None
-    assert average.gain == whole.gain and average.published_gain == 2.5, "both are shown"
+    assert average.gain == full.gain and average.published_gain == 2.5, "both are shown"
     assert part["a", "x"].verdict is not None, "single cells have a verdict"
 
 
@@ -794,15 +792,15 @@ def test_doubts_and_assumptions_are_listed(toy: Toy, printed: Path, tmp_path: Pa
 
 
 def test_doubts_about_copies_concern_equal_values() -> None:
-    found = 0
+    checked = 0
     for path in REPORTED.glob("*_table*.csv"):
         rows = Published.read(path).rows
         for doubt in {doubt for row in rows for doubt in row.anomalies}:
             if "a copy" in doubt or "the same number of rounds" in doubt:
                 values = Counter(row.value for row in rows if doubt in row.anomalies)
                 assert min(values.values()) > 1, (path.name, doubt)
-                found += 1
-    assert found
+                checked += 1
+    assert checked
 
 
 # ---------------------------------------------------------------- controls: tables with a known truth
@@ -833,13 +831,13 @@ def test_a_twentieth_of_gains_without_an_effect_looks_positive() -> None:
     (cell,) = control("other_seeds")
     draws, positive, tables = np.random.default_rng(0), 0, 400
     for _ in range(tables):
-        one, other = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
-        found = compare(
+        first, second = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
+        results = compare(
             [
                 numbers(values, None, floor=0.0, gains=gains, published_gain=1.0)
-                for values, gains in zip(one.tolist(), (one - other).tolist(), strict=True)
+                for values, gains in zip(first.tolist(), (first - second).tolist(), strict=True)
             ]
         )
-        verdicts = [cell.gain_verdict for cell in found]
+        verdicts = [cell.gain_verdict for cell in results]
         positive += sum(verdict in ("size reproduced", "direction reproduced") for verdict in verdicts)
     assert 0.03 < positive / (5 * tables) < 0.07

@@ -35,10 +35,10 @@ PAGE = ROOT / "docs" / "python.md"
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """Forget the classes that a test registered."""
-    known: tuple[dict[str, Any], ...] = (METHODS, MODELS)
-    before = [dict(one) for one in known]
+    mappings: tuple[dict[str, Any], ...] = (METHODS, MODELS)
+    before = [dict(mapping) for mapping in mappings]
     yield
-    for registry, names in zip(known, before, strict=True):
+    for registry, names in zip(mappings, before, strict=True):
         registry.clear()
         registry.update(names)
     refresh()
@@ -46,9 +46,9 @@ def registries() -> Iterator[None]:
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """The Python blocks of a page, each with the output that follows it."""
-    found = re.findall(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", text, re.DOTALL)
-    assert found
-    return found
+    pairs = re.findall(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", text, re.DOTALL)
+    assert pairs
+    return pairs
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
@@ -63,10 +63,10 @@ def test_the_page_shows_what_its_code_prints(
     for code, output in blocks(page.replace('"rounds": 20,', f'"rounds": {rounds},')):
         exec(compile(code, "python.md", "exec"), names)
         printed = capsys.readouterr().out
-        words, shown = (
+        words, documented = (
             re.sub(r"-[0-9a-f]{10}\b|[-\d.]+|\s+", " ", text).split() for text in (printed, output)
         )
-        assert words == shown
+        assert words == documented
         if rounds < 20:
             continue
         numbers, expected = (
@@ -75,11 +75,11 @@ def test_the_page_shows_what_its_code_prints(
         )
         assert numbers == pytest.approx(expected, abs=0.02 if max(expected, default=0) <= 1 else 1.0)
     if rounds == 20:
-        shown, made = (
+        documented, made = (
             np.asarray(Image.open(picture).convert("RGB"), dtype=float)
             for picture in (PAGE.parent / "images" / "python.webp", "results/curves.png")
         )
-        assert shown.shape == made.shape and abs(shown - made).mean() < 2
+        assert documented.shape == made.shape and abs(documented - made).mean() < 2
 
 
 NOTEBOOK = """
@@ -338,9 +338,9 @@ def test_a_run_shows_its_progress_and_its_last_rounds(
     for again in (True, False):
         fltrain.train({**TINY, "rounds": 6}, tmp_path, again=again, quiet=True)
     assert capsys.readouterr().err == ""
-    shown = run._repr_html_()
-    assert shown.startswith(f"<p>{run.run_id}: completed, final accuracy ")
-    assert re.findall(r"<th>(\d+)</th>", shown) == list("23456")
+    html = run._repr_html_()
+    assert html.startswith(f"<p>{run.run_id}: completed, final accuracy ")
+    assert re.findall(r"<th>(\d+)</th>", html) == list("23456")
 
 
 INTERRUPTED = """
@@ -382,13 +382,13 @@ def test_ctrl_c_saves_a_run_of_a_session_which_goes_on(tmp_path: Path) -> None:
         **{"cwd": tmp_path, "capture_output": True, "text": True, "check": True},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    stopped, *rest = done.stdout.splitlines()
+    stopped, *statuses = done.stdout.splitlines()
     rounds = re.fullmatch(
         r"digits-interrupted-\w+: stopped by SIGINT after round (\d) of 5; the next start resumes after "
         r"round (\d)",
         stopped,
     )
-    assert rounds and rounds[1] == rounds[2] and rounds[1] in "23" and rest == ["completed", "completed"]
+    assert rounds and rounds[1] == rounds[2] and rounds[1] in "23" and statuses == ["completed", "completed"]
     assert f"resumed after round {rounds[1]} of 5" in done.stderr
 
 
@@ -439,12 +439,12 @@ def test_a_class_that_cannot_be_registered_is_refused(wrong: type, message: str)
 
 
 def test_a_plan_is_made_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = shipped("demo").runs
+    runs = shipped("demo").runs
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()  # of another project
     planned = fltrain.plan("demo")
-    assert planned.runs.keys() == here.keys()
-    assert str(planned) == f"<scale demo: {len(here)} runs for {len(planned.items)} items>"
+    assert planned.runs.keys() == runs.keys()
+    assert str(planned) == f"<scale demo: {len(runs)} runs for {len(planned.items)} items>"
     assert repr(planned.items[0]) == "<fedavg/table1_2nn: 4 runs>"
     record = fltrain.train({**TINY, "rounds": 1}, "results", quiet=True)
     assert (tmp_path / "results" / ".gitignore").read_text() == "*\n"

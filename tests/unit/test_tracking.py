@@ -44,7 +44,7 @@ from fltrain.tracking.export import (
     in_words,
     measures_of,
     numbers_of,
-    own_text,
+    our_value,
     place_of,
     result,
     skew,
@@ -53,9 +53,9 @@ from fltrain.tracking.server import (
     TAGS,
     colours_of,
     experiments,
+    main_metrics,
     prepared,
     settings_of,
-    shown_of,
     state_of,
     states_of,
 )
@@ -156,7 +156,7 @@ class Exports:
             for run, items in self.memberships.items()
         }
         done = Export(self.results, scale, groups, chosen, **more).to(uri or self.uri)
-        return {what: number for what, number in done.items() if number}
+        return {kind: number for kind, number in done.items() if number}
 
     def reader(self) -> MlflowClient:
         """A client on a copy of the database, so that the database itself is not held open."""
@@ -167,12 +167,12 @@ class Exports:
         """The MLflow runs that match, as plain data, with the name of their experiment."""
         client = self.reader()
         experiments = {e.experiment_id: e.name for e in client.search_experiments()}
-        found = []
+        runs = []
         for run in client.search_runs(list(experiments), condition):
-            found.append(run.to_dictionary() | {"paper": experiments[run.info.experiment_id]})
-            metrics = found[-1]["data"]["metrics"].items()
-            found[-1]["data"]["metrics"] = {key: None if math.isnan(one) else one for key, one in metrics}
-        return found
+            runs.append(run.to_dictionary() | {"paper": experiments[run.info.experiment_id]})
+            metrics = runs[-1]["data"]["metrics"].items()
+            runs[-1]["data"]["metrics"] = {key: None if math.isnan(y) else y for key, y in metrics}
+        return runs
 
     def ids(self) -> dict[str, str]:
         """MLflow's IDs by run ID; each run ID occurs once."""
@@ -280,9 +280,9 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     assert len(metrics) <= 12
     for key, (kind, name) in {key: name.split(".") for key, name in CURVES.items()}.items():
         curve = [(metric.step, metric.value) for metric in client.get_metric_history(ours, key)]
-        shown = 100 if key == "test_accuracy" else 1
+        factor = 100 if key == "test_accuracy" else 1
         assert curve == [
-            (row["round"], pytest.approx(shown * row[name], rel=1e-3)) for row in record.rows(kind)
+            (row["round"], pytest.approx(factor * row[name], rel=1e-3)) for row in record.rows(kind)
         ]
         assert len(curve) == 3
     accuracy, costs = record.summary["accuracy"], record.costs
@@ -297,10 +297,10 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
 
 def test_a_run_has_the_measures_of_its_tables_instead_of_the_final_accuracy(store: Exports) -> None:
     """So that a reader finds the number of a table."""
-    shown = [Measured(measure="best_accuracy"), Measured(measure="last_accuracy")]
-    shown += [Measured(measure="rounds_to_target", printed_target=99.0)]
-    shown += [Measured(measure="seconds_to_target", target_of={"method": "fedavg"})]
-    table = SimpleNamespace(item=SimpleNamespace(table=SimpleNamespace(measures=shown)), paper="ecgr")
+    declared = [Measured(measure="best_accuracy"), Measured(measure="last_accuracy")]
+    declared += [Measured(measure="rounds_to_target", printed_target=99.0)]
+    declared += [Measured(measure="seconds_to_target", target_of={"method": "fedavg"})]
+    table = SimpleNamespace(item=SimpleNamespace(table=SimpleNamespace(measures=declared)), paper="ecgr")
     table.run_ids = [MEASURED.run_id]
     drawn, other, alone = (
         SimpleNamespace(item=SimpleNamespace(table=None), run_ids=runs, paper=paper)
@@ -338,9 +338,9 @@ def test_a_run_that_ends_at_a_target_has_the_rounds_to_it(store: Exports) -> Non
     rounds = "interpolated_rounds_to_target"
     measures = {reached.run_id: {rounds: target}, missed.run_id: {rounds: 0.999}}
     store.export(reached, missed, measures=measures)
-    found = [store.search(f"attributes.run_name = '{run.run_id}'")[0] for run in (reached, missed)]
+    runs = [store.search(f"attributes.run_name = '{run.run_id}'")[0] for run in (reached, missed)]
     names = ("rounds_to_target", "target_missed", "final_accuracy")
-    assert [[run["data"]["metrics"].get(name) for name in names] for run in found] == [
+    assert [[run["data"]["metrics"].get(name) for name in names] for run in runs] == [
         [1.75, 0, None],
         [None, 1, None],
     ]
@@ -434,11 +434,11 @@ def test_a_run_of_two_scales_is_in_an_experiment_of_each(store: Exports) -> None
     run, of_demo = store.measured, store.memberships
     store.memberships = {run.run_id: ["common/table1"]}
     assert store.export(scale="small") == {"created": 1, "unchanged": 2}
-    found = {
-        one["paper"]: one["data"]["tags"] for one in store.search(f"attributes.run_name = '{run.run_id}'")
+    homes = {
+        copy["paper"]: copy["data"]["tags"] for copy in store.search(f"attributes.run_name = '{run.run_id}'")
     }
-    assert found.keys() == {"ecgr (demo)", "common (small)"}
-    tags = found["common (small)"]
+    assert homes.keys() == {"ecgr (demo)", "common (small)"}
+    tags = homes["common (small)"]
     assert [tags[key] for key in ("scale", "paper", "items")] == ["small", "common", "common/table1,"]
     store.memberships = of_demo
     assert store.export() == {"unchanged": 3}
@@ -455,11 +455,11 @@ def test_a_run_of_two_papers_is_in_the_experiment_of_each_with_its_group_there(s
         store.memberships = of_one | {run: groups}
         assert store.export(store.plain, store.measured) == counts
         assert store.export() == {"unchanged": len(groups) + 2}
-        found = {one["paper"]: one["data"]["tags"] for one in store.search(f"attributes.run_name = '{run}'")}
-        assert {home: tags["cell"] for home, tags in found.items()} == {
+        homes = {x["paper"]: x["data"]["tags"] for x in store.search(f"attributes.run_name = '{run}'")}
+        assert {home: tags["cell"] for home, tags in homes.items()} == {
             home: f"FedAvg · {item}" for home, item in items.items() if item in groups
         }
-        assert {tags["items"] for tags in found.values()} == {" ".join(f"{item}," for item in groups)}
+        assert {tags["items"] for tags in homes.values()} == {" ".join(f"{item}," for item in groups)}
 
 
 def test_a_run_that_has_left_all_tables_of_a_scale_is_unassigned(store: Exports) -> None:
@@ -611,7 +611,7 @@ def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports)
     """It shows the beginning of their source; 40 characters are more than its width."""
     write_table(store, *table_cells(store))
     store.export(items=[TABLE])
-    notes = {one.name: one.tags.get(NOTE, "") for one in store.reader().search_experiments()}
+    notes = {home.name: home.tags.get(NOTE, "") for home in store.reader().search_experiments()}
     del notes["flfa (demo)"]  # without an exported table
     assert notes.pop("unassigned") == "Runs that no exported table or figure uses."
     assert notes.keys() == {"ecgr (demo)", TABLES, CELLS}, "MLflow's empty experiment is left out"
@@ -645,14 +645,14 @@ def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> Non
     _, cell = table_cells(store)
     write_table(store, cell.replace(verdict="not reproduced", falsified=True, gain_verdict=None))
     store.export(items=[TABLE])
-    table, own = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
-    assert table["verdicts"] == f"1 {own['verdict']}" == "1 not reproduced (as intended)"
+    table, cell_tags = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
+    assert table["verdicts"] == f"1 {cell_tags['verdict']}" == "1 not reproduced (as intended)"
     late = {"verdict": None, "gain_verdict": "inconclusive", "reason": CORRECTED, "exploratory": True}
     write_table(store, cell.replace(**late))
     store.export(items=[TABLE])
-    table, own = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
-    assert own["verdict"] == "inconclusive (not significant after correction), exploratory"
-    assert table["verdicts"] == f"1 {own['verdict']}"
+    table, cell_tags = (store.search(f"tags.kind = '{kind}'")[0]["data"]["tags"] for kind in ("item", "cell"))
+    assert cell_tags["verdict"] == "inconclusive (not significant after correction), exploratory"
+    assert table["verdicts"] == f"1 {cell_tags['verdict']}"
     write_table(store, cell.replace(verdict=None, gain_verdict=None))
     store.export(items=[TABLE])
     assert store.search("tags.kind = 'item'")[0]["data"]["tags"]["verdicts"] == "none at reduced scale"
@@ -674,7 +674,7 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
     folder = store.results.root / "demo" / "ecgr"
     (folder / "summary.json").write_text(json.dumps({"claims": claims}))
     store.export(items=[TABLE])
-    cells = {one["data"]["tags"]["cell"]: one["data"]["tags"] for one in store.search("tags.kind = 'cell'")}
+    cells = {run["data"]["tags"]["cell"]: run["data"]["tags"] for run in store.search("tags.kind = 'cell'")}
     about = {cell: tags.get("claims") for cell, tags in cells.items()}
     assert about == {"FedAvg, accuracy, %": None, "FedProx, accuracy, %": "1 supported"}
     assert cells["FedProx, accuracy, %"][NOTE].endswith(
@@ -736,7 +736,7 @@ def test_a_seed_far_from_the_others_is_shown(store: Exports) -> None:
     """A large spread alone does not tell that one seed of three stayed at chance."""
     _, cell = table_cells(store)
     cell = cell.replace(mean=67.93, std=50.08, values=(96.56, 97.13, 10.1))
-    texts = [own_text(one) for one in (cell, cell.replace(std=30.0), cell.replace(diverged=3, seeds=3))]
+    texts = [our_value(other) for other in (cell, cell.replace(std=30.0), cell.replace(diverged=3, seeds=3))]
     assert texts == ["67.93 ± 50.08 (10.10 to 97.13)", "67.93 ± 30.00", "3 of 3 diverged"]
     assert f"| {texts[0]} |" in numbers_of([({"cell": "beta 0"}, cell)])
     write_table(store, cell)
@@ -779,8 +779,8 @@ def test_a_group_is_named_by_the_labels_that_vary_in_its_item() -> None:
         "plugin": ["base", "+ ECGR"],
     }
     labels = {"skew": "IID", "method": "MOON", "plugin": "+ ECGR"}
-    for shown, name in ((axes, "MOON, IID, + ECGR"), (axes | {"skew": ["IID"]}, "MOON + ECGR")):
-        plan.items = [grid("table1", (PLAIN, labels), **shown)]
+    for grid_axes, name in ((axes, "MOON, IID, + ECGR"), (axes | {"skew": ["IID"]}, "MOON + ECGR")):
+        plan.items = [grid("table1", (PLAIN, labels), **grid_axes)]
         assert groups_of(plan)[PLAIN.run_id]["ecgr/table1"]["cell"] == f"{name} · table1"
     labels, alone = {"method": "MOON", "plugin": "base"}, {"method": ["MOON"], "plugin": axes["plugin"]}
     plan.items = [grid("table1", (PLAIN, labels), **alone)]
@@ -797,7 +797,7 @@ def test_runs_of_a_group_are_in_the_order_of_their_seeds() -> None:
 def test_groups_of_runs_have_colours_of_their_own(exported: Exports) -> None:
     colours = colours_of(exported.path)
     assert colours.keys() == {f"tag.cell.{run['data']['tags']['cell']}" for run in exported.search()}
-    assert len(set(colours.values())) == 3 and all(len(one) == 7 for one in colours.values())
+    assert len(set(colours.values())) == 3 and all(len(colour) == 7 for colour in colours.values())
 
 
 def test_an_imported_run_has_the_date_of_the_import(store: Exports, tmp_path: Path) -> None:
@@ -867,8 +867,8 @@ def test_cells_are_in_the_order_of_value_verdicts_gain_verdicts_inconclusive_one
     write_table(store, base, *judged)
     store.export(items=[TABLE])
     tags = [run["data"]["tags"] for run in store.search("tags.kind = 'cell'")]
-    assert not any("None" in one["order"] for one in tags)
-    rows = [one["row"] for one in sorted(tags, key=lambda one: one["order"])]
+    assert not any("None" in cell["order"] for cell in tags)
+    rows = [cell["row"] for cell in sorted(tags, key=lambda cell: cell["order"])]
     assert rows == ["not reproduced", "size reproduced", "undecided", "not run", "gain", "FedAvg"]
 
 
@@ -879,9 +879,9 @@ def test_papers_come_before_comparisons_and_controls_in_lists() -> None:
 
     def planned(item: str) -> Any:
         paper, _, name = item.partition("/")
-        its = [one.partition("/")[2] for one in items if one.startswith(paper)]
-        its_paper = SimpleNamespace(paper=paper, kind=kinds.get(paper, "paper"), items=its)
-        return SimpleNamespace(name=name, paper=its_paper, scale=SimpleNamespace(items=items))
+        names = [other.partition("/")[2] for other in items if other.startswith(paper)]
+        owner = SimpleNamespace(paper=paper, kind=kinds.get(paper, "paper"), items=names)
+        return SimpleNamespace(name=name, paper=owner, scale=SimpleNamespace(items=items))
 
     listed = sorted(items, key=lambda item: place_of(planned(item), [{}] * (item == "fedavg/c")))
     assert listed == ["fedavg/c", "fedavg/b", "ecgr/table1", "common", "controls/a"]
@@ -906,17 +906,17 @@ def test_the_list_of_experiments_begins_with_tables_and_papers(store: Exports) -
     other = SimpleNamespace(**{**vars(TABLE), "id": "controls/a", "name": "a", "paper": control})
     store.memberships = {store.diverged.run_id: ["controls/a"], store.measured.run_id: ["ecgr/table1"]}
     store.export(items=[other, TABLE])
-    names = [one.name for one in store.reader().search_experiments()]
+    names = [home.name for home in store.reader().search_experiments()]
     assert names == [TABLES, CELLS, "ecgr (demo)", "controls (demo)", "unassigned"]
 
 
 def test_a_run_has_a_value_of_each_setting_of_its_experiment(store: Exports) -> None:
     """In place of a lacking one, plots of MLflow show a number."""
-    store.memberships = {one.run_id: ["ecgr/table1"] for one in (store.plain, store.measured)}
+    store.memberships = {record.run_id: ["ecgr/table1"] for record in (store.plain, store.measured)}
     store.export()
     parts = {record.run_id: store.contents()[record.run_id]["data"] for record in store.records}
     plain, measured, diverged = (
-        parts[one.run_id]["params"] for one in (store.plain, store.measured, store.diverged)
+        parts[record.run_id]["params"] for record in (store.plain, store.measured, store.diverged)
     )
     assert plain.keys() == measured.keys() and "method.mu" not in diverged
     names = ("method", "method.mu", "plugins.flfa.n_fa")
@@ -966,14 +966,14 @@ def test_charts_are_curves_and_numbers_of_tables() -> None:
     """MLflow would draw a chart of each metric, such as seconds."""
     metrics = ["seconds", "test_loss", "round_seconds", "last_accuracy", "test_accuracy"]
     charts = state_of("flfa (demo)", dict.fromkeys(metrics, frozenset([1])), {})["compareRunCharts"]
-    shown = [(one["metricKey"], one["type"], one["scaleType"]) for one in charts if not one["deleted"]]
-    assert shown == [
+    rows = [(plot["metricKey"], plot["type"], plot["scaleType"]) for plot in charts if not plot["deleted"]]
+    assert rows == [
         ("test_accuracy", "LINE", "linear"),
         ("test_loss", "LINE", "log"),
         ("last_accuracy", "BAR", "linear"),
         ("round_seconds", "BAR", "linear"),
     ]
-    assert [one["metricKey"] for one in charts if one["deleted"]] == ["seconds"]
+    assert [plot["metricKey"] for plot in charts if plot["deleted"]] == ["seconds"]
     assert state_of("cells", {"mean": {1, 2}, "gain": {1}}, {})["compareRunCharts"][0]["metricKey"] == "gain"
 
 
@@ -987,33 +987,33 @@ def test_a_window_of_1400_pixels_shows_all_columns(name: str) -> None:
 
 def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None:
     experiment = experiments(exported.path)["ecgr (demo)"]
-    (state,) = [one for key, one in states_of(exported.path).items() if f'"{experiment}"' in key]
+    (state,) = [state for key, state in states_of(exported.path).items() if f'"{experiment}"' in key]
     columns = [column.partition(".")[2].strip("`") for column in state["selectedColumns"]]
     differing = ["method", "plugins", "dataset", "skew", "seed"]
     assert columns == ["Run Name", "final_accuracy", *differing]
     metrics = {"best_accuracy": {1}, "final_accuracy": {1, 2, 3}, "seconds": {1, 2, 3}}
     values = {"tags.`items`": 3, "tags.`seed`": 2, "params.`rounds`": 2, "params.`training.lr`": 2}
     values |= {"tags.`method`": 1, "params.`model.name`": 1}
-    shown = state_of("ecgr (demo)", metrics, values)["selectedColumns"]
-    assert shown[1:3] == ["metrics.`final_accuracy`", "tags.`seed`"]
-    assert shown[3:] == ["params.`rounds`", "params.`training.lr`"]
+    selected = state_of("ecgr (demo)", metrics, values)["selectedColumns"]
+    assert selected[1:3] == ["metrics.`final_accuracy`", "tags.`seed`"]
+    assert selected[3:] == ["params.`rounds`", "params.`training.lr`"]
     assert [*settings_of({"tags.`method`": 1})] == [*TAGS], "nothing differs"
 
 
 def test_a_number_that_most_runs_have_comes_first_even_if_the_first_screen_lacks_it() -> None:
     metrics = {"last": set(range(1, 12)), "final": set(range(12, 40))}
-    shown = state_of("ecgr (demo)", metrics, {"tags.`seed`": 2})["selectedColumns"]
-    assert shown[1:] == ["metrics.`final`", "metrics.`last`", "tags.`seed`"]
+    selected = state_of("ecgr (demo)", metrics, {"tags.`seed`": 2})["selectedColumns"]
+    assert selected[1:] == ["metrics.`final`", "metrics.`last`", "tags.`seed`"]
 
 
 def test_each_run_has_a_number_in_the_first_columns() -> None:
     """A column that most runs have may be empty on the whole first page."""
     six = {1, 2, 3, 4, 5, 6}
     metrics = {"final": six, "best": six, "last": {7, 20}, "validation": {1, 2, 30}}
-    assert shown_of(metrics) == ["final", "last", "validation"]
-    assert shown_of(metrics | {"validation": {1, 2}}) == ["final", "last", "best"]
-    assert shown_of({"final": {1, 2, 3}, "best": {1}}) == ["final"]
-    assert shown_of({}) == []
+    assert main_metrics(metrics) == ["final", "last", "validation"]
+    assert main_metrics(metrics | {"validation": {1, 2}}) == ["final", "last", "best"]
+    assert main_metrics({"final": {1, 2, 3}, "best": {1}}) == ["final"]
+    assert main_metrics({}) == []
     metrics["last"], settings = {20, 21}, {"params.`participation.fraction`": 2}
     widths = state_of("ecgr (demo)", metrics, settings)["columnWidths"]
     columns = [column.partition(".")[2].strip("`") for column in widths]
@@ -1050,7 +1050,7 @@ def test_the_interface_is_set_up_for_our_runs_and_ends_at_once(store: Exports) -
                     break
                 time.sleep(0.1)
             with urlopen(f"{address}/api/2.0/mlflow/experiments/search?max_results=9") as answer:
-                names = {one["name"] for one in json.load(answer)["experiments"]}
+                names = {experiment["name"] for experiment in json.load(answer)["experiments"]}
             with urlopen(f"{address}/pages/demo/index.html") as answer:
                 assert answer.read() == b"page"
             for hidden in ("mlflow.db", "mlflow-artifacts/x", "demo/../mlflow.db", "../index.html"):
@@ -1186,8 +1186,8 @@ def test_exports_to_a_server_need_its_token_and_equal_exports_to_a_database(
     assert len(expected) == 6 and on_server.keys() == expected.keys()
     for name, run in expected.items():
         for part in ("metrics", "params"):
-            found = on_server[name]["data"][part]
-            assert {key: None if value != value else value for key, value in found.items()} == run["data"][
+            values = on_server[name]["data"][part]
+            assert {key: None if value != value else value for key, value in values.items()} == run["data"][
                 part
             ]
     (item,) = (run.info.run_id for run in runs if run.data.tags["kind"] == "item")
