@@ -119,8 +119,8 @@ def _print_summary(summary: PaperSummary, scale: str, example: str) -> None:
         notes = {"dropped": DROPPED_CLAIMS, "exploratory": EXPLORATORY}
         for note in [LEGEND, *(notes[key] for key in notes if any(claim[key] for claim in summary.claims))]:
             print_text(note)
-    if summary.left:
-        print_text(f"{count(summary.left, 'further claim')}: not run, or not judged")
+    if summary.unjudged:
+        print_text(f"{count(summary.unjudged, 'further claim')}: not run, or not judged")
     print_text(f"Tables and figures of {summary.paper} at scale {scale}:")
     print_entries([(item, *texts) for item, texts in summary.items.items()])
     print_text(f"cells of a table or figure: {example}")

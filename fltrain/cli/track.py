@@ -38,7 +38,7 @@ def track(
     all its tables and figures. For a tracking server, set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME
     and MLFLOW_TRACKING_PASSWORD.
     """
-    from fltrain.tracking.export import Export, groups_of, in_words, measures_of
+    from fltrain.tracking.export import Export, groups_of, measures_of
 
     folder = options.read_from(results)
     full_plan = plan(config, scale)
@@ -57,4 +57,5 @@ def track(
             f"{workflow(f'scale={scale}', results)}{also if others else ''}"
         )
     export = Export(folder, scale, groups_of(full_plan), list(runs), chosen, measures_of(full_plan))
-    typer.echo(f"{store}: MLflow runs: {in_words(export.to(store))}")
+    counts = ", ".join(f"{number} {kind}" for kind, number in export.to(store).items() if number)
+    typer.echo(f"{store}: MLflow runs: {counts or 'nothing to export'}")

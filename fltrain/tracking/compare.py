@@ -11,14 +11,13 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
 
-from fltrain.core.config import VERY_CLOSE, hint, suggest
+from fltrain.core.config import VERY_CLOSE, check_known, hint, suggest
 from fltrain.core.errors import FltrainError, count, listed
 from fltrain.core.floats import average
 from fltrain.core.shell import command
@@ -57,15 +56,7 @@ from fltrain.runs.where import (
     settings_text,
     sortable,
 )
-from fltrain.tracking.runs import (
-    RECORDED,
-    RecordedRun,
-    as_numbers,
-    find_runs,
-    naming_left_out,
-    untrained,
-    warn,
-)
+from fltrain.tracking.runs import RECORDED, RecordedRun, as_numbers, find_runs, untrained
 
 _METHOD = ("method", "plugins")
 # Settings that change only the costs of a run.
@@ -129,8 +120,7 @@ class Comparison:
         cells: the cells of the measure, as in the CSV file of a table.
         remarks: notes on the runs.
         targets: sentence on the target accuracies that runs set.
-        heading: the item with its title and scale; or settings without a column, if there are many, and the
-            items of the runs; else empty.
+        heading: the item with its title and scale, or the items of the runs, if they have several.
         items: of the runs, if they have several and are not chosen by item.
         example: command that shows one of these items.
         conditions: by panel, the settings that it stands for; empty for an item.
@@ -259,10 +249,8 @@ def compare(
         metric = metric or next(iter(measures), None)
     where += (f"items={','.join(items)}",) if items else ()
     where += (f"scale={scale}",) if scale else ()
-    runs, warnings = find_runs(results, where, config)
-    with naming_left_out(warnings, filter(None, [baseline]), over):
-        compared = compare_runs(runs, metric, over, baseline)
-    warn(results, warnings)
+    runs = find_runs(results, where, config)
+    compared = compare_runs(runs, metric, over, baseline)
     counts = Counter(
         (item, run.fields["scale"].split()[0])
         for run in runs
@@ -273,7 +261,7 @@ def compare(
         ((name, item_scale), _), *_ = counts.most_common()
         names = list(dict.fromkeys(item for (item, _), _ in counts.most_common()))
         example = command(f"fltrain compare {name} --scale {item_scale}", results, config)
-        heading = f"{compared.heading} Runs of {listed(names, 4)}. For one table or figure: {example}".strip()
+        heading = f"Runs of {listed(names, 4)}. For one table or figure: {example}"
         return replace(compared, heading=heading, items=names, example=example)
     return compared
 
@@ -293,24 +281,6 @@ def _of_runs(metric: str) -> bool:
     return not measure(metric).targeted and measure(metric).over_seeds == "mean"
 
 
-def _check_metric(
-    metric: str, specs: Sequence[RunSpec], possible: Iterable[str], first: Iterable[str] = ()
-) -> None:
-    """Refuse an unknown metric; suggest the possible metrics that the runs have, some ``first``."""
-    if metric in MEASURES:
-        return
-    of_runs = [name for name in possible if not lacking_in_all(specs, name, "metric")]
-    having = list(dict.fromkeys([*first, *of_runs]))
-    words = {word for name in having for word in name.split("_")}  # of "acuracy", it is "accuracy"
-    (part,) = get_close_matches(metric.lower(), words, 1, VERY_CLOSE) or [metric.lower()]
-    parts = listed((repr(name) for name in having if part in name), 3)
-    near = suggest(metric, MEASURES, VERY_CLOSE)
-    if not near:
-        near = f"; did you mean {parts}? (" if parts else f"{suggest(metric, having)} (known: "
-        near += f"{listed(having, 6)}; " * (not parts) + "docs/configuration.md#measures lists all)"
-    raise FltrainError(f"unknown metric {metric!r}{near}")
-
-
 # ----------------------------------------------------------------------------------------- claims of a paper
 @dataclass(frozen=True)
 class PaperSummary:
@@ -319,13 +289,13 @@ class PaperSummary:
     Attributes:
         paper: name of the paper.
         claims: judged claims, confirmatory ones first, without those that were not run or not judged.
-        left: number of these.
+        unjudged: number of these.
         items: title of each table and figure with runs, and the number of its cells by verdict, by ID.
     """
 
     paper: str
     claims: Sequence[Mapping[Any, Any]]
-    left: int
+    unjudged: int
     items: Mapping[str, tuple[str, str]]
 
 
@@ -450,7 +420,7 @@ def _table(item: PlannedItem, metric: str) -> Table:
     Raises:
         FltrainError: if the item cannot show the measure.
     """
-    _check_metric(metric, [entry.spec for entry in item.entries], MEASURES, measures_of(item.layout))
+    check_known("unknown metric", [metric], MEASURES)
     quantity, layout, table = measure(metric), item.layout, item.item.table
     declared = table.measures if table else ()
     over = next((measured.gain_over for measured in declared if measured.gain_over), {})
@@ -496,7 +466,7 @@ def compare_runs(
             different values.
     """
     metric = metric or "final_accuracy"
-    _check_metric(metric, [run.spec for run in runs], list(filter(_of_runs, MEASURES)))
+    check_known("unknown metric", [metric], MEASURES)
     quantity = measure(metric)
     if not _of_runs(metric):
         raise FltrainError(
@@ -553,24 +523,13 @@ def compare_runs(
     )
     table_cells = cells(job, {run.run_id: run.record for run in runs}.__getitem__, Published())
     remarks = _ended_early([run.spec for run in runs], metric)
-    dependent, heading = [key for key in others if key not in columns], ""
-    if len(dependent) > 3:
-        heading = (
-            f"Rows also differ in settings without a column ({listed(dependent, 3)}): choose fewer runs with "
-            "--where, or name one table or figure."
-        )
-    elif dependent:
-        remarks.append(f"conditions also differ in {', '.join(dependent)}")
+    if dependent := [key for key in others if key not in columns]:
+        remarks.append(f"conditions also differ in {listed(dependent, 3)}")
     if len(names) > 1 and not any(cell.gains for cell in table_cells):
-        valued = {
-            run.run_id: run.spec.seed
-            for cell in table_cells
-            for seed in cell.value_seeds
-            for run in groups[cell.panel, cell.row][seed]
-        }
-        frame = settings.loc[[*valued]].assign(seed=pd.Series(valued))
-        of_base = [variants[run] == base for run in valued]
-        remarks.append(f"no gains: {_nearest(frame, of_base, others, quantity.dimension or '')}")
+        remarks.append(
+            "no gains: no run with a value has the seed and the other settings of a run of the baseline; "
+            "choose the compared settings with --over"
+        )
     elif columns:
         remarks.append(
             f"gains compare runs with equal {', '.join(columns)}; to compare values of {columns[-1]}, "
@@ -578,35 +537,7 @@ def compare_runs(
         )
     remarks += _mixed(runs, table_cells)
     panels = {condition[run]: conditions[run] for run in condition}
-    return Comparison(job, table_cells, remarks, heading=heading, conditions=panels)
-
-
-def _nearest(frame: pd.DataFrame, of_base: Sequence[bool], others: Sequence[str], dimension: str) -> str:
-    """Return the reason why no run is paired with one of the base: all that the nearest two differ in.
-
-    Args:
-        frame: settings and seeds of the runs with a value, by run ID.
-        of_base: for each of them, if it belongs to the base.
-        others: settings that are not compared.
-        dimension: dimension of the measure, in which runs with equal settings differ.
-    """
-    bases, rest = frame[of_base], frame[[not is_base for is_base in of_base]]
-    if bases.empty or rest.empty:
-        return "only runs of one variant have a value"
-    names = list(map(str, frame))
-    pairs = itertools.product(bases[names].itertuples(index=False), rest[names].itertuples(index=False))
-    differing = (
-        [name for name, value, other in zip(names, *pair, strict=True) if value != other] for pair in pairs
-    )
-    nearest = min(differing, key=lambda pair: len({*others, "seed"} & {*pair}))
-    keys = [key for key in nearest if key in others or key == "seed"]
-    compared = [key for key in nearest if key not in keys]
-    compared = [key for key in compared if key in _METHOD] or compared
-    over = f"; --over {','.join([*compared, *keys])} compares them"
-    remedy = over if 0 < len(keys) <= 3 and "seed" not in keys else ""
-    return (
-        f"the nearest runs differ in {listed(keys, 3) or dimension} as well as {listed(compared, 3)}{remedy}"
-    )
+    return Comparison(job, table_cells, remarks, conditions=panels)
 
 
 def _mixed(runs: Sequence[RecordedRun], visible_cells: Sequence[TableCell]) -> Iterator[str]:

@@ -27,12 +27,11 @@ from rich.progress import track
 
 from fltrain.core.errors import FltrainError
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.claims import LabelChoice, Quantity, quantities
+from fltrain.experiments.claims import LabelChoice, quantities
 from fltrain.experiments.items import BASE, FORMS, PlannedItem, cell_of
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
 from fltrain.experiments.schema import Paper
-from fltrain.reporting.claim_text import ClaimText
 from fltrain.reporting.claims import ClaimVerdict, full_verdict, result_lines
 from fltrain.reporting.tables.render import DROPPED_CELLS, entries_of
 from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
@@ -88,11 +87,6 @@ Groups = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 The first item of a paper decides a run's group in the paper's experiment.
 """
-
-
-def in_words(counts: Mapping[str, int]) -> str:
-    """Return the numbers of an export as text."""
-    return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing to export"
 
 
 def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
@@ -381,7 +375,7 @@ class Export:
             in_full(claims),
             item.item.caption,
         ]
-        verdicts = Counter(verdict for _, cell in cells for verdict in verdicts_of(cell)).most_common()
+        verdicts = Counter(text for tags, _ in cells for text in tags.get("verdict", "").split("; ") if text)
         unjudged = "none at reduced scale" if reduced else ""
         # Without details in parentheses, which MLflow refuses in names of metrics.
         counted = [f"claims {claim['verdict']}" for claim in claims]
@@ -394,8 +388,8 @@ class Export:
         tags = {
             **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "item"},
             "claims": in_short(claims),
-            "verdicts": "; ".join(f"{number} {verdict}" for verdict, number in verdicts) or unjudged,
-            "result": result(item, cells, claims),
+            "verdicts": "; ".join(f"{number} {text}" for text, number in verdicts.most_common()) or unjudged,
+            "result": result(cells, claims),
             "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
         }
@@ -479,50 +473,24 @@ def place_of(item: PlannedItem, claims: Claims) -> str:
 
 
 def rank_of(tagged: TaggedCell) -> int:
-    """Return the rank of a cell by its verdicts: decided values, decided gains, verdicts, gains, the rest."""
-    tags, cell = tagged
-    undecided = (None, "inconclusive", "not run")
-    decided = (cell.verdict not in undecided, cell.gain_verdict not in undecided)
-    return (*decided, "verdict" in tags, "base" in tags, True).index(True)
+    """Return the rank of a cell in lists: decided verdicts, other verdicts, gains, other cells."""
+    _, cell = tagged
+    verdicts = {cell.verdict, cell.gain_verdict} - {None}
+    decided = verdicts - {"inconclusive", "not run"}
+    return (bool(decided), bool(verdicts), cell.gain is not None, True).index(True)
 
 
-def result(item: PlannedItem, cells: Sequence[TaggedCell], claims: Claims) -> str:
-    """Return the number of the first claim on the main measure, else of the cell of highest rank."""
-    table = item.item.table
-    others = {
-        (claim.where, claim.claim)
-        for claim in item.paper.claims
-        for part in quantities(claim.test)
-        if table and part.item == item.name and part.measure not in (None, table.measures[0].measure)
-    }
-    main = [claim for claim in claims if (claim["where"], claim["claim"]) not in others]
-    numbers = [number for claim in main for number in claim["number"].split("; ") if number]
-    measured = [(tags, cell) for tags, cell in sorted(cells, key=rank_of) if cell.mean is not None]
-    if numbers or not measured:
-        return numbers[0] if numbers else ""
-    tags, cell = measured[0]
-    if "gain" in tags:
-        return gain_text(item, cell)
-    if "difference" in tags and not cell.lost:
-        return f"{tags['cell']}, minus published: {tags['difference']}"
-    return f"{tags['cell']}: {tags['value']}"
-
-
-def gain_text(item: PlannedItem, cell: TableCell) -> str:
-    """Return the gain of a cell with its name, in the form of a claim's number."""
-    table = item.item.table
-    assert table
-    axes = {table.rows: cell.row, table.columns: cell.column, table.panels: cell.panel}
-    over = next(part.gain_over for part in table.measures if part.heading == cell.label)
-    test = Quantity(
-        item=item.name,
-        measure=cell.measure,
-        over={axis: (label,) for axis, label in over.items()},
-        at={axis: (label,) for axis, label in axes.items() if axis in item.axes},
-    )
-    text, part = ClaimText(item.sheet, test), [axes[axis] for axis in axes if axis not in item.axes]
-    gain = cell.lost_gain or text.number(cell.gain or 0, cell.interval("gain_"))
-    return f"{text.name('', ', '.join(filter(None, part)))}: {gain}"
+def result(cells: Sequence[TaggedCell], claims: Claims) -> str:
+    """Return the number of the first claim that has one, else of the first cell by rank, with its name."""
+    for claim in claims:
+        if claim["number"]:
+            return str(claim["number"]).partition("; ")[0]
+    for tags, cell in sorted(cells, key=rank_of):
+        if cell.mean is not None:
+            names = {"gain": f", gain over {tags.get('base')}", "difference": ", minus published"}
+            key = next(key for key in (*names, "value") if key in tags)
+            return f"{tags['cell']}{names.get(key, '')}: {tags[key]}"
+    return ""
 
 
 def our_value(cell: TableCell) -> str:
@@ -572,12 +540,6 @@ def in_full(claims: Claims) -> str:
     return markdown_table([("claim", "verdict", "our runs"), *rows], numbers=False) if rows else ""
 
 
-def verdicts_of(cell: TableCell) -> list[str]:
-    """Return the verdicts on a cell's value and gain, as its page shows them."""
-    texts = entries_of(cell, as_interval=True, reduced=False)
-    return [texts[key].text for key in ("verdict", "verdict on the gain") if texts[key].text]
-
-
 def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, str]:
     """Return the tags of a cell: labels, base of the gain, numbers with intervals, verdicts, and runs.
 
@@ -612,7 +574,7 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
         **{key: texts[key].text for key in ("difference", "gain")},
         "value": our_value(cell),
         **{"claims": in_short(about), NOTE: in_full(about)},
-        "verdict": "; ".join(verdicts_of(cell)),
+        "verdict": "; ".join(filter(None, (texts[key].text for key in ("verdict", "verdict on the gain")))),
         "runs": " ".join(cell.runs) or NONE,
     }
     return {key: text for key, text in tags.items() if text}

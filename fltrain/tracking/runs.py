@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Self
 import pandas as pd
 
 from fltrain.core import arguments
-from fltrain.core.errors import FltrainError, count, listed
+from fltrain.core.errors import FltrainError, count
 from fltrain.core.shell import command, workflow
 from fltrain.experiments.items import names_of
 from fltrain.experiments.plan import Plan, no_item, plan, unplanned
 from fltrain.experiments.schema import folders_of
 from fltrain.runs.measures import METRICS, TARGET_ROUNDS, Curve, factor, metrics_of, recorded_curves
-from fltrain.runs.record import Record, Results, unknown_remedy
+from fltrain.runs.record import Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.runs.where import CONDITIONS, NONE, Condition, choose, flat_settings, parse_where, short_names
 
@@ -135,14 +134,12 @@ def _warn(_folder: Path, text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-Found = tuple[list[RecordedRun], list[str]]
+def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> list[RecordedRun]:
+    """Return the chosen runs of a results folder, without stale ones.
 
-
-def find_runs(results: str | Path, where: str | Iterable[str], config: str | Path) -> Found:
-    """Return the chosen runs of a results folder, without stale ones, and warnings for ``warn``.
-
-    Records with settings that the code lacks, and damaged ones, are left out. They have one warning each, of
-    named items and papers only on their own runs. A scale that cannot be planned has a warning, too.
+    A warning counts the records that are left out: damaged ones, and ones with settings that the code lacks.
+    If items or papers are named, it counts only their records. A scale that cannot be planned has a warning,
+    too.
 
     Raises:
         FltrainError: if a key is unknown, no run is left, or a scale in the conditions cannot be planned.
@@ -164,82 +161,50 @@ def find_runs(results: str | Path, where: str | Iterable[str], config: str | Pat
             _warn(folder.root, unplanned(scale, error))
     memberships = {scale: planned.memberships for scale, planned in plans.items()}
     runs: list[RecordedRun] = []
-    left: dict[str, str] = {}
+    lacking: dict[str, str] = {}
     for record in folder.records():
         try:
             runs.append(RecordedRun.of(record, memberships))
         except FltrainError:
-            left[record.run_id] = record.lacking
-    verify = command("fltrain verify", folder.root, config)
-    warnings = _left_out(left.values(), verify)
+            lacking[record.run_id] = record.lacking
     recorded = len(runs)
     runs = [run for run in runs if run.spec.run_id == run.run_id]
-    chosen = [plans[scale] for scale in sorted(wanted["scale"] or plans)]
+    items = [item for scale in sorted(wanted["scale"] or plans) for item in plans[scale].items]
     place = f"scale {', '.join(map(repr, sorted(wanted['scale'])))}" if wanted["scale"] else str(folder.root)
     run_ids = {run.run_id for run in runs}
     names = wanted["items"] | wanted["paper"]
+    named_runs = {run for item in items if names & item.names for run in item.run_ids}
+    all_records = not names or UNASSIGNED in names
+    reasons = [reason for run, reason in lacking.items() if all_records or run in named_runs]
+    _warn_left_out(reasons, folder, command("fltrain verify", folder.root, config))
     for name in sorted(names - {UNASSIGNED}):
-        items = [item for planned in chosen for item in planned.items if name in item.names]
-        if not items and (runs or wanted["scale"]):
-            of_scale = [item.id for planned in chosen for item in planned.items if wanted["scale"]]
-            raise no_item(config, name, place, of_scale)
-        if runs and not any(run in run_ids for item in items for run in item.run_ids):
-            raise untrained(folder, name, items[0].scale.scale)
+        members = [item for item in items if name in item.names]
+        if not members and (runs or wanted["scale"]):
+            raise no_item(config, name, place, [item.id for item in items if wanted["scale"]])
+        if runs and not any(run in run_ids for item in members for run in item.run_ids):
+            raise untrained(folder, name, members[0].scale.scale)
     if not runs:
         status = command("fltrain status", folder.root, config)
-        numbers = {"stale": recorded, "unfinished": len(folder.folders()) - recorded - len(left)}
+        numbers = {"stale": recorded, "unusable": len(lacking)}
+        numbers["unfinished"] = len(folder.folders()) - sum(numbers.values())
         only = " and ".join(count(number, f"{state} run") for state, number in numbers.items() if number)
-        none = f"{only and 'only '}{only or 'no runs'} (`{status}`)" if only or not left else "no usable runs"
-        parts = [f"{folder.runs}: {none}", *warnings]
-        parts += ["train an unfinished run again, which continues it"] * bool(numbers["unfinished"])
-        problem = "; ".join(parts)
+        problem = f"{folder.runs}: {only and 'only '}{only or 'no runs'} (`{status}`)"
+        problem += "; train an unfinished run again, which continues it" * bool(numbers["unfinished"])
         raise FltrainError(
             f"{folder.missing or problem}; {_imported(folder, wanted['scale'] or declared, ', ')}train runs, "
             "or name another results folder"
         )
     present = {item for run in runs for item in run.fields["items"].split()}
-    values = [value for condition in conditions for value in condition.values]
-    with naming_left_out(warnings, values, [condition.key for condition in conditions]):
-        matches = choose(runs, _by_id(conditions, present), lambda run: run.named)
-    if names and UNASSIGNED not in names:
-        items = [item for planned in chosen for item in planned.items if names & item.names]
-        members = {run for item in items for run in item.run_ids}
-        warnings = _left_out((why for run, why in left.items() if run in members), verify)
-    return matches, warnings
+    return choose(runs, _by_id(conditions, present), lambda run: run.named)
 
 
-@contextmanager
-def naming_left_out(warnings: Iterable[str], values: Iterable[str], keys: Iterable[str]) -> Iterator[None]:
-    """Add warnings on records with these values, or with an unknown component that may have these keys."""
-    words = list(map(repr, values))
-    for kind, name, *_ in (key.split(".") for key in keys if "." in key):
-        words += [f"{kind}: unknown", repr(name)]  # of method.mu, and of plugins.flfa.n_fa
-    try:
-        yield
-    except FltrainError as error:
-        concerned = [text for text in warnings if any(word in text for word in words)]
-        raise FltrainError("; ".join([str(error), *concerned])) from None
-
-
-def _left_out(reasons: Iterable[str], verify: str) -> list[str]:
-    """Return warnings on records with settings that the code lacks, and on damaged ones (no reason).
-
-    The command ``verify`` lists the damaged ones.
-    """
-    reasons, warnings, remedy = list(reasons), list[str](), unknown_remedy()
-    if lacking := list(filter(None, reasons)):
-        causes = dict.fromkeys(cause for text in lacking for cause in text.removesuffix(remedy).split("; "))
-        remedy *= any(text.endswith(remedy) for text in lacking)
-        warnings.append(f"left out: {count(len(lacking), 'record')}, {listed(causes, 3)}{remedy}")
+def _warn_left_out(reasons: Sequence[str], folder: Results, verify: str) -> None:
+    """Warn of records with settings that the code lacks, and of damaged ones, which have no reason."""
+    if unknown := list(filter(None, reasons)):
+        number = f"{count(len(unknown), 'record')} with settings that today's code lacks"
+        _warn(folder.root, f"left out: {number} ({verify} lists them), for example {unknown[0]}")
     if damaged := reasons.count(""):
-        warnings.append(f"left out: {count(damaged, 'record')}, damaged ({verify} lists them)")
-    return warnings
-
-
-def warn(results: str | Path, warnings: Iterable[str]) -> None:
-    """Log warnings on a results folder, each once in a process."""
-    for text in warnings:
-        _warn(Path(results), text)
+        _warn(folder.root, f"left out: {count(damaged, 'damaged record')} ({verify} lists them)")
 
 
 def untrained(results: Results, name: str, scale: str) -> FltrainError:
@@ -299,8 +264,7 @@ def load_runs(
         FltrainError: if no run is left, or the configuration is not valid.
     """
     curves: list[tuple[tuple[str, ...], Curve]] = []
-    runs, warnings = find_runs(results, where, config)
-    warn(results, warnings)
+    runs = find_runs(results, where, config)
     runs.reverse()
     while runs:
         run = runs.pop()  # its rows are freed at once: they need memory, and slow down garbage collection
@@ -332,8 +296,7 @@ def load_settings(
     Raises:
         FltrainError: if no run is left, or the configuration is not valid.
     """
-    runs, warnings = find_runs(results, where, config)
-    warn(results, warnings)
+    runs = find_runs(results, where, config)
     rows = {run.run_id: {**run.settings, **run.fields, **run.finals} for run in runs}
     frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("run")
     metrics = {name for run in runs for name in run.finals}

@@ -47,8 +47,6 @@ TAGS = {
 """Tags in lists of runs, with the widths of their columns."""
 SETTINGS, WIDTHS = 7, {"metrics": 120, "params": 115}
 """Most columns of tags and parameters in such a list, and the smallest widths: ``0.0245 (average)`` fits."""
-SCREEN = 10
-"""Number of runs on the first screen. A rare metric that none of them has is in the last column."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -56,13 +54,10 @@ _PREFERENCES = {
 }
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
-_METRICS = """WITH listed AS (SELECT runs.run_uuid, experiment_id,
-    ROW_NUMBER() OVER (PARTITION BY experiment_id ORDER BY tags.value) AS place
-    FROM runs LEFT JOIN tags ON tags.run_uuid = runs.run_uuid AND key = 'order'
-    WHERE lifecycle_stage = 'active')
-    SELECT experiment_id, key, GROUP_CONCAT(place) FROM latest_metrics JOIN listed USING (run_uuid)
-    WHERE NOT is_nan GROUP BY experiment_id, key ORDER BY key DESC"""
-"""Places in the list of the runs that have a metric."""
+_METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid)
+    FROM latest_metrics JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' AND NOT is_nan
+    GROUP BY experiment_id, key ORDER BY key DESC"""
+"""The runs that have a metric."""
 _SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
     FROM tags JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key
     UNION ALL SELECT experiment_id, 'params.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
@@ -128,9 +123,9 @@ new MutationObserver(() => {
 </script>"""
 
 
-def main_metrics(metrics: Mapping[str, Set[int]]) -> list[str]:
+def main_metrics(metrics: Mapping[str, Set[object]]) -> list[str]:
     """Return up to three metrics: those that give each run a number, then up to two that most runs have."""
-    runs = left = set[int]().union(*metrics.values())
+    runs = left = set[object]().union(*metrics.values())
     needed: list[str] = []
     while left:
         needed.append(max(metrics, key=lambda metric: len(left & metrics[metric])))
@@ -156,31 +151,20 @@ def width_of(column: str) -> int:
     return max(WIDTHS[kind], 7 * len(name.strip("`")) + 20)
 
 
-def state_of(name: str, metrics: Mapping[str, Set[int]], settings: Mapping[str, int]) -> dict[str, Any]:
+def state_of(name: str, metrics: Mapping[str, Set[object]], settings: Mapping[str, int]) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
 
     Args:
         name: of the experiment.
-        metrics: places in the list of the runs that have a metric, from 1.
+        metrics: the runs that have a metric.
         settings: number of different values of tags and parameters, by column.
     """
     numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
     visible = main_metrics({metric: metrics[metric] for metric in numbers})
     visible += [TARGET_MISSED] * (TARGET_MISSED in metrics)
-    measures = {metric: f"metrics.`{metric}`" for metric in visible}
-    runs = set[int]().union(*metrics.values())
-    late = [
-        column
-        for metric, column in measures.items()
-        if min(metrics[metric]) > SCREEN and 2 * len(metrics[metric]) <= len(runs)
-    ]
-    first = [column for column in measures.values() if column not in late]
-    columns = COLUMNS.get(name) or {
-        **{NAME: 300, **{column: width_of(column) for column in first}},
-        **settings_of(settings),
-        **{column: width_of(column) for column in late},
-    }
+    widths = {column: width_of(column) for column in (f"metrics.`{metric}`" for metric in visible)}
+    columns = COLUMNS.get(name) or {NAME: 300, **widths, **settings_of(settings)}
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
         "columnWidths": {**columns, "runDateAndNestInfo": STATUS},
@@ -247,7 +231,7 @@ def colours_of(database: Path) -> dict[str, str]:
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
     rows = read(database, _METRICS)
-    runs: list[Any] = [(home, metric, {*map(int, places.split(","))}) for home, metric, places in rows]
+    runs: list[Any] = [(home, metric, {*ids.split(",")}) for home, metric, ids in rows]
     answers = runs, read(database, _SETTINGS)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {
