@@ -87,20 +87,20 @@ class ClaimText:
         first, second = (
             re.sub("^(?=with(out)? )", "the variant ", side) for side in (sides.first, sides.second)
         )
-        what = "" if self.unit == " rounds" else self._measured
-        what += f" (relative to {self._base})" if self._base else ""
+        quantity = "" if self.unit == " rounds" else self._measure_name
+        quantity += f" (relative to {self._base})" if self._base else ""
         if parts := self.test.part:
-            what += f" {'summed over' if len(parts) > 1 else 'of'} {joined(parts)}"
+            quantity += f" {'summed over' if len(parts) > 1 else 'of'} {joined(parts)}"
         name = first
         if sides.plugin:
             name = f"{'gain' if self.unit == ' points' else 'change'} with {first}"
         elif second:
             second = f"({second})" if " + " in second else second
             name = f"{first} {'relative to' if self.test.relative else 'minus'} {second}"
-        name, what = (name, what) if name else (what, "")
+        name, quantity = (name, quantity) if name else (quantity, "")
         for before, after in sides.changes:
             name = f"{f'({name})' if ' minus ' in name else name} {before} minus {after}"
-        return ", ".join(filter(None, (what, name, sides.common, scope)))
+        return ", ".join(filter(None, (quantity, name, sides.common, scope)))
 
     @property
     def sign(self) -> str:
@@ -128,12 +128,12 @@ class ClaimText:
     @property
     def _base(self) -> str:
         """Cell in whose multiples the table has the measure, or an empty text."""
-        shown = self.sheet.table.measures if self.sheet.table else ()
-        over = next((one.relative_to for one in shown if one.measure == self.test.measure), {})
-        return ", ".join(over.values())
+        columns = self.sheet.table.measures if self.sheet.table else ()
+        base = next((column.relative_to for column in columns if column.measure == self.test.measure), {})
+        return ", ".join(base.values())
 
     @property
-    def _measured(self) -> str:
+    def _measure_name(self) -> str:
         """Name of a measure or of a curve, as in the figure: ``final accuracy``, ``mean local drift``."""
         if self.test.measure:
             return measure(self.test.measure).label.partition(",")[0]
@@ -141,51 +141,51 @@ class ClaimText:
         names = [panel.label for panel in panels if panel.curve == self.test.curve]
         names += [name.replace("_", " ") for name, curve in CURVES.items() if curve == self.test.curve]
         label = next(iter(names), self.test.curve or "")
-        return "mean " + re.sub(r"^(\(\w\) )?(\w)", lambda found: found[2].lower(), label)
+        return "mean " + re.sub(r"^(\(\w\) )?(\w)", lambda match: match[2].lower(), label)
 
     def sides(self, place: str) -> Sides:
         """Name the sides of the number at a place."""
         test, axes = self.test, self.sheet.axes
-        last = test.over or test.minus
+        subtracted = test.over or test.minus
         fixed = {axis: names for axis, names in test.at.items() if axis not in {**test.over, **test.minus}}
         common = [named(axis, *names) for axis, names in fixed.items() if len(names) == 1 < len(axes[axis])]
-        first, second = labels_text(self._rest(last)), ""
+        first, second = labels_text(self._minuend(subtracted)), ""
         changes: list[Sequence[str]] = []
-        if last:
-            rivals = [named(axis, label) for axis in last for label in axes[axis]]
+        if subtracted:
+            rivals = [named(axis, label) for axis in subtracted for label in axes[axis]]
             first = first or (place if place in rivals else OTHERS)
             second = ", ".join(
                 "the mean of " * (len(names) > 1) + " and ".join(named(axis, label) for label in names)
-                for axis, names in last.items()
+                for axis, names in subtracted.items()
             )
             if test.reverse:
                 first, second = second, first
-            shared, first, second = _apart(first, second)
+            shared, first, second = _common_labels(first, second)
             common += shared
         if test.over and test.minus:
-            shared, *ends = _apart(labels_text(self._rest(test.minus)), labels_text(test.minus))
+            shared, *ends = _common_labels(labels_text(self._minuend(test.minus)), labels_text(test.minus))
             common += shared
             changes.append([f"at {end}" for end in ends])
         if test.minus_rounds:
             changes.append([_share(test.rounds), _share(test.minus_rounds).removesuffix(" of rounds")])
         elif test.rounds != (0.0, 1.0):
             common.append(_share(test.rounds))
-        plugin, removed = _added(first), _added(second)
+        plugin, removed = _plugin(first), _plugin(second)
         if plugin:
             first, second = plugin, ""
         elif removed:
             first, second = f"training without {removed}", "training with it"
         return Sides(", ".join(dict.fromkeys(common)), first, second, bool(plugin), changes)
 
-    def _rest(self, subtracted: LabelChoice) -> LabelChoice:
+    def _minuend(self, subtracted: LabelChoice) -> LabelChoice:
         """Return the label of each axis from which others are subtracted, if there is only one."""
-        rest: LabelChoice = {}
+        minuend: LabelChoice = {}
         for axis, names in subtracted.items():
             labels = {*self.sheet.axes[axis]}
-            left = {*self.test.at.get(axis, labels)} & labels - {*names}
-            if len(left) == 1:
-                rest[axis] = (left.pop(),)
-        return rest
+            remaining = {*self.test.at.get(axis, labels)} & labels - {*names}
+            if len(remaining) == 1:
+                minuend[axis] = (remaining.pop(),)
+        return minuend
 
 
 def _share(rounds: tuple[float, float]) -> str:
@@ -198,7 +198,7 @@ def _share(rounds: tuple[float, float]) -> str:
     return f"between {start:.3g} and {end:.3g} % of rounds"
 
 
-def _apart(first: str, second: str) -> tuple[list[str], str, str]:
+def _common_labels(first: str, second: str) -> tuple[list[str], str, str]:
     """Return the labels that two sides share, and each side without them."""
     labels = [side.split(", ") for side in (first, second)]
     common = [label for label in labels[0] if label in labels[1]]
@@ -206,7 +206,7 @@ def _apart(first: str, second: str) -> tuple[list[str], str, str]:
     return common, first, second
 
 
-def _added(label: str) -> str:
+def _plugin(label: str) -> str:
     """Return the plug-in that a label such as ``+ ECGR`` adds to a base method, else an empty text."""
     return label.removeprefix("+ ") if label.startswith("+ ") else ""
 

@@ -152,25 +152,25 @@ class Judge:
         for claim in claims:
             statement = stated[claim.where, claim.claim]
             try:
-                found = self._find(claim.test, statement)
+                finding = self._find(claim.test, statement)
             except FltrainError as error:
                 raise FltrainError(f"claim {claim.claim!r}: {error}") from None
             names = dict.fromkeys(quantity.item for quantity in quantities(claim.test))
             days = (sheet.seen for sheet in self.sheets if sheet.name in names and sheet.seen)
             seen = min(days, default=datetime.date.max)
             late = seen <= max(FIRST_RULE, claim.decided or FIRST_RULE)
-            low, high = found.interval or (None, None)
+            low, high = finding.interval or (None, None)
             rows.append(
                 {
-                    **{**vars(found), "low": low, "high": high},
-                    **{"number": _lines([found]), "evidence": found.evidence},
+                    **{**vars(finding), "low": low, "high": high},
+                    **{"number": _lines([finding]), "evidence": finding.evidence},
                     **{"where": claim.where, "claim": claim.claim, "stated": statement.text},
                     **{"item": ", ".join(names), "test": claim.test.kind, "reduced": self.reduced},
-                    "exploratory": (claim.exploratory or late) and found.verdict in JUDGED,
+                    "exploratory": (claim.exploratory or late) and finding.verdict in JUDGED,
                 }
             )
-        shown = discoveries([row["p_contradicted"] for row in rows])
-        for row, discovered in zip(rows, shown, strict=True):
+        significant = discoveries([row["p_contradicted"] for row in rows])
+        for row, discovered in zip(rows, significant, strict=True):
             contradicted = row["verdict"] == "contradicted" and row["p_contradicted"] is not None
             row["dropped"] = contradicted and not discovered
         return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -188,13 +188,13 @@ class Judge:
         sheet = next((sheet for sheet in self.sheets if sheet.name == test.item), None)
         if sheet is None:
             return Finding("not run", "Its runs are not made here.")
-        found = self._of_item(sheet, test, statement)
-        if not self.reduced or found.verdict == "not run":
-            return found
-        found = replace(found, decision="", deciding="", needed="", reason="")
-        return replace(found, verdict="reduced scale", p=None, p_contradicted=None)
+        finding = self._judge_item(sheet, test, statement)
+        if not self.reduced or finding.verdict == "not run":
+            return finding
+        finding = replace(finding, decision="", deciding="", needed="", reason="")
+        return replace(finding, verdict="reduced scale", p=None, p_contradicted=None)
 
-    def _of_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
+    def _judge_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
         """Return the finding of a test on the runs of its item.
 
         It is undecided if runs that the claim is about were left out, or have no number at a label that it
@@ -204,9 +204,9 @@ class Judge:
         axes = {axis: {*labels} for axis, labels in sheet.axes.items()}
         for axis, labels in test.choices:
             if not axes[axis] & {*labels}:
-                only = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
+                note = f" (restricted to {', '.join(map(str, sheet.restricted))})" if sheet.restricted else ""
                 lacking = f"{axis} {' or '.join(map(repr, labels))}"
-                return Finding("not run", f"At this scale, its runs have no {lacking}{only}.")
+                return Finding("not run", f"At this scale, its runs have no {lacking}{note}.")
         frame, chosen = claimed_values(sheet, test, self.runs, self.published(sheet))
         lines = frame[chosen]
         present = lines[lines["value"].notna() | (lines["state"] == DIVERGED)]
@@ -215,34 +215,34 @@ class Judge:
             return Finding("not run", f"No complete run, or pair of runs, that it needs has {number}.")
         match test:
             case Fails():
-                found = _fails(lines, test)
+                finding = _fails(lines, test)
             case Printed():
-                found = _printed(sheet, test, self.cells.get(sheet.id, ()))
+                finding = _printed(sheet, test, self.cells.get(sheet.id, ()))
             case InRegion():
-                found = _compared(sheet, test, statement, ClaimNumbers.of(frame, chosen, test))
+                finding = _compared(sheet, test, statement, ClaimNumbers.of(frame, chosen, test))
                 if each := ", ".join(self._by_part(sheet, test, statement)):
-                    found = replace(found, numbers=f"{found.numbers}. By part: {each}")
+                    finding = replace(finding, numbers=f"{finding.numbers}. By part: {each}")
         complete = {axis for axis, labels in test.at.items() if {*labels} <= axes[axis]}
-        missed = " and ".join(str(one) for one in sheet.restricted if one.axis not in complete)
-        named_here = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
-        empty = [named(axis, label) for axis, label in named_here if label in axes[axis] - {*present[axis]}]
+        missed = " and ".join(str(limit) for limit in sheet.restricted if limit.axis not in complete)
+        label_pairs = [(axis, label) for axis, labels in test.at.items() if axis in lines for label in labels]
+        empty = [named(axis, label) for axis, label in label_pairs if label in axes[axis] - {*present[axis]}]
         if not (missed or empty):
-            return found
-        why = (
+            return finding
+        cause = (
             f"the runs cover only {missed.replace('; ', ' or ')}"
             if missed
             else f"there is no number at {', '.join(empty)}"
         )
-        reason = "; ".join(filter(None, [found.reason, f"undecided, because {why}"]))
-        return replace(found, verdict="undecided", p_contradicted=None, reason=reason)
+        reason = "; ".join(filter(None, [finding.reason, f"undecided, because {cause}"]))
+        return replace(finding, verdict="undecided", p_contradicted=None, reason=reason)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
         for part in test.part or () if len(test.part or ()) > 1 else ():
             changes = {"part": (part,), "judge": "average"}  # no place that decides about this part alone
-            alone = self._of_item(sheet, test.model_copy(update=changes), statement)
-            if alone.estimate is not None:
-                yield f"{part} {ClaimText(sheet, test).number(alone.estimate, alone.interval)}"
+            finding = self._judge_item(sheet, test.model_copy(update=changes), statement)
+            if finding.estimate is not None:
+                yield f"{part} {ClaimText(sheet, test).number(finding.estimate, finding.interval)}"
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
@@ -253,23 +253,23 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     texts = dict.fromkeys(f"{verdict}: {text}" if judged else text for verdict, text in evidence)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
-    whole = Finding("not run", numbers, number=_lines(parts), needed=needed)
+    finding = Finding("not run", numbers, number=_lines(parts), needed=needed)
     if not judged:
-        return replace(whole, verdict="reduced scale") if "reduced scale" in verdicts else whole
+        return replace(finding, verdict="reduced scale") if "reduced scale" in verdicts else finding
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
     verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
     reasons = [part.reason for part in parts]
-    for left in ("not judged", "not run"):
-        open_parts = sum(part.verdict == left and not part.number for part in parts)
+    for status in ("not judged", "not run"):
+        open_parts = sum(part.verdict == status and not part.number for part in parts)
         verb = "is" if open_parts == 1 else "are"
-        reasons += [f"{count(open_parts, 'part')} {verb} {left}"] * bool(open_parts)
+        reasons += [f"{count(open_parts, 'part')} {verb} {status}"] * bool(open_parts)
     reasons += [_corrected("Bonferroni", len(parts), "parts")] * (bool(contrary) and verdict == "undecided")
     p = None if None in contrary else min(ps, default=None)
     reason = "; ".join(filter(None, dict.fromkeys(reasons)))
-    return replace(whole, verdict=verdict, p_contradicted=p, reason=reason)
+    return replace(finding, verdict=verdict, p_contradicted=p, reason=reason)
 
 
 def _corrected(author: str, number: int, tests: str) -> str:
@@ -283,10 +283,10 @@ def _lines(parts: Sequence[Finding]) -> str:
     differ = len(numbers) > 1 and len({part.verdict for part in parts} - {"reduced scale"}) > 1
     texts: list[str] = []
     for number in numbers:
-        same = [part for part in parts if part.number == number]
-        verdicts = dict.fromkeys(part.verdict for part in same)
+        members = [part for part in parts if part.number == number]
+        verdicts = dict.fromkeys(part.verdict for part in members)
         texts.append(number + f" ({', '.join(verdicts)})" * differ)
-        texts += dict.fromkeys(part.deciding for part in same if part.deciding)
+        texts += dict.fromkeys(part.deciding for part in members if part.deciding)
     return "; ".join(texts)
 
 
@@ -297,7 +297,7 @@ def _needed(parts: Sequence[Finding]) -> str:
         if part.number and part.needed:
             needed.setdefault(part.number, set()).add(part.needed)
     regions = (" and ".join(sorted(ends)) for ends in needed.values())
-    texts = [re.sub(r"^above (\S+).* and below ", r"\1 to ", one) for one in regions]
+    texts = [re.sub(r"^above (\S+).* and below ", r"\1 to ", region) for region in regions]
     return "; ".join(texts[:1] if len({*texts}) == 1 else texts)
 
 
@@ -332,7 +332,7 @@ class ClaimNumbers:
         groups = [group for _, group in frame.groupby(axes, sort=False)] if axes else [frame]
         samples = moderated([_sample(group, test) for group in groups])
         varied = [axis for axis in axes if lines[axis].nunique() > 1]
-        every = {
+        by_place = {
             ", ".join(named(axis, str(group.iloc[0][axis])) for axis in varied) or "all": (
                 sample,
                 group.set_index("seed")["value"],
@@ -340,14 +340,14 @@ class ClaimNumbers:
             for group, sample in zip(groups, samples, strict=True)
             if chosen[group.index[0]]
         }
-        at = {place: sample for place, (sample, _) in every.items() if sample.values}
-        by_seed = pd.DataFrame({place: every[place][1] for place in at}).sort_index()
+        at = {place: sample for place, (sample, _) in by_place.items() if sample.values}
+        by_seed = pd.DataFrame({place: by_place[place][1] for place in at}).sort_index()
         means = by_seed.dropna().mean(axis=1).tolist()
         floor = max((sample.floor for sample in at.values()), default=0.0)
         mean = Sample(means, floor / math.sqrt(max(len(at), 1)))
         if len(at) == 1:
             mean = replace(next(iter(at.values())), values=means)
-        empty = len(every) - len(at)
+        empty = len(by_place) - len(at)
         counts = {text: int((lines["state"] == state).sum()) for state, text in LOST.items()}
         lost = [f"{count(number, 'run')} {text}" for text, number in counts.items() if number]
         lost += [f"{count(empty, 'case')} without a number"] if empty else []
@@ -395,13 +395,13 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     around zero.
     """
     stated, margin = _stated(test, statement)
-    zero, theirs = (0.0, math.inf) if stated is None else (stated, sheet.reported_seeds or 1)
+    centre, seeds = (0.0, math.inf) if stated is None else (stated, sheet.reported_seeds or 1)
     means, choose = numbers.means, EXTREMES.get(test.judge)
     tries = len(means) if choose else 1
     contrasts = {
-        place: one
+        place: comparison
         for place, sample in {**numbers.at, THE_AVERAGE: numbers.mean}.items()
-        if (one := contrast(sample, zero, seeds=theirs, region=test.region(margin), tries=tries))
+        if (comparison := contrast(sample, centre, seeds=seeds, region=test.region(margin), tries=tries))
     }
     incomplete = numbers.empty and test.judge != "every"
     place = choose(means, key=means.__getitem__) if choose and not incomplete else THE_AVERAGE
@@ -414,76 +414,76 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         needed += f" of the paper's {text.limit(stated, 'stated')}"
     claimed += " on average" if place == THE_AVERAGE and len(means) > 1 and test.judge != "every" else ""
     needed += f" in each of {len(means)} cases" * (test.judge == "every" and len(means) > 1)
-    shown = _shown(text, test, numbers, place, contrasts.get(place), zero)
+    finding = _finding_at(text, test, numbers, place, contrasts.get(place), centre)
     lost = [text for text in numbers.lost if text.endswith(LOST[DIVERGED])]
-    shown = replace(shown, needed=needed, reason="; ".join(lost))
+    finding = replace(finding, needed=needed, reason="; ".join(lost))
     if incomplete:
-        return replace(shown, decision=INCOMPLETE.capitalize(), reason="; ".join([*lost, INCOMPLETE]))
+        return replace(finding, decision=INCOMPLETE.capitalize(), reason="; ".join([*lost, INCOMPLETE]))
     judged = [*numbers.at] if test.judge == "every" else [place]
     tried = {place: contrasts[place] for place in judged if place in contrasts}
     # The average of several places can contradict a direction, too.
     opposed = contrasts if len(judged) > 1 and test.kind in SIDES else tried
-    outside = {place: one.p_outside for place, one in opposed.items()}
+    outside = {place: comparison.p_outside for place, comparison in opposed.items()}
     least = min([1.0, *(len(outside) * p for p in outside.values())])  # the smallest one by Holm
     if least >= LEVEL and (not tried or len(tried) < len(judged)):
-        return replace(shown, decision=UNTESTABLE.capitalize(), reason="; ".join([*lost, UNTESTABLE]))
+        return replace(finding, decision=UNTESTABLE.capitalize(), reason="; ".join([*lost, UNTESTABLE]))
     note = f" (with Bonferroni's correction for {tries} cases)" if tries > 1 else ""
     if least < LEVEL:
         decisive = min(outside, key=outside.__getitem__)
         at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" for {decisive}"
         if at and decisive != THE_AVERAGE:
-            alone = _shown(text, test, numbers, decisive, contrasts[decisive], zero)
-            shown = replace(shown, estimate=alone.estimate, interval=alone.interval, deciding=alone.number)
+            case = _finding_at(text, test, numbers, decisive, contrasts[decisive], centre)
+            finding = replace(finding, estimate=case.estimate, interval=case.interval, deciding=case.number)
         note = f" (with Holm's correction for {len(outside)} tests)" if len(outside) > 1 else note
         decision = f"Test against the claim: not {claimed}{at}, one-sided {p_text(least)}{note}"
-        return replace(shown, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
+        return replace(finding, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
     weakest = max(tried, key=lambda place: tried[place].p_inside)
     p, reasons, largest = tried[weakest].p_inside, [*lost], ""
     if len(tried) > 1:
         claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
-        alone = _shown(text, test, numbers, weakest, tried[weakest], zero)
-        shown = replace(shown, deciding=alone.number)
+        case = _finding_at(text, test, numbers, weakest, tried[weakest], centre)
+        finding = replace(finding, deciding=case.number)
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = any(p < LEVEL for p in outside.values())
     reasons += [_corrected("Holm", len(outside), "tests")] * contrary
     verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
     decision, reason = f"Test: {claimed}, {largest}one-sided {p_text(p)}{note}", "; ".join(reasons)
-    shown = replace(shown, verdict=verdict, decision=decision, reason=reason)
-    return replace(shown, p=p, p_contradicted=least)
+    finding = replace(finding, verdict=verdict, decision=decision, reason=reason)
+    return replace(finding, p=p, p_contradicted=least)
 
 
-def _shown(
+def _finding_at(
     text: ClaimText,
     test: InRegion,
     numbers: ClaimNumbers,
     place: str,
-    found: Contrast | None,
-    zero: float,
+    comparison: Contrast | None,
+    centre: float,
 ) -> Finding:
-    """Return the finding before any test: the number of a place, which is compared with ``zero``."""
+    """Return the finding before any test: the number of a place, which is compared with ``centre``."""
     means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
         return Finding("undecided", ", ".join(["No seed has a number in all cases", *numbers.lost]))
     mean = average(ours.values)
-    interval = (zero + found.interval[0], zero + found.interval[1]) if found else None
+    interval = (centre + comparison.interval[0], centre + comparison.interval[1]) if comparison else None
     several = len(means) > 1
     averaged = several and place == THE_AVERAGE
     axes = {axis: {*labels} for axis, labels in text.sheet.axes.items()}
     used = {axis: {*test.at.get(axis, axes[axis])} & axes[axis] for axis in test.mean_over}
-    over = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
-    over += [f"{len(means)} cases"] * averaged
-    scope = f"average of {joined(over)}" if over else ""
+    groups = [count(len(labels), axis) for axis, labels in used.items() if len(labels) > 1]
+    groups += [f"{len(means)} cases"] * averaged
+    scope = f"average of {joined(groups)}" if groups else ""
     weakest = several and not averaged and test.judge == "every"
     if several and not averaged:
-        which = "weakest" if weakest else test.judge
-        scope = ", ".join(filter(None, (f"{which} of {len(means)} cases ({place})", scope)))
+        rank = "weakest" if weakest else test.judge
+        scope = ", ".join(filter(None, (f"{rank} of {len(means)} cases ({place})", scope)))
     # The weakest case stands next to the average, which has the whole name.
     name = scope if weakest else text.name(place, scope)
     number = ": ".join(filter(None, (name, text.number(mean, interval))))
-    further = [count(len(ours.values), "seed")]
-    if found and found.tries > 1:
-        chosen = f"the {test.judge} of {found.tries} cases"
-        further.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
+    sentences = [count(len(ours.values), "seed")]
+    if comparison and comparison.tries > 1:
+        chosen = f"the {test.judge} of {comparison.tries} cases"
+        sentences.append(f"The interval is wider, because we chose {chosen} (Bonferroni's correction)")
     if averaged:
         decimals = shared_decimals(*text.scaled(mean, interval))
         ends = [choose(means, key=means.__getitem__) for choose in (min, max)]
@@ -492,9 +492,9 @@ def _shown(
         agreeing = sum(sign * mean > 0 for mean in means.values())
         side = f"is {test.kind} in {agreeing} of {len(means)} cases" if sign else "ranges"
         side = f"The {text.sides(place).noun} {side}"
-        further.append(f"{side}{',' * bool(sign)} from {low} to {high}")
-    further += filter(None, [", ".join(numbers.lost), numbers.late])
-    return Finding("undecided", ". ".join(further), "", mean, interval, number=number)
+        sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
+    sentences += filter(None, [", ".join(numbers.lost), numbers.late])
+    return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -519,16 +519,16 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     text = ClaimText(sheet, test)
     number = f"{text.name('')}: {text.number(cell.gain or 0.0, interval)}"
     seeds = count(len(cell.gains), "seed")
-    shown = Finding("undecided", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
+    finding = Finding("undecided", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:
-        return replace(shown, reason=UNTESTABLE)
+        return replace(finding, reason=UNTESTABLE)
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
     decided = p if verdict == "contradicted" else None
     margin = text.limit(cell.gain_margin or 0.0, "margin")
     needed = f"within {margin} of the paper's {text.limit(stated, 'stated')}"
-    return replace(shown, verdict=verdict, decision=words, needed=needed, p=decided, p_contradicted=p)
+    return replace(finding, verdict=verdict, decision=words, needed=needed, p=decided, p_contradicted=p)
 
 
 def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> TableCell:
@@ -540,8 +540,8 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
     axes = (sheet.table.rows, sheet.table.columns, sheet.table.panels) if sheet.table else ()
     place = [AVERAGE if axis in test.mean_over else ", ".join(test.at.get(axis or "", ())) for axis in axes]
     for cell in cells:
-        here = [cell.row, cell.column, cell.panel] == place and cell.measure == test.measure
-        if here and cell.published_gain is not None:
+        matches = [cell.row, cell.column, cell.panel] == place and cell.measure == test.measure
+        if matches and cell.published_gain is not None:
             return cell
     raise FltrainError(f"{sheet.id} prints no such gain; 'at' needs a label for each axis of its table")
 
@@ -549,24 +549,24 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     """Return if most runs of each place diverged or have a low number; a place without runs has no share."""
     diverged = lines["state"] == DIVERGED
-    there = diverged | lines["value"].notna()
-    failed = (diverged | (lines["value"] <= test.at_most)).where(there).astype(float)
+    measured = diverged | lines["value"].notna()
+    failed = (diverged | (lines["value"] <= test.at_most)).where(measured).astype(float)
     by_place = [lines[axis] for axis in places(lines)] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
-    most, empty, lost = int((shares > 0.5).sum()), int(shares.isna().sum()), int((~there).sum())
+    most, empty, lost = int((shares > 0.5).sum()), int(shares.isna().sum()), int((~measured).sum())
     verdict: ClaimVerdict = "undecided"
     if most == len(shares):
         verdict = "supported"
     elif not empty and (shares == 0).any():
         verdict = "contradicted"
-    number = f"failed runs: {int(failed.sum())} of {int(there.sum())}"
+    number = f"failed runs: {int(failed.sum())} of {int(measured.sum())}"
     if len(shares) > 1:
         number += f"; cases in which most runs failed: {most} of {len(shares)}"
     reasons = [f"{count(lost, 'run')} not there or without a number"] * bool(lost)
     reasons += [f"{count(empty, 'case')} without any run"] * bool(empty)
-    what = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
+    quantity = measure(test.measure).label.partition(",")[0] if test.measure else test.curve
     unit = f" {measure(test.measure).unit}".rstrip() if test.measure else ""
-    limit = f"A run fails if it diverges or has a {what} of at most {test.at_most:g}{unit}"
+    limit = f"A run fails if it diverges or has a {quantity} of at most {test.at_most:g}{unit}"
     numbers = f"{count(int(diverged.sum()), 'run')} diverged"
     needed = "most runs fail" + f" in each of {len(shares)} cases" * (len(shares) > 1)
     return Finding(verdict, numbers, limit, number=number, needed=needed, reason="; ".join(reasons))
@@ -609,8 +609,8 @@ def result_lines(claim: Mapping[Any, Any]) -> list[str]:
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:
     """Return the claims of a paper as a Markdown table, with the scales of its items."""
     titles = {sheet.name: sheet.title for sheet in sheets}
-    shown = ["where", "claim", "stated", "verdict", "number", "needed", "evidence", "item"]
-    lines = judged[shown].astype(str)
+    columns = ["where", "claim", "stated", "verdict", "number", "needed", "evidence", "item"]
+    lines = judged[columns].astype(str)
     lines["number"] = [
         "; ".join(result_lines({**claim, "needed": ""})) for claim in judged.to_dict("records")
     ]
@@ -619,7 +619,7 @@ def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> 
     text = TEMPLATES.get_template("claims.md").render(
         title=title,
         sheets=sheets,
-        table=markdown_table([shown, *lines.to_numpy().tolist()], numbers=False),
+        table=markdown_table([columns, *lines.to_numpy().tolist()], numbers=False),
         legend=LEGEND,
         dropped=DROPPED_CLAIMS if judged["dropped"].any() else "",
         exploratory=EXPLORATORY if judged["exploratory"].any() else "",

@@ -61,13 +61,13 @@ def curve(record: Record, name: str) -> pd.DataFrame:
     Raises:
         FltrainError: if the record has no such rows.
     """
-    found = points(record, name)
-    if not found and not diverged(record):
+    by_round = points(record, name)
+    if not by_round and not diverged(record):
         kind = name.partition(".")[0]
         rows = record.rows(kind) or record.metrics
         fields = {f"{row['kind']}.{field}" for row in rows for field in row.keys() - {"kind", "round"}}
         raise FltrainError(f"{record.run_id} has no {name!r}{hint(name, sorted(fields))}")
-    return pd.DataFrame.from_dict(found, orient="index", dtype=float)
+    return pd.DataFrame.from_dict(by_round, orient="index", dtype=float)
 
 
 # ---------------------------------------------------------------- tables and claims
@@ -104,15 +104,15 @@ def values_of(
         diverged_as: returns the number that stands for a run that diverged.
     """
     records = [runs(cell.run) for cell in sheet.cells]
-    found = [
+    readings = [
         (read(record, cell) or {}) if record.usable else {}
         for record, cell in zip(records, sheet.cells, strict=True)
     ]
     # A run without numbers stands in all places that other runs have.
-    nothing = dict.fromkeys((label for numbers in found for label in numbers), math.nan)
-    nothing = nothing or {UNKNOWN if dimension else "": math.nan}
+    no_numbers = dict.fromkeys((label for numbers in readings for label in numbers), math.nan)
+    no_numbers = no_numbers or {UNKNOWN if dimension else "": math.nan}
     lines: list[dict[str, Any]] = []
-    for cell, record, numbers in zip(sheet.cells, records, found, strict=True):
+    for cell, record, numbers in zip(sheet.cells, records, readings, strict=True):
         dataset: tuple[str, ...] = ()
         state = MISSING
         if record.usable:
@@ -120,7 +120,7 @@ def values_of(
             dataset = (str(record.spec["dataset"]["name"]),)
         elif record.complete:
             state = DAMAGED
-        for label, value in (numbers or nothing).items():
+        for label, value in (numbers or no_numbers).items():
             place = {dimension: label} if dimension else {}
             names = {key: text.format(**place) if place else text for key, text in cell.reported.items()}
             line = {
@@ -147,24 +147,24 @@ def resolution(records: Iterable[Record], name: str) -> float:
     images = next((record.test_images for record in records if record.usable), None)
     if "." in name:
         return 1 / images if images and name == "evaluation.accuracy" else 0.0
-    what = measure(name)
-    return what.resolution(None if what.dimension else images)
+    definition = measure(name)
+    return definition.resolution(None if definition.dimension else images)
 
 
 def measured_values(sheet: ItemJob, runs: Runs, measured: Measured, published: Published) -> pd.DataFrame:
     """Return the numbers of a measure as a table shows them: as multiples if it says so, and with gains."""
-    what = measure(measured.measure)
-    targets = _targets(sheet, runs, measured, published) if what.targeted else {}
+    definition = measure(measured.measure)
+    targets = _targets(sheet, runs, measured, published) if definition.targeted else {}
 
     def read(record: Record, cell: Cell) -> NumbersByLabel | None:
-        if not what.targeted:
-            return what.of(record)
+        if not definition.targeted:
+            return definition.of(record)
         target = targets.get(tuple({**cell.labels, **measured.target_of}.items()))
-        return None if target is None else what.of(record, target)
+        return None if target is None else definition.of(record, target)
 
-    frame = values_of(sheet, runs, read, measured.measure, what.dimension, what.of_diverged)
+    frame = values_of(sheet, runs, read, measured.measure, definition.dimension, definition.of_diverged)
     if sheet.table and sheet.table.best_of:
-        frame = at_best(frame, sheet.table.best_of, what.margin.relative, measured.place)
+        frame = at_best(frame, sheet.table.best_of, definition.margin.relative, measured.place)
     if measured.relative_to:
         frame["value"] = frame["value"] / at_labels(frame, measured.relative_to)["value"]
     frame["gain"] = math.nan
@@ -185,9 +185,9 @@ def at_best(
     it is the first label. Lines of the first seed are left out if a place has others. Trials have no order,
     so that none is at the end of a grid.
     """
-    kept: list[pd.DataFrame] = []
-    others = [name for name in places(frame) if name != axis]
-    for place in (part for _, part in frame.groupby(others, sort=False)) if others else [frame]:
+    best_lines: list[pd.DataFrame] = []
+    other_axes = [name for name in places(frame) if name != axis]
+    for place in (part for _, part in frame.groupby(other_axes, sort=False)) if other_axes else [frame]:
         tuning = place["seed"] == place["seed"].iloc[0]
         numbers = place[tuning].set_index(axis)["value"]
         ranked = numbers.dropna().sort_values(ascending=least, kind="stable").index
@@ -195,16 +195,16 @@ def at_best(
         chosen = ranked[rank] if len(ranked) else place[axis].iloc[0]
         at_end = chosen in (numbers.index[0], numbers.index[-1]) and axis != TRIAL
         lines = place[(place[axis] == chosen) & (~tuning | tuning.all())]
-        kept.append(lines.assign(best=chosen, best_at_end=at_end))
-    return pd.concat(kept).drop(columns=axis)
+        best_lines.append(lines.assign(best=chosen, best_at_end=at_end))
+    return pd.concat(best_lines).drop(columns=axis)
 
 
 def has_labels(frame: pd.DataFrame, labels: Mapping[str, str | Collection[str]]) -> pd.Series:
     """Return a mask of the lines that have one of the labels on each axis."""
-    found = pd.Series(True, index=frame.index)
+    mask = pd.Series(True, index=frame.index)
     for axis, wanted in labels.items():
-        found &= frame[axis].isin([wanted] if isinstance(wanted, str) else list(wanted))
-    return found
+        mask &= frame[axis].isin([wanted] if isinstance(wanted, str) else list(wanted))
+    return mask
 
 
 def places(frame: pd.DataFrame) -> list[str]:
@@ -218,14 +218,14 @@ def combined(frame: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
     It is NaN if a number is missing. The state is the worst one, the names are those that all lines share,
     and ``averaged`` is the number of lines.
     """
-    where = [name for name in (*places(frame), "seed") if name not in axes]
+    keys = [name for name in (*places(frame), "seed") if name not in axes]
 
     def mean(numbers: pd.Series) -> float:
         return float(numbers.mean(skipna=False))
 
     def shared(names: pd.Series) -> dict[str, str]:
         first, *others = names
-        return {key: text for key, text in first.items() if all(one.get(key) == text for one in others)}
+        return {key: text for key, text in first.items() if all(other.get(key) == text for other in others)}
 
     def worst(states: pd.Series) -> str:
         return str(max(states, key=STATES.index))
@@ -244,14 +244,14 @@ def combined(frame: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
     }
     frame = frame.assign(averaged=1)
     summaries = {column: summary for column, summary in summaries.items() if column in frame}
-    return frame.groupby(where, sort=False).agg(summaries).reset_index()
+    return frame.groupby(keys, sort=False).agg(summaries).reset_index()
 
 
 def at_labels(frame: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     """Return for every line the one at its place and seed but with the given labels; NaN if there is none."""
-    where = [*places(frame), "seed"]
-    wanted = pd.MultiIndex.from_frame(frame[where].assign(**labels))
-    return frame.set_index(where).reindex(wanted).set_axis(frame.index)
+    keys = [*places(frame), "seed"]
+    wanted = pd.MultiIndex.from_frame(frame[keys].assign(**labels))
+    return frame.set_index(keys).reindex(wanted).set_axis(frame.index)
 
 
 def _targets(sheet: ItemJob, runs: Runs, measured: Measured, published: Published) -> dict[CellKey, float]:
@@ -263,21 +263,21 @@ def _targets(sheet: ItemJob, runs: Runs, measured: Measured, published: Publishe
     """
     timed = measure(measured.measure).targeted == "seconds"
     printed: dict[CellKey, float] = {}
-    found: dict[CellKey, list[float]] = {}
+    by_place: dict[CellKey, list[float]] = {}
     for cell in sheet.cells:
         if measured.target_of.items() <= cell.labels.items():
             place, record = tuple(cell.labels.items()), runs(cell.run)
             if record.usable and not diverged(record):
                 value = training_seconds(record) if timed else best_accuracy(record)
-                found.setdefault(place, []).append(value)
+                by_place.setdefault(place, []).append(value)
             reduced = sheet.reduced and bool(measured.target_of)
             target = None if reduced or timed else _printed_target(measured, cell, published)
             if target is not None:
                 printed[place] = target / 100
     if timed:
-        return {key: statistics.median(values) for key, values in found.items()}
-    own = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in found.items()}
-    return {**own, **printed}
+        return {key: statistics.median(values) for key, values in by_place.items()}
+    our_targets = {key: math.floor(100 * min(values) + 1e-9) / 100 for key, values in by_place.items()}
+    return {**our_targets, **printed}
 
 
 def targets_text(sheet: ItemJob, runs: Runs, published: Published) -> str:
@@ -298,8 +298,8 @@ def targets_text(sheet: ItemJob, runs: Runs, published: Published) -> str:
 def _printed_target(measured: Measured, cell: Cell, published: Published) -> float | None:
     if measured.printed_target is not None:
         return measured.printed_target
-    found = published.find("target_acc", {**cell.reported, "method": ""})
-    return found.value if found else None
+    target = published.find("target_acc", {**cell.reported, "method": ""})
+    return target.value if target else None
 
 
 # ---------------------------------------------------------------- claims
@@ -319,25 +319,25 @@ def claimed_values(
         frame = differences(frame, labels, test.relative and labels is test.over)
         frame = frame[~has_labels(frame, labels)]
     frame = frame.assign(value=-frame["value"]) if test.reverse else frame
-    first = {axis: names for axis, names in test.at.items() if axis in (*test.minus, *test.mean_over)}
-    frame = frame[has_labels(frame, first)]
+    merged_labels = {axis: names for axis, names in test.at.items() if axis in (*test.minus, *test.mean_over)}
+    frame = frame[has_labels(frame, merged_labels)]
     frame = combined(frame, test.mean_over) if test.mean_over else frame
-    rest = {axis: names for axis, names in test.at.items() if axis not in test.mean_over}
-    return frame, has_labels(frame, rest)
+    other_labels = {axis: names for axis, names in test.at.items() if axis not in test.mean_over}
+    return frame, has_labels(frame, other_labels)
 
 
 def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Published) -> pd.DataFrame:
     """Return the measure or curve of all runs of the item, or of some parts of their networks."""
     if test.measure is None:
         return values_of(sheet, runs, lambda record, _: _over_rounds(record, test), test.curve or "")
-    what, parts = measure(test.measure), test.part or ()
-    if what.dimension and parts:
+    definition, parts = measure(test.measure), test.part or ()
+    if definition.dimension and parts:
 
         def added(record: Record, _: Cell) -> NumbersByLabel | None:
-            numbers = what.of(record) or {}  # of another network at a reduced scale
+            numbers = definition.of(record) or {}  # of another network at a reduced scale
             return {"": total(numbers[part] for part in parts)} if {*parts} <= {*numbers} else None
 
-        return values_of(sheet, runs, added, test.measure, diverged_as=what.of_diverged)
+        return values_of(sheet, runs, added, test.measure, diverged_as=definition.of_diverged)
     frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
     never = np.isinf(frame["value"])
     if never.any():  # else the column can hold whole numbers, which take no empty list
@@ -356,24 +356,24 @@ def _as_shown(sheet: ItemJob, name: str) -> Measured:
         raise FltrainError(
             f"{name!r} is one number over all seeds, which no test over runs can use; choose another"
         )
-    shown = sheet.table.measures if sheet.table else ()
-    found = next((measured for measured in shown if measured.measure == name), None)
-    if found is None and measure(name).targeted:
+    measures = sheet.table.measures if sheet.table else ()
+    form = next((measured for measured in measures if measured.measure == name), None)
+    if form is None and measure(name).targeted:
         raise FltrainError(f"{sheet.id} has no table that shows {name!r}, so there is no target")
-    return found or Measured(measure=name)
+    return form or Measured(measure=name)
 
 
 def _over_rounds(record: Record, test: Quantity) -> NumbersByLabel | None:
     """Return the mean of a curve over a share of the rounds, or its change; None if there is no curve."""
     assert test.curve is not None
     try:
-        found = curve(record, test.curve)
+        frame = curve(record, test.curve)
     except FltrainError:  # a scale can leave a statistic out
         return None
     parts = test.part or ("",)
-    if not set(parts) <= set(found):  # at a reduced scale, the network can be another one
+    if not set(parts) <= set(frame):  # at a reduced scale, the network can be another one
         return None
-    values = found[list(parts)].sum(axis=1, skipna=False)
+    values = frame[list(parts)].sum(axis=1, skipna=False)
 
     def mean(share: tuple[float, float]) -> float:
         first, last = (end * record.summary["rounds"] + 1e-9 for end in share)
@@ -391,15 +391,15 @@ def differences(frame: pd.DataFrame, labels: LabelChoice, relative: bool) -> pd.
     diverged at a place, their difference is no measurement (NaN), as in tables (``TableCell.lost_gain``).
     """
     other = combined(frame[has_labels(frame, labels)], labels.keys())
-    where = [*places(other), "seed"]
-    both = frame.merge(other[[*where, "value", "state"]], how="left", on=where, suffixes=("", " of other"))
-    base = both["value of other"]
-    value = both["value"] - base
+    keys = [*places(other), "seed"]
+    pairs = frame.merge(other[[*keys, "value", "state"]], how="left", on=keys, suffixes=("", " of other"))
+    base = pairs["value of other"]
+    value = pairs["value"] - base
     if relative:
         value = 100 * value / base.abs().where(base != 0)
         frame = frame.assign(floor=0.0)
-    ranks = both[["state", "state of other"]].fillna(MISSING).map(STATES.index)
-    place = [both[axis] for axis in places(frame)] or [pd.Series("all", index=both.index)]
+    ranks = pairs[["state", "state of other"]].fillna(MISSING).map(STATES.index)
+    place = [pairs[axis] for axis in places(frame)] or [pd.Series("all", index=pairs.index)]
     best = ranks.groupby(place, sort=False).transform("min")
     lost = (best == STATES.index(DIVERGED)).any(axis=1)  # no run of a side is done, at least one diverged
     state = [STATES[rank] for rank in ranks.max(axis=1)]

@@ -46,7 +46,7 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     """
     folder = index.parent
     contents = [
-        (f"{paper['name']}/{one['name']}", one) for paper in listing["papers"] for one in paper["contents"]
+        (f"{paper['name']}/{item['name']}", item) for paper in listing["papers"] for item in paper["contents"]
     ]
     tables = [folder / f"{name}.csv" for name, item in contents if item["table"]]
     cells = [cell for path in tables if path.exists() for cell in read_csv(path)]
@@ -68,14 +68,14 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     summaries = _summaries(listing["papers"], folder)
     cards = _cards(listing["papers"], summaries, folder)
     sections = [*itertools.chain(*cards.values())]
-    found = (verdicts for section in sections for verdicts, _ in section["counts"].values())
+    counts = (verdicts for section in sections for verdicts, _ in section["counts"].values())
     common = {"listing": listing, "remarks": notes_on(records.values()), "progress": progress}
     front = render(
         "index.html",
         folder,
         **common,
         overall=list(overall(summaries.values())),
-        verdicts=[*itertools.chain.from_iterable(found)],
+        verdicts=[*itertools.chain.from_iterable(counts)],
         cards=cards,
         sections=sections,
         runs=runs.name,
@@ -84,8 +84,8 @@ def write(listing: Mapping[str, Any], results: Results, index: Path, runs: Path)
     write_text(index, front)
     rows: dict[str, list[Any]] = {}
     for run, record in records.items():
-        shown = described(record, record.spec["seed"] if record.usable else None, folder)
-        rows.setdefault(items[run][0]["name"], []).append((shown, record, items[run]))
+        entry = described(record, record.spec["seed"] if record.usable else None, folder)
+        rows.setdefault(items[run][0]["name"], []).append((entry, record, items[run]))
     write_text(runs, render("runs.html", folder, **common, rows=rows, index=index.name))
 
 
@@ -105,8 +105,8 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
     """Return the rows of the front page's first table as lines: paper, conclusion, verdicts."""
     papers, lines = listing["papers"], []
     cards = _cards(papers, _summaries(papers, folder), folder)
-    shown = len(cards) > 1 and not listing["reduced"]
-    for section, *_ in cards.values() if shown else ():
+    has_table = len(cards) > 1 and not listing["reduced"]
+    for section, *_ in cards.values() if has_table else ():
         if section["headline"]:
             text = f"{section['short']}: {section['headline']}"
             verdicts = ", ".join(f"{about}{verdict}" for about, verdict in section["verdicts"].items())
@@ -126,8 +126,8 @@ def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, Any]:
     _, about, lines = next(iter(firsts.values()))
     text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
     verdicts = {name if len(firsts) > 1 else "": verdict for name, (verdict, *_) in firsts.items()}
-    shown = {name: one for name, one in verdicts.items() if one and not (conclusion and one in AMONG_OWN)}
-    return {"headline": conclusion or text, "verdicts": shown}
+    texts = {name: word for name, word in verdicts.items() if word and not (conclusion and word in AMONG_OWN)}
+    return {"headline": conclusion or text, "verdicts": texts}
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
@@ -137,18 +137,18 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Count
     for summary in summaries:
         where = JUDGED_IN.get(summary["kind"])
         for heading, (verdicts, _) in summary["counts"].items() if where else ():
-            what = f"{heading} {where}" if heading in best else heading.partition(" (")[0]
+            title = f"{heading} {where}" if heading in best else heading.partition(" (")[0]
             # Papers' own protocols show that nothing holds.
             wanted = {best[heading]: 0} if summary["kind"] == "paper" and heading in best else {}
-            sides = totals.setdefault(what, (Counter(wanted), Counter()))
+            sides = totals.setdefault(title, (Counter(wanted), Counter()))
             for verdict, number in verdicts.items():
                 name, _, exploratory = verdict.partition(", ")
                 if name in SUMMED:
                     sides[bool(exploratory)][name] += number
-    for what, sides in totals.items():
+    for title, sides in totals.items():
         if number := sum(side.total() for side in sides):
             confirmatory, exploratory = (side if side.total() else Counter() for side in sides)
-            yield f"{number} {what}", confirmatory, exploratory
+            yield f"{number} {title}", confirmatory, exploratory
 
 
 def _summaries(papers: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:

@@ -53,8 +53,8 @@ def cited(text: str) -> Markup:
     """Return a citation with links from its arXiv number and DOI to the paper."""
     hosts = {"arXiv": "arxiv.org/abs", "doi": "doi.org"}
 
-    def link(found: re.Match[str]) -> str:
-        return f'<a href="https://{hosts[found[1]]}/{found[2]}">{found[0]}</a>'
+    def link(match: re.Match[str]) -> str:
+        return f'<a href="https://{hosts[match[1]]}/{match[2]}">{match[0]}</a>'
 
     return Markup(re.sub(r"\b(arXiv|doi) ([\w./-]*\w)", link, str(escape(text))))
 
@@ -65,11 +65,11 @@ def size_and_caption(picture: Path) -> tuple[Markup, Markup]:
     Style sheets enlarge the ``--width``, because labels are smaller than the text of pages.
     """
     head = r'<svg[^>]* width="([\d.]+)" height="([\d.]+)"[^>]*>(?:<desc>([^<]*)</desc>)?'
-    if picture.suffix != ".svg" or not (found := re.match(head, picture.read_text("utf-8"))):
+    if picture.suffix != ".svg" or not (match := re.match(head, picture.read_text("utf-8"))):
         return Markup(), Markup()
-    width, height = (f"{float(side):.0f}" for side in found.groups()[:2])
+    width, height = (f"{float(side):.0f}" for side in match.groups()[:2])
     size = f' width="{width}" height="{height}" style="--width:{width}px"'
-    return Markup(size), Markup(found[3] or "")
+    return Markup(size), Markup(match[3] or "")
 
 
 TEMPLATES = Environment(
@@ -99,14 +99,14 @@ def render(template: str, folder: Path, **values: Any) -> str:
     """Return a page of a folder, with links to the files of its project that it names."""
     page = PAGES.get_template(template).render(folder=folder, **values)
 
-    def link(found: re.Match[str]) -> str:
+    def link(match: re.Match[str]) -> str:
         # The front page lies one level above the pages of papers.
         for up in ("../..", "../../.."):
             # Browsers do not render Markdown, so the site comes first if somebody has built it.
-            for file in (f"site/{found['file'].removesuffix('.md')}.html", found["file"]):
+            for file in (f"site/{match['file'].removesuffix('.md')}.html", match["file"]):
                 if (folder / up / file).exists():
-                    return f'<a data-file href="{up}/{file}{found["place"] or ""}">{found[0]}</a>'
-        return found[0]
+                    return f'<a data-file href="{up}/{file}{match["place"] or ""}">{match[0]}</a>'
+        return match[0]
 
     names = r"(?<![\w/])(?P<file>(?:docs|published|tests)/[\w/-]+\.(?:md|py))(?P<place>#[\w-]+)?"
     return re.sub(names, link, page)

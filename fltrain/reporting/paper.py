@@ -72,9 +72,9 @@ def page(
 
 def _once(items: Iterable[dict[str, Any]], text: str) -> list[str]:
     """Take the sentences that a page has once out of a text of its items: shared by all, or general ones."""
-    sentences = [re.split(r"(?<=\.) ", item[text]) for item in items]
-    every = dict.fromkeys(itertools.chain.from_iterable(sentences))
-    once = [one for one in every if one in GENERAL.values() or all(one in own for own in sentences)]
-    for item, own in zip(items, sentences, strict=True):
-        item[text] = " ".join(one for one in own if one not in once)
+    by_item = [re.split(r"(?<=\.) ", item[text]) for item in items]
+    distinct = dict.fromkeys(itertools.chain.from_iterable(by_item))
+    once = [note for note in distinct if note in GENERAL.values() or all(note in notes for notes in by_item)]
+    for item, notes in zip(items, by_item, strict=True):
+        item[text] = " ".join(note for note in notes if note not in once)
     return once

@@ -64,34 +64,34 @@ def paper_summary(
     claims = list(claims)
     parts = {}
     by_paper = judged.groupby(judged["where"].map(cited_paper), sort=False)
-    for cited, own in by_paper if paper["kind"] == "comparison" and len(by_paper) > 1 else ():
-        items = {name for names in own["item"] for name in names.split(", ")}
+    for cited, group in by_paper if paper["kind"] == "comparison" and len(by_paper) > 1 else ():
+        items = {name for names in group["item"] for name in names.split(", ")}
         if chosen := [sheet for sheet in sheets if sheet.name in items]:
-            parts[cited] = paper_summary(paper, chosen, own, cells, claims)
+            parts[cited] = paper_summary(paper, chosen, group, cells, claims)
     numbers = [number for claim in claims for number in quantities(claim.test)]
     reverse = {(number.item, labels_text(number.over)) for number in numbers if number.reverse}
-    headings, every, gains, quotable = dict(titles), [], [], []
+    headings, all_cells, gains, quotable = dict(titles), [], [], []
     differences = dict.fromkeys(titles, "difference from its base")
     for sheet in sheets:
         if (table := sheet.table) is None:
             continue
         name, bases = sheet.name, bases_of(table)
         axes = {"panel": table.panels, "row": table.rows, "column": table.columns}
-        shown = [
+        table_cells = [
             cell.replace(**{place: named(axis, getattr(cell, place)) for place, axis in axes.items()})
             for cell in cells.get(sheet.id, ())
         ]
-        every += shown
-        over = [one.gain_over for one in table.measures if one.gain_over]
-        base_columns = {named(table.columns, one[table.columns]) for one in over if table.columns in one}
+        all_cells += table_cells
+        over = [measured.gain_over for measured in table.measures if measured.gain_over]
+        base_columns = {named(table.columns, base[table.columns]) for base in over if table.columns in base}
         # Methods with the settings of their base come first.
-        quotable += sorted(shown, key=lambda cell: cell.column not in (base_columns or {cell.column}))
+        quotable += sorted(table_cells, key=lambda cell: cell.column not in (base_columns or {cell.column}))
         # As in its claims: the paper's method minus its rivals, not theirs minus the method.
         turned = {(name, base) for base in bases} <= reverse
         if len(bases) == 1:
             differences[name] = f"difference from {bases[0]}"
             headings[name] += f": {bases[0]} minus each" if turned else f": gain over {bases[0]}"
-        gains += [_turned(cell) if turned else cell for cell in shown if name in confirmed]
+        gains += [_turned(cell) if turned else cell for cell in table_cells if name in confirmed]
     columns = ["where", "claim", "verdict", "dropped", "exploratory", *RESULT, "evidence", "item"]
     rows: list[Any] = judged[columns].to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
@@ -103,12 +103,12 @@ def paper_summary(
     examples = claim_findings(ordered)
     return {
         **paper,
-        "results": missed_values(every if paper["kind"] == "paper" else (), titles)
+        "results": missed_values(all_cells if paper["kind"] == "paper" else (), titles)
         or ([] if examples else cell_findings(paper["kind"], quotable, titles, differences)),
         "examples": examples,
         "picture": picture,
-        "forest": forest(every, titles) or forest(gains, headings, "gain"),
-        "counts": verdict_counts(paper["kind"], every, rows),
+        "forest": forest(all_cells, titles) or forest(gains, headings, "gain"),
+        "counts": verdict_counts(paper["kind"], all_cells, rows),
         "claims": rows,
         "alike": joint,
         "items": list(titles),
@@ -138,10 +138,10 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
         gains[cell.published_gain is not None].update(marked)
     firm = [cell for cell in cells if not cell.exploratory]
     of_values = f"controls ({true_values(cells)})" if kind == "control" else "published values"
-    same = repeated(cells)
-    repeats = f" ({count(same, 'duplicate')}: their settings coincide)" if same else ""
+    duplicates = repeated(cells)
+    repeats = f" ({count(duplicates, 'duplicate')}: their settings coincide)" if duplicates else ""
     among_own = "differences among our own runs" + repeats
-    found: Counts = {
+    counts: Counts = {
         of_values: (values, expected_counts(firm, EXPECTED)),
         "published gains": (gains[True], expected_counts(firm, EXPECTED_GAINS)),
         among_own: (gains[False], {}),
@@ -149,7 +149,7 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     }
     return {
         heading: (verdicts, expected if kind != "control" else {})
-        for heading, (verdicts, expected) in found.items()
+        for heading, (verdicts, expected) in counts.items()
         if verdicts
     }
 
@@ -171,7 +171,7 @@ def true_values(cells: Iterable[TableCell]) -> str:
 def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list[Finding]:
     """Return for each table how far our values are from the published ones that they do not reproduce."""
     judged = [cell for cell in cells if cell.verdict and cell.published]
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for item in dict.fromkeys(cell.item for cell in judged if cell.verdict == "not reproduced"):
         values = [cell for cell in judged if cell.item == item]
         missed = [cell for cell in values if cell.verdict == "not reproduced"]
@@ -179,8 +179,8 @@ def missed_values(cells: Iterable[TableCell], titles: Mapping[str, str]) -> list
         ends = " to ".join(dict.fromkeys(f"{share:.0f}" for share in shares[:1] + shares[-1:]))
         lines = [f"published values that are not reproduced: {len(missed)} of {len(values)}"]
         lines += [f"our values, in per cent of the published ones: {ends} %"] * bool(ends)
-        found.append(("not reproduced", titles[item], lines))
-    return found
+        findings.append(("not reproduced", titles[item], lines))
+    return findings
 
 
 def cell_findings(
@@ -199,11 +199,11 @@ def cell_findings(
     return [
         (
             verdict,
-            f"{found.place} ({titles[found.item]})",
-            [f"{differences[found.item]}, in points: {gain_text(found)}"],
+            f"{example.place} ({titles[example.item]})",
+            [f"{differences[example.item]}, in points: {gain_text(example)}"],
         )
         for verdict in AMONG_OWN
-        if (found := first.get(verdict))
+        if (example := first.get(verdict))
     ]
 
 
@@ -215,15 +215,15 @@ def claim_findings(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """
     measured = [row for row in rows if row["number"]]
     firm = [row for row in measured if not row["exploratory"]] or measured
-    found: list[Finding] = []
-    above: set[str] = set()
+    picks: list[Finding] = []
+    shown_numbers: set[str] = set()
     for verdict in (*JUDGED, "reduced scale"):
         for row in [row for row in firm if row["verdict"] == verdict][:1]:
             numbers = row["number"].split("; ")
-            lines = ["numbers: as above"] if above.issuperset(numbers) else numbers
-            found.append((full_verdict(row), f"{row['claim']} ({row['where']})", [*lines, *needs_lines(row)]))
-            above |= {*numbers}
-    return found
+            lines = ["numbers: as above"] if shown_numbers.issuperset(numbers) else numbers
+            picks.append((full_verdict(row), f"{row['claim']} ({row['where']})", [*lines, *needs_lines(row)]))
+            shown_numbers |= {*numbers}
+    return picks
 
 
 def alike(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[dict[str, Any]]:

@@ -59,15 +59,15 @@ def p_text(p: float) -> str:
     """Format a p value, for example ``p 0.032`` or ``p < 0.001``; more digits show a side of the level."""
     if p < 0.001:
         return "p < 0.001"
-    shown = (f"{p:.{decimals}f}" for decimals in range(3, 8))
-    return f"p {next((text for text in shown if float(text) != LEVEL), f'{p:.3f}')}"
+    texts = (f"{p:.{decimals}f}" for decimals in range(3, 8))
+    return f"p {next((text for text in texts if float(text) != LEVEL), f'{p:.3f}')}"
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
     """Return seeds in order, for example ``0 to 4`` or ``42, 999 and 2025``."""
     ordered = sorted(seeds)
-    whole = len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]
-    return f"{ordered[0]} to {ordered[-1]}" if whole else joined([*map(str, ordered)])
+    is_range = len(ordered) > 2 and ordered == [*range(ordered[0], ordered[-1] + 1)]
+    return f"{ordered[0]} to {ordered[-1]}" if is_range else joined([*map(str, ordered)])
 
 
 def by_name(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -93,9 +93,9 @@ def by_name(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]
 
 def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
     """Return a Markdown table; the first line is its heading, columns after the first are ``numbers``."""
-    first, *rest = ([" ".join(text.split("\n")) for text in line] for line in lines)
+    first, *body = ([" ".join(text.split("\n")) for text in line] for line in lines)
     rule = ["---", *(["---:" if numbers else "---"] * (len(first) - 1))]
-    texts = (" | ".join(text.replace("|", r"\|") for text in line) for line in (first, rule, *rest))
+    texts = (" | ".join(text.replace("|", r"\|") for text in line) for line in (first, rule, *body))
     return "\n".join(f"| {line} |" for line in texts)
 
 
@@ -158,8 +158,8 @@ def latex(text: str) -> str:
 
 
 def _in_latex(character: str) -> str:
-    if found := _LATEX.get(character):
-        return found
+    if command := _LATEX.get(character):
+        return command
     if character in TEXT_CHARACTERS:
         return character
     base, *marks = list(unicodedata.normalize("NFD", character))

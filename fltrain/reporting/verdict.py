@@ -90,29 +90,29 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
     Returns:
         The cells with intervals, verdicts and the numbers behind them.
     """
-    values = moderated([one.values for one in cells])
-    gains = moderated([one.gains for one in cells])
+    values = moderated([case.values for case in cells])
+    gains = moderated([case.gains for case in cells])
     judged: list[TableCell] = []
-    for one, ours, gained in zip(cells, values, gains, strict=True):
-        mean, std = over_seeds(one.cell.values, one.cell.over_seeds)
-        gain, gain_std = over_seeds(one.cell.gains)
-        cell = one.cell.replace(n=len(one.cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
-        found = contrast(gained, region=around(cell.gain_margin))
+    for case, ours, gained in zip(cells, values, gains, strict=True):
+        mean, std = over_seeds(case.cell.values, case.cell.over_seeds)
+        gain, gain_std = over_seeds(case.cell.gains)
+        cell = case.cell.replace(n=len(case.cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
+        diff = contrast(gained, region=around(cell.gain_margin))
         judged.append(
             cell.replace(
-                **_interval(cell, ours), **_verdict(cell, one, ours), **_gain_verdict(cell, one, found, ours)
+                **_interval(cell, ours), **_verdict(cell, case, ours), **_gain_verdict(cell, case, diff, ours)
             )
         )
     discovered = discoveries([cell.p for cell in judged])
-    shown = discoveries([cell.gain_p if cell.gain_verdict in AMONG_OWN else None for cell in judged])
-    return [_corrected(*one) for one in zip(judged, discovered, shown, strict=True)]
+    significant = discoveries([cell.gain_p if cell.gain_verdict in AMONG_OWN else None for cell in judged])
+    return [_corrected(*row) for row in zip(judged, discovered, significant, strict=True)]
 
 
-def _corrected(cell: TableCell, discovered: bool, shown: bool) -> TableCell:
+def _corrected(cell: TableCell, discovered: bool, significant: bool) -> TableCell:
     """Return a cell after the corrections of the table's values and of the differences among our own runs."""
     dropped = cell.verdict == "not reproduced" and cell.p is not None and not discovered
     cell = cell.replace(dropped=dropped)
-    if cell.gain_verdict not in AMONG_OWN or shown:
+    if cell.gain_verdict not in AMONG_OWN or significant:
         return cell
     alone = cell.gain_p is not None and cell.gain_p <= LEVEL
     return cell.replace(gain_verdict="inconclusive", reason=CORRECTED if alone else cell.reason)
@@ -143,12 +143,12 @@ def expected_counts(cells: Iterable[TableCell], probabilities: Mapping[str, str]
             rest is the probability of ``inconclusive``.
     """
     first, *_ = probabilities.values()
-    known = [cell for cell in cells if getattr(cell, first) is not None]
+    counted = [cell for cell in cells if getattr(cell, first) is not None]
     expected = {
-        verdict: math.fsum(getattr(cell, column) for cell in known)
+        verdict: math.fsum(getattr(cell, column) for cell in counted)
         for verdict, column in probabilities.items()
     }
-    return {**expected, "inconclusive": len(known) - math.fsum(expected.values())} if known else {}
+    return {**expected, "inconclusive": len(counted) - math.fsum(expected.values())} if counted else {}
 
 
 # ---------------------------------------------------------------- values
@@ -158,10 +158,10 @@ Columns = dict[str, Any]
 
 def _interval(cell: TableCell, ours: Sample) -> Columns:
     """Return the spread of our values, and the interval of their mean."""
-    spread, found = ours.spread, contrast(ours)
+    spread, estimate = ours.spread, contrast(ours)
     if cell.over_seeds != "mean" or not spread.df:
         return {}
-    low, high = found.interval if found else (None, None)
+    low, high = estimate.interval if estimate else (None, None)
     moderation = {"spread": spread.std, "spread_df": spread.df, "spread_cells": spread.cells}
     return {**moderation, "low": low, "high": high}
 
@@ -175,20 +175,20 @@ def _verdict(cell: TableCell, inputs: Judgeable, ours: Sample) -> Columns:
         return _of_failure(cell)
     if mean is None or published is None:
         return _inconclusive("diverged") if cell.diverged else {"verdict": "not run"}
-    shown, region = {"difference": mean - published}, around(cell.margin)
+    columns, region = {"difference": mean - published}, around(cell.margin)
     if cell.over_seeds != "mean":
         interval = _bootstrapped(cell, published)
-        return {**shown, **(_labelled(cell, interval, region) if interval else _too_few(cell))}
-    found = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, region=region)
-    if found is None:
-        return {**shown, **(_inconclusive(MISSED) if math.isinf(mean) else _too_few(cell))}
-    inside, outside = found.chances()
+        return {**columns, **(_labelled(cell, interval, region) if interval else _too_few(cell))}
+    offset = contrast(ours, published, seeds=cell.published_seeds or 1, std=cell.published_std, region=region)
+    if offset is None:
+        return {**columns, **(_inconclusive(MISSED) if math.isinf(mean) else _too_few(cell))}
+    inside, outside = offset.chances()
     return {
-        **shown,
-        **_labelled(cell, found.interval, region),
-        "seeds_needed": found.seeds_needed if found.position == "across" else None,
-        "p": found.p_outside,
-        "detectable": found.detectable,
+        **columns,
+        **_labelled(cell, offset.interval, region),
+        "seeds_needed": offset.seeds_needed if offset.position == "across" else None,
+        "p": offset.p_outside,
+        "detectable": offset.detectable,
         "expected_reproduced": inside,
         "expected_not_reproduced": outside,
     }
@@ -245,8 +245,8 @@ def _bootstrapped(cell: TableCell, published: float) -> Interval | None:
     samples = draws.choice(np.asarray(cell.values, float), (RESAMPLES, cell.n))
     differences = summary(samples, axis=1) - published
     if all(map(math.isfinite, cell.values)):
-        theirs = draws.choice(cell.values, (len(differences), cell.published_seeds or 1))
-        differences = differences - (summary(theirs, axis=1) - summary(cell.values))
+        their_draws = draws.choice(cell.values, (len(differences), cell.published_seeds or 1))
+        differences = differences - (summary(their_draws, axis=1) - summary(cell.values))
     # Infinite values count as largest.
     low, high = np.quantile(differences, [LEVEL, 1 - LEVEL], method="closest_observation")
     return float(low), float(high)
@@ -260,40 +260,40 @@ def _gain_verdict(cell: TableCell, inputs: Judgeable, ours: Contrast | None, val
     if mean is None:
         return {}
     low, high = ours.interval if ours else (None, None)
-    shown: Columns = {"gain_low": low, "gain_high": high}
+    columns: Columns = {"gain_low": low, "gain_high": high}
     if cell.lost_gain:
-        return shown
+        return columns
     if cell.gain_margin:
         # True gains lie inside or outside the margin; ``compare`` controls false discoveries.
         inside = abs(mean) < cell.gain_margin
         p = min(ours.p_outside, 1 - ours.p_outside) if ours else None
         verdict = "equivalent" if inside else "better" if mean > 0 else "worse"
-        return {**shown, "gain_verdict": verdict, "gain_p": p}
+        return {**columns, "gain_verdict": verdict, "gain_p": p}
     if published is None or measure(cell.measure).margin.relative or not inputs.compared:
-        return shown
-    shown |= {"gain_margin": gain_margin(published), "gain_verdict": "inconclusive"}
+        return columns
+    columns |= {"gain_margin": gain_margin(published), "gain_verdict": "inconclusive"}
     if ours is None or low is None or high is None:
-        return shown
-    found = replace(
+        return columns
+    difference = replace(
         ours,
         estimate=mean - published,
         other_error=_published_gain_error(cell, inputs, ours, values),
         region=around(gain_margin(published)),
     )
     verdict = "inconclusive"
-    if found.position == "inside":
+    if difference.position == "inside":
         verdict = "size reproduced"
     elif (low > 0 and published > 0) or (high < 0 and published < 0):
         verdict = "direction reproduced"
     elif (low > 0 > published) or (high < 0 < published):
         verdict = "opposite"
     # The probability of each verdict if the published gain were true.
-    (size, _), shift, df = found.chances(), abs(published) / ours.error, ours.spread.df
+    (size, _), shift, df = difference.chances(), abs(published) / ours.error, ours.spread.df
     return {
-        **shown,
+        **columns,
         "gain_verdict": verdict,
-        **dict(zip(("gain_difference_low", "gain_difference_high"), found.interval, strict=True)),
-        "gain_p": found.p_outside,
+        **dict(zip(("gain_difference_low", "gain_difference_high"), difference.interval, strict=True)),
+        "gain_p": difference.p_outside,
         "expected_size": size,
         "expected_direction": max(0.0, t_above(ours.quantile - shift, df) - size) if published else 0.0,
         "expected_opposite": t_above(ours.quantile + shift, df) if published else 0.0,
@@ -306,7 +306,7 @@ def _published_gain_error(cell: TableCell, inputs: Judgeable, ours: Contrast, va
     if not cell.values:  # an average of gains, of which the paper prints no parts
         return ours.spread.std / math.sqrt(seeds)
     base = replace(values, values=cell.base_values, diverged=bool(cell.base_diverged))
-    own = (values.spread.std, base.spread.std)
-    pairs = zip(own, inputs.published_gain_stds, strict=True)
-    stds = [(s or max(own)) if std is None else std for s, std in pairs]
+    our_stds = (values.spread.std, base.spread.std)
+    pairs = zip(our_stds, inputs.published_gain_stds, strict=True)
+    stds = [(spread or max(our_stds)) if std is None else std for spread, std in pairs]
     return math.hypot(*stds) / math.sqrt(seeds * inputs.averaged)

@@ -82,12 +82,12 @@ class Verification:
         """Counts of checked files, of problems, and of unknown records and tables that were not checked."""
         unknown = sum(map(len, self._lacking.values()))
         numbers = self._counts | {"record": self._counts["record"] - unknown}
-        checked = ", ".join(count(number, what) for what, number in numbers.items())
+        checked = ", ".join(count(number, kind) for kind, number in numbers.items())
         if not (self.problems or unknown or self.unchecked or numbers["table"]):
             remedy = f"make them with {workflow('scale=NAME train=false', self.results.root)}"
             return f"{checked.removesuffix(', 0 tables')}: all consistent; no tables yet: {remedy}"
-        left = {"unknown record": unknown, "table": self.unchecked}
-        unchecked = " and ".join(count(number, what) for what, number in left.items() if number)
+        left_out = {"unknown record": unknown, "table": self.unchecked}
+        unchecked = " and ".join(count(number, kind) for kind, number in left_out.items() if number)
         unchecked += " not checked" * bool(unchecked)
         if self.problems:
             return f"{checked}: {count(self.problems, 'problem')}" + f"; {unchecked}" * bool(unchecked)
@@ -105,11 +105,11 @@ class Verification:
         return Problem(f"{path}: not checked: {why}", harmless=True)
 
     def _each(
-        self, what: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Problem]]
+        self, kind: str, paths: Iterable[Path], check: Callable[[Path], Iterator[Problem]]
     ) -> Iterator[Problem]:
         """Yield the findings of a check on each path; an unreadable file is a finding, too."""
         for path in paths:
-            self._counts[what] += 1
+            self._counts[kind] += 1
             try:
                 yield from check(path)
             except FltrainError as error:
@@ -164,13 +164,13 @@ class Verification:
             yield Problem(str(error))
             return
         spec, digests = record.run_spec, record.summary["digests"]
-        known = {*RECORD_FILES, "train.log"}
+        names = {*RECORD_FILES, "train.log"}
         if spec is None or spec.evaluation.keep != "nothing":
-            known.add(MODELS_FILE)
+            names.add(MODELS_FILE)
         for path in sorted(folder.iterdir()):
-            if path.name not in known and not path.match(".*.part"):
+            if path.name not in names and not path.match(".*.part"):
                 yield Problem(f"{run}: {path.name} is not a file of a record; delete it")
-        if MODELS_FILE in known and (folder / MODELS_FILE).exists():
+        if MODELS_FILE in names and (folder / MODELS_FILE).exists():
             record.models()
         if spec is None:
             self._lacking[record.lacking].append(run)
@@ -178,9 +178,9 @@ class Verification:
         if record.stale:
             yield Problem(f"{run}: stale: {record.stale}", harmless=True)
             return
-        for what, name in {"data": spec.dataset.id, "partition": spec.partition_id}.items():
-            if self._digests.get(name, digests[what]) != digests[what]:
-                yield Problem(f"{run}: trained on other {what} than in {self.results.root}; retrain the run")
+        for kind, name in {"data": spec.dataset.id, "partition": spec.partition_id}.items():
+            if self._digests.get(name, digests[kind]) != digests[kind]:
+                yield Problem(f"{run}: trained on other {kind} than in {self.results.root}; retrain the run")
 
     def _unknown(self) -> Iterator[Problem]:
         """Yield a line for each setting that the code lacks."""

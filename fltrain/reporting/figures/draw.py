@@ -125,7 +125,7 @@ def to_svg(spec: Spec) -> str:
     svg = svg.replace(">", f"><desc>{escape(spec['description'])}</desc>", 1)
     # Vega counts clipped areas over all figures of a process.
     order = {name: f"clip{place}" for place, name in enumerate(dict.fromkeys(re.findall(r"clip\d+", svg)))}
-    return re.sub(r"clip\d+", lambda found: order[found[0]], svg)
+    return re.sub(r"clip\d+", lambda match: order[match[0]], svg)
 
 
 # ---------------------------------------------------------------- notes
@@ -149,8 +149,8 @@ def _notes(
         seeds=seeds,
         intervals=isinstance(figure, Ranking) and numbers["low"].notna().any(),
         accuracy=isinstance(figure, Points) and measure(figure.measure).accuracy,
-        until=sorted({f"{100 * end:g}" for one, end in ends if end and best_accuracy(one) >= end}),
-        lost={what: _named(sheet, runs) for what, runs in notes_on.items() if runs},
+        until=sorted({f"{100 * end:g}" for record, end in ends if end and best_accuracy(record) >= end}),
+        lost={state: _named(sheet, runs) for state, runs in notes_on.items() if runs},
     )
     return " ".join(text.split())
 
@@ -168,29 +168,29 @@ def _named(sheet: ItemJob, runs: set[str]) -> str:
 
 
 # ---------------------------------------------------------------- curves
-def curves(sheet: ItemJob, figure: Curves, panel: Panel, runs: Runs, where: Labels) -> pd.DataFrame:
+def curves(sheet: ItemJob, figure: Curves, chart: Panel, runs: Runs, where: Labels) -> pd.DataFrame:
     """Return the curves of a panel for the cells ``where``: rounds down, one column per (label, seed)."""
     columns: dict[tuple[str, int], pd.Series] = {}
     for cell, record in finished(sheet, runs):
         if where.items() <= cell.labels.items():
-            found = curve(record, panel.curve)
+            numbers = curve(record, chart.curve)
             if figure.over == "epochs":
-                found.index = found.index * record.spec["training"]["epochs"]
+                numbers.index = numbers.index * record.spec["training"]["epochs"]
             if figure.series in cell.labels:  # a run that diverged at once has an empty curve
-                columns[cell.labels[figure.series], cell.seed] = found.get("", pd.Series(dtype=float))
+                columns[cell.labels[figure.series], cell.seed] = numbers.get("", pd.Series(dtype=float))
             else:
-                columns.update({(str(part), cell.seed): found[part] for part in found})
-    for base in [*panel.reduction_from.values(), *panel.difference_from.values()]:
+                columns.update({(str(part), cell.seed): numbers[part] for part in numbers})
+    for base in [*chart.reduction_from.values(), *chart.difference_from.values()]:
         # Paired by seed. A reduction is in per cent of the baseline, and positive below it.
         columns = {
             (label, seed): 100 * (1 - values / columns[base, seed])
-            if panel.reduction_from
+            if chart.reduction_from
             else 100 * (values - columns[base, seed])
             for (label, seed), values in columns.items()
             if label != base and (base, seed) in columns
         }
     frame = pd.DataFrame(columns).sort_index()
-    return frame / frame.max() if panel.normalise else frame
+    return frame / frame.max() if chart.normalise else frame
 
 
 def smoothed(values: pd.Series, window: int) -> pd.Series:
@@ -212,20 +212,20 @@ def lines(frame: pd.DataFrame, order: Iterable[str], window: int, floor: float |
         seeds = frame.loc[:, [column[0] == label for column in frame.columns]].dropna(how="all")
         if seeds.empty:
             continue
-        shown = seeds.apply(smoothed, window=window) if window > 1 else seeds
-        mean, complete = shown.mean(axis=1), shown.notna().all(axis=1)
-        low, high = shown.min(axis=1), shown.max(axis=1)
+        drawn = seeds.apply(smoothed, window=window) if window > 1 else seeds
+        mean, complete = drawn.mean(axis=1), drawn.notna().all(axis=1)
+        low, high = drawn.min(axis=1), drawn.max(axis=1)
         if floor is not None:
-            found = [contrast(Sample(known(values), floor)) for values in shown.to_numpy()]
-            half = pd.Series([one.quantile * one.error if one else np.nan for one in found], mean.index)
+            tests = [contrast(Sample(known(values), floor)) for values in drawn.to_numpy()]
+            half = pd.Series([test.quantile * test.error if test else np.nan for test in tests], mean.index)
             low, high = mean - half, mean + half
-        every = max(1, len(shown) // 8)
+        step = max(1, len(drawn) // 8)
         part = pd.DataFrame({"mean": mean, "raw": seeds.mean(axis=1)})
-        ends = {"whole": mean, "low": low, "high": high} if shown.shape[1] > 1 else {"whole": mean}
+        ends = {"whole": mean, "low": low, "high": high} if drawn.shape[1] > 1 else {"whole": mean}
         for name, values in ends.items():
             part[name] = values.where(complete)
         # Lines that coincide show their markers in turn.
-        part["marked"] = part["whole"][index * every // len(names) :: every]
+        part["marked"] = part["whole"][index * step // len(names) :: step]
         parts.append(part.assign(series=label))
     return pd.concat(parts).rename_axis("x").reset_index() if parts else pd.DataFrame()
 
@@ -241,10 +241,10 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
 
     rows, columns = points(figure.rows), points(figure.columns)
     if figure.columns:
-        places = [[(one, row | column) for column in columns] for row in rows for one in figure.panels]
+        places = [[(chart, row | column) for column in columns] for row in rows for chart in figure.panels]
     else:
-        places = [[(one, row) for one in figure.panels] for row in rows]
-    frames = [[curves(sheet, figure, one, runs, where) for one, where in line] for line in places]
+        places = [[(chart, row) for chart in figure.panels] for row in rows]
+    frames = [[curves(sheet, figure, chart, runs, where) for chart, where in line] for line in places]
     records = [record for _, record in finished(sheet, runs)]
     parts = dict.fromkeys(str(name[0]) for line in frames for frame in line for name in frame.columns)
     labels = [*sheet.axes.get(figure.series, parts)]
@@ -252,11 +252,11 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
     names = ["panel", "series", "seed", figure.over, "value", *(["smoothed"] if figure.smoothing > 1 else [])]
     numbers = [pd.DataFrame(columns=names)]
     panels: list[list[Spec]] = []
-    for line, shown in zip(places, frames, strict=True):
-        ends = _shared_ends(line[0][0], shown) if figure.columns else None
+    for line, line_frames in zip(places, frames, strict=True):
+        ends = _shared_ends(line[0][0], line_frames) if figure.columns else None
         panels.append([])
-        for (one, where), frame in zip(line, shown, strict=True):
-            heading = [*(named(axis, label) for axis, label in where.items()), one.label]
+        for (chart, where), frame in zip(line, line_frames, strict=True):
+            heading = [*(named(axis, label) for axis, label in where.items()), chart.label]
             if not frame.empty:
                 drawn = pd.DataFrame({"value": frame.unstack()})
                 if figure.smoothing > 1:
@@ -264,26 +264,26 @@ def draw_curves(sheet: ItemJob, figure: Curves, runs: Runs) -> Drawn:
                 drawn = drawn.rename_axis(names[1:4]).dropna().reset_index()
                 numbers.append(drawn.assign(panel=", ".join(heading))[names])
             # Differences are drawn times 100; rounds are no family, so that each has its own spread.
-            floor = 100 * resolution(records, one.curve) if one.difference_from else None
+            floor = 100 * resolution(records, chart.curve) if chart.difference_from else None
             data = lines(frame, labels, figure.smoothing, floor)
-            panels[-1].append(_panel_of_curves(figure, one, data, encoding, heading, len(line), ends))
+            panels[-1].append(_panel_of_curves(figure, chart, data, encoding, heading, len(line), ends))
     return panels, pd.concat(numbers[1:] or numbers, ignore_index=True)
 
 
-def _shared_ends(panel: Panel, frames: Iterable[pd.DataFrame]) -> list[float] | None:
+def _shared_ends(chart: Panel, frames: Iterable[pd.DataFrame]) -> list[float] | None:
     """Return the ends of a vertical axis that panels share; None without any number."""
-    late = [frame.tail(len(frame) // 2 + 1) if panel.fits_late else frame for frame in frames]
+    late = [frame.tail(len(frame) // 2 + 1) if chart.fits_late else frame for frame in frames]
     values = known(value for frame in late for value in frame.to_numpy().flat)
     if not values:
         return None
-    ends = [*values, 0.0] if panel.difference_from else values
+    ends = [*values, 0.0] if chart.difference_from else values
     room = (max(ends) - min(ends)) / 10
     return [min(ends) - room, max(ends) + room]
 
 
 def _panel_of_curves(
     figure: Curves,
-    shown: Panel,
+    chart: Panel,
     data: pd.DataFrame,
     encoding: Mapping[str, Spec],
     heading: Iterable[str],
@@ -292,9 +292,9 @@ def _panel_of_curves(
 ) -> Spec:
     if not data.empty:
         data["series"] = [named(figure.series, label) for label in data["series"]]
-    compared = bool(shown.reduction_from or shown.difference_from)
+    compared = bool(chart.reduction_from or chart.difference_from)
     axis: Spec = {}
-    if shown.curve.endswith((".accuracy", ".macro")) and not compared and not shown.normalise:
+    if chart.curve.endswith((".accuracy", ".macro")) and not compared and not chart.normalise:
         axis = {"axis": {"labelExpr": "format(100 * datum.value, '.6~g') + ' %'"}}
     if ends:
         axis["scale"] = {"domain": ends, "nice": False}
@@ -323,8 +323,8 @@ def values_along(sheet: ItemJob, figure: Points, runs: Runs) -> pd.DataFrame:
     """Return one line per run with a number: its labels on the axes shown, its seed, the measure."""
     frame = measured_values(sheet, runs, Measured(measure=figure.measure), Published())
     series = frame[figure.series] if figure.series else ""
-    shown = frame.assign(series=series)[["series", figure.along, "seed", "value"]]
-    return shown.dropna(subset="value", ignore_index=True)
+    numbers = frame.assign(series=series)[["series", figure.along, "seed", "value"]]
+    return numbers.dropna(subset="value", ignore_index=True)
 
 
 def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
@@ -386,18 +386,18 @@ def draw_ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> Drawn:
     for label in series:
         y: Spec = {"field": figure.rows, "type": "nominal", "title": None, "sort": rows}
         y["axis"] = {"labelLimit": 0, "labels": not panels}
-        shown, heading = numbers[numbers[figure.series] == label], [named(figure.series, label)]
+        data, heading = numbers[numbers[figure.series] == label], [named(figure.series, label)]
         look = {"color": {"value": style.INDIGO}}
         ends = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, **look}
         points = {"x": {**x, "field": "difference"}, "y": y, **look}
         layers: list[Spec] = [{"mark": "rule", "encoding": ends}, {"mark": style.POINT, "encoding": points}]
-        if shown["lost"].any():
+        if data["lost"].any():
             layers = [{**layer, "transform": [{"filter": "!datum.lost"}]} for layer in layers]
             words = {"x": {"datum": 0, "type": "quantitative"}, "y": y, "text": {"field": "lost"}}
             text = {"type": "text", "align": "left", "dx": 4, "color": style.GREY}
             layers.append({"mark": text, "encoding": words, "transform": [{"filter": "datum.lost"}]})
         layers = [style.line(x=-figure.margin, x2=figure.margin), style.line(x=0), *layers]
-        panels.append(panel(heading, len(series), shown, layers, height=22 * max(len(rows), 1)))
+        panels.append(panel(heading, len(series), data, layers, height=22 * max(len(rows), 1)))
     return [panels], numbers
 
 
@@ -435,20 +435,20 @@ def spread(sheet: ItemJob, figure: Histogram, runs: Runs) -> pd.DataFrame:
     """
     rows: list[tuple[str, int, str, float]] = []
     for cell, record in finished(sheet, runs):
-        found = curve(record, figure.curve)
-        if diverged(record) and figure.round not in found.index:
+        frame = curve(record, figure.curve)
+        if diverged(record) and figure.round not in frame.index:
             continue
-        if figure.round not in found.index or "" in found:
-            why = (
+        if figure.round not in frame.index or "" in frame:
+            cause = (
                 "it has one number for each round"
-                if "" in found
-                else f"it has numbers for the rounds {found.index.min()} to {found.index.max()}"
+                if "" in frame
+                else f"it has numbers for the rounds {frame.index.min()} to {frame.index.max()}"
             )
             raise FltrainError(
                 f"{sheet.id}: {record.run_id} has no {figure.curve!r} by layer for round "
-                f"{figure.round}; {why}"
+                f"{figure.round}; {cause}"
             )
-        values = found.transpose()[figure.round].dropna()
+        values = frame.transpose()[figure.round].dropna()
         label = cell.labels[figure.columns]
         rows += [(label, cell.seed, str(part), float(value)) for part, value in values.items()]
     return pd.DataFrame(rows, columns=["panel", "seed", "part", "value"])
@@ -467,10 +467,10 @@ def draw_histogram(sheet: ItemJob, figure: Histogram, runs: Runs) -> Drawn:
     ]
     panels: list[Spec] = []
     for label in labels:
-        shown = numbers[numbers["panel"] == label]
-        several = shown["value"].nunique() > 1
-        skewness = f"skewness {float(skew(shown['value'])):+z.2f}" if several else ""
-        panels.append(panel([label, f"round {figure.round}", skewness], len(labels), shown, layers))
+        data = numbers[numbers["panel"] == label]
+        several = data["value"].nunique() > 1
+        skewness = f"skewness {float(skew(data['value'])):+z.2f}" if several else ""
+        panels.append(panel([label, f"round {figure.round}", skewness], len(labels), data, layers))
     return [panels], numbers
 
 
@@ -484,14 +484,14 @@ def selections(record: Record) -> pd.DataFrame:
     rows = record.rows("ecgr")
     if not rows and not diverged(record):
         raise FltrainError(f"{record.run_id} selects no steps; add the plug-in 'ecgr' to its spec")
-    found = [
+    local_steps = [
         (row["round"], int(client), step, step in chosen, steps)
         for row in rows
         for client, steps in row["steps"].items()
         for chosen in [set(row["selected"][client])]
         for step in range(steps)
     ]
-    return pd.DataFrame(found, columns=["round", "client", "step", "selected", "steps"])
+    return pd.DataFrame(local_steps, columns=["round", "client", "step", "selected", "steps"])
 
 
 def draw_selected_steps(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Drawn:
@@ -500,10 +500,10 @@ def draw_selected_steps(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Dr
         records = [(f"seed {cell.seed}", record) for cell, record in finished(sheet, runs)]
     else:
         records = list(first_of_each(sheet, figure.columns, runs))
-    found = {label: steps for label, record in records if len(steps := selections(record))}
-    if not found:
+    by_label = {label: steps for label, record in records if len(steps := selections(record))}
+    if not by_label:
         return style.NOTHING
-    numbers = pd.concat([steps.assign(panel=label) for label, steps in found.items()], ignore_index=True)
+    numbers = pd.concat([steps.assign(panel=label) for label, steps in by_label.items()], ignore_index=True)
     clients = sorted(map(int, numbers["client"].unique()))
     if len(clients) > MOST_CLIENTS:
         raise FltrainError(
@@ -513,14 +513,14 @@ def draw_selected_steps(sheet: ItemJob, figure: SelectedSteps, runs: Runs) -> Dr
     panels: list[list[Spec]] = []
     for client in clients:
         panels.append([])
-        for label, steps in found.items():
-            rounds, own = int(steps["round"].max()), steps[steps["client"] == client]
-            table = own.pivot(index="step", columns="round", values="selected").astype(float)
+        for label, steps in by_label.items():
+            rounds, client_steps = int(steps["round"].max()), steps[steps["client"] == client]
+            table = client_steps.pivot(index="step", columns="round", values="selected").astype(float)
             codes = table.reindex(columns=range(1, rounds + 1)).fillna(-1).to_numpy(int)[::-1]
             last = client == clients[-1]
             x = whole_numbers("", "communication round" if last else None, domain=[0.5, rounds + 0.5])
             x["axis"] = {**x["axis"], "labels": last}
             y = whole_numbers("", f"client {client}", domain=[0.5, len(codes) + 0.5])
             heading = [label] if client == clients[0] else []
-            panels[-1].append(style.raster(heading, len(found), codes, STEPS, 46, x, y))
+            panels[-1].append(style.raster(heading, len(by_label), codes, STEPS, 46, x, y))
     return panels, numbers[["panel", "round", "client", "step", "selected"]]

@@ -37,22 +37,22 @@ def forest(
         interval, or with too many cells.
     """
     compared = of == "difference"
-    known: list[tuple[TableCell, str, list[float]]] = []
+    entries: list[tuple[TableCell, str, list[float]]] = []
     for cell in cells:
         interval, middle = cell.interval("difference_" if compared else "gain_"), getattr(cell, of)
         unit = cell.margin if compared else float(cell.label.endswith("%"))
         if compared and cell.reason == MISSED:
-            known.append((cell, MISSED, [0.0] * 3))
+            entries.append((cell, MISSED, [0.0] * 3))
         elif interval and unit and middle is not None and all(map(math.isfinite, interval)):
             lost = "diverged" * cell.lost if compared else cell.lost_gain
             numbers = [0.0 if lost else number / unit for number in (interval[0], middle, interval[1])]
-            known.append((cell, lost, numbers))
-    if all(lost == MISSED for _, lost, _ in known) or len(known) > MOST:
+            entries.append((cell, lost, numbers))
+    if all(lost == MISSED for _, lost, _ in entries) or len(entries) > MOST:
         return {}
-    reaches = [max(map(abs, numbers)) for _, lost, numbers in known if not lost] or [0.0]
+    reaches = [max(map(abs, numbers)) for _, lost, numbers in entries if not lost] or [0.0]
     # A few intervals that are much wider, for example after divergence, do not shrink all others to dots.
     farthest = LIMIT if compared else max(1, math.ceil(MEDIANS * statistics.median(reaches)))
-    drawn = [number for _, _, numbers in known for number in numbers]
+    drawn = [number for _, _, numbers in entries for number in numbers]
     least, most = (-2, 2) if compared else (0, 0 if any(drawn) else 1)
     left = max(-farthest, min(least, math.floor(min(drawn, default=0))))
     right = min(farthest, max(most, math.ceil(max(drawn, default=0))))
@@ -60,13 +60,13 @@ def forest(
     def place_of(number: float) -> float:
         return round(100 * (max(left, min(right, number)) - left) / (right - left), 2)
 
-    labels = {(cell.item, cell.label) for cell, *_ in known}
+    labels = {(cell.item, cell.label) for cell, *_ in entries}
     items = {item for item, _ in labels}
-    panels = {cell.panel for cell, *_ in known}
+    panels = {cell.panel for cell, *_ in entries}
     rows: dict[str, list[dict[str, Any]]] = {}
-    for cell, lost, numbers in known:
-        what = [cell.label.removesuffix(", %")] * (len(labels) > len(items))
-        heading = ", ".join([titles[cell.item]] * (len(items) > 1 or not compared) + what)
+    for cell, lost, numbers in entries:
+        label = [cell.label.removesuffix(", %")] * (len(labels) > len(items))
+        heading = ", ".join([titles[cell.item]] * (len(items) > 1 or not compared) + label)
         low, middle, high = map(place_of, numbers)
         verdict = cell.full_verdict if compared else cell.gain_verdict
         inside = left <= numbers[1] <= right
@@ -77,11 +77,11 @@ def forest(
             **{"below": numbers[0] < left, "above": numbers[2] > right},
         }
         rows.setdefault(heading, []).append(row)
-    without = sum(without_interval(cell.reason) == NO_INTERVAL for cell in cells) if compared else 0
+    hidden = sum(without_interval(cell.reason) == NO_INTERVAL for cell in cells) if compared else 0
     notes = [AXIS if compared else "gain, in percentage points"]
     notes += ["arrows: beyond the axis"] * (max(reaches) > farthest)
-    notes += [f"{count(without, 'cell')} without an interval: not shown"] * bool(without)
-    step = next((one for one in STEPS if right - left <= 5 * one), STEPS[-1])
-    even = [step * one for one in range(math.ceil(left / step), math.floor(right / step) + 1)]
-    ticks = {f"{one:g}": place_of(one) for one in (sorted({left, -1, 0, 1, right}) if compared else even)}
+    notes += [f"{count(hidden, 'cell')} without an interval: not shown"] * bool(hidden)
+    step = next((step for step in STEPS if right - left <= 5 * step), STEPS[-1])
+    steps = [step * number for number in range(math.ceil(left / step), math.floor(right / step) + 1)]
+    ticks = {f"{tick:g}": place_of(tick) for tick in (sorted({left, -1, 0, 1, right}) if compared else steps)}
     return {"rows": rows, "ticks": ticks, "notes": notes, "margin": [*map(place_of, (-1, 1))] * compared}

@@ -92,7 +92,7 @@ def draw_preferences(item: str, runs: dict[str, TrainedRun], figure: Preference)
             )
         shades = colormaps["viridis"](np.linspace(0, 0.84, classes))
         colours = style.COLOURS if classes <= len(style.COLOURS) else list(map(to_hex, shades))
-        names = dict(zip([f"class {one}" for one in range(classes)], colours, strict=False))
+        names = dict(zip([f"class {index}" for index in range(classes)], colours, strict=False))
         for row, layer in zip(rows, hidden[-figure.layers :], strict=True):
             tops = torch.stack([top_classes(client[layer]) for client in clients.values()]).numpy()
             numbers += [
@@ -119,8 +119,8 @@ def draw_variances(runs: dict[str, TrainedRun], figure: Variance) -> Drawn:
         scaled = [total_variance(vectors, unit_norm=True) for vectors in preferences.values()]
         raw = [total_variance(vectors) for vectors in preferences.values()]
         frame = pd.DataFrame({"panel": label, "layer": list(preferences), "unit_norm": scaled, "raw": raw})
-        shown = frame.assign(raw=frame["raw"] / max(raw)).melt(["panel", "layer"], var_name="series")
-        shown["series"] = shown["series"].map(dict(zip(("unit_norm", "raw"), LENGTHS, strict=True)))
+        data = frame.assign(raw=frame["raw"] / max(raw)).melt(["panel", "layer"], var_name="series")
+        data["series"] = data["series"].map(dict(zip(("unit_norm", "raw"), LENGTHS, strict=True)))
         x = {"field": "layer", "type": "nominal", "sort": None, "title": None, "axis": {"labelAngle": -60}}
         y = quantity("value", "total variance", scale={"zero": True})
         layers: list[Spec] = [
@@ -128,7 +128,7 @@ def draw_variances(runs: dict[str, TrainedRun], figure: Variance) -> Drawn:
             {"mark": style.POINT, "encoding": {"shape": shape}},
         ]
         heading = [label, f"{shared_depth(scaled)} of {len(raw)} layers to be shared"]
-        panels.append(panel(heading, len(runs), shown, layers, {"x": x, "y": y, **encoding}))
+        panels.append(panel(heading, len(runs), data, layers, {"x": x, "y": y, **encoding}))
         parts.append(frame)
     return [panels], pd.concat(parts, ignore_index=True)
 
@@ -144,36 +144,36 @@ def draw_inversion(recovered: Recovered) -> Drawn:
     """
     means = recovered.class_means
     rows = {
-        "private images": (recovered.images, [f"client {one.client}" for one in recovered.private]),
+        "private images": (recovered.images, [f"client {private.client}" for private in recovered.private]),
         "mean image of the class": (means.images, _similarities(means.psnr, means.ssim)),
     }
     numbers: list[dict[str, object]] = []
-    for one in recovered.recoveries:
-        found, baseline = one.recovered, recovered.baseline(one)
-        rows[one.row.label] = found.images, _similarities(found.psnr, found.ssim)
+    for recovery in recovered.recoveries:
+        result, baseline = recovery.recovered, recovered.baseline(recovery)
+        rows[recovery.row.label] = result.images, _similarities(result.psnr, result.ssim)
         numbers += [
             {
-                "target": one.row.target,
-                "noise": one.row.noise,
+                "target": recovery.row.target,
+                "noise": recovery.row.noise,
                 "class": private.label,
                 "client": private.client,
                 "image": private.image,
-                "averaged": private.averaged(one.row.target),
-                "psnr": float(found.psnr[place]),
-                "ssim": float(found.ssim[place]),
+                "averaged": private.averaged(recovery.row.target),
+                "psnr": float(result.psnr[place]),
+                "ssim": float(result.ssim[place]),
                 "mean_image_psnr": float(baseline.psnr[place]),
                 "mean_image_ssim": float(baseline.ssim[place]),
-                "loss_before": float(one.before[place]),
-                "loss": float(one.loss[place]),
+                "loss_before": float(recovery.before[place]),
+                "loss": float(recovery.loss[place]),
             }
             for place, private in enumerate(recovered.private)
         ]
-    shown = [
+    pictures = [
         (label, f"{place + 1}: class {recovered.private[place].label}", _picture(images[place]), text)
         for label, (images, texts) in rows.items()
         for place, text in enumerate(texts)
     ]
-    data = pd.DataFrame(shown, columns=["row", "image", "url", "text"])
+    data = pd.DataFrame(pictures, columns=["row", "image", "url", "text"])
     axis = {"domain": False, "ticks": False, "grid": False, "labelLimit": 0, "labelAngle": 0}
     x: Spec = {"field": "image", "type": "nominal", "sort": None, "title": None}
     y: Spec = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": axis}
@@ -184,12 +184,12 @@ def draw_inversion(recovered: Recovered) -> Drawn:
         {"mark": {"type": "text", "yOffset": 40, "fontSize": 10}, "encoding": {"text": {"field": "text"}}},
     ]
     heading = ["PSNR and SSIM below each image"]
-    whole = panel(heading, 1, data, layers, {"x": x, "y": y}, height=94 * len(rows))
-    return [[{**whole, "width": 92 * len(recovered.private)}]], pd.DataFrame(numbers)
+    grid = panel(heading, 1, data, layers, {"x": x, "y": y}, height=94 * len(rows))
+    return [[{**grid, "width": 92 * len(recovered.private)}]], pd.DataFrame(numbers)
 
 
 def _similarities(psnr: Tensor, ssim: Tensor) -> list[str]:
-    return [f"{one:.1f} dB, {other:.2f}" for one, other in zip(psnr, ssim, strict=True)]
+    return [f"{ratio:.1f} dB, {similarity:.2f}" for ratio, similarity in zip(psnr, ssim, strict=True)]
 
 
 def _picture(image: Tensor) -> str:

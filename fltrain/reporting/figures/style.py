@@ -171,7 +171,7 @@ def figure(rows: Sequence[Sequence[Spec]], caption: str) -> Spec:
 
 def footnote(spec: Spec) -> Spec:
     """Return the figure with its caption below all panels."""
-    width = max(sum(one["width"] + AXIS for one in row["hconcat"]) for row in spec["vconcat"])
+    width = max(sum(chart["width"] + AXIS for chart in row["hconcat"]) for row in spec["vconcat"])
     lines = _wrapped(spec["description"], width // 7)
     note = {"text": lines, "orient": "bottom", "fontSize": 12, "color": BLACK, "offset": 12}
     return {**spec, "title": note}
@@ -208,12 +208,12 @@ def raster(
         x: encoding of the horizontal axis, which ends at its ``domain``.
         y: encoding of the vertical axis.
     """
-    colours = np.array([[round(255 * part) for part in to_rgb(one)] for one in (*names.values(), MISSING)])
+    colours = np.array([[round(255 * part) for part in to_rgb(hue)] for hue in (*names.values(), MISSING)])
     scale = {"domain": list(names), "range": list(names.values())}
     some = list(names)[:: max(1, len(names) // 10)]
     legend = {"columns": 10, "values": some, "symbolType": "square", "symbolOpacity": 1}
     encoding = {
-        **{name: {**one, "datum": one["scale"]["domain"][0]} for name, one in (("x", x), ("y", y))},
+        **{name: {**axis, "datum": axis["scale"]["domain"][0]} for name, axis in (("x", x), ("y", y))},
         "color": {"field": "name", "type": "nominal", "sort": None, "legend": legend, "scale": scale},
     }
     image = {

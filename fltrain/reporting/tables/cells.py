@@ -39,20 +39,20 @@ def cells(sheet: ItemJob, runs: Runs, published: Published) -> list[TableCell]:
         published: values that the paper prints.
     """
     table = layout_of(sheet)
-    made: list[Judgeable] = []
+    inputs: list[Judgeable] = []
     for measured in table.measures:
         values = measured_values(sheet, runs, measured, published)
         values = combined(values, table.mean_over) if table.mean_over else values
-        made += _cells(sheet, measured, published, values)
+        inputs += _cells(sheet, measured, published, values)
         if average := measured.average:
             averages = _averages(table, measured, average, values)
-            made += _cells(sheet, measured, published, averages, average)
+            inputs += _cells(sheet, measured, published, averages, average)
     early = sheet.seen is not None and sheet.seen <= FIRST_RULE
     judged = [
         cell.replace(
             exploratory=not sheet.reduced and cell.judged and (early or cell.place in sheet.rejudged)
         )
-        for cell in compare(made)
+        for cell in compare(inputs)
     ]
     return _ordered(table, judged)
 
@@ -98,10 +98,10 @@ def _cells(
     base = at_labels(values, over)[["value", "run", "names", "composition"]]
     values = values.join(base.add_prefix("base_"))
     baseline = _is_baseline(values, measured)
-    shown = [axis for axis in (table.rows, table.columns, table.panels) if axis]
+    axes = [axis for axis in (table.rows, table.columns, table.panels) if axis]
     return [
         _cell(sheet, measured, published, group, average, bool(over) and not baseline[group.index[0]])
-        for _, group in values.groupby(shown, sort=False)
+        for _, group in values.groupby(axes, sort=False)
     ]
 
 
@@ -114,25 +114,25 @@ def _cell(
     has_base: bool,
 ) -> Judgeable:
     """Return a cell from its lines, one per seed."""
-    table, what = layout_of(sheet), measure(measured.measure)
+    table, definition = layout_of(sheet), measure(measured.measure)
     first, states = lines.iloc[0], Counter(lines["state"])
     names, of_gain = first["names"], average is not None and average.of == "gain"
     valued = lines[lines["value"].notna()] if not of_gain else lines.iloc[:0]
     gained = lines[lines["gain"].notna()] if has_base or of_gain else lines.iloc[:0]
     values, gains = tuple(map(float, valued["value"])), tuple(map(float, gained["gain"]))
     metric = average.reported if average else measured.reported
-    printed, theirs = published.find(metric, names, sheet.reduced), None
+    printed, printed_base = published.find(metric, names, sheet.reduced), None
     base_names = lines["base_names"].dropna()
     if has_base and len(base_names):
-        theirs = published.find(metric, base_names.iloc[0], sheet.reduced)
+        printed_base = published.find(metric, base_names.iloc[0], sheet.reduced)
     number = printed.value if printed else None
-    published_gain = number if of_gain else _difference(printed, theirs)
+    published_gain = number if of_gain else _difference(printed, printed_base)
     # An average of a part of the rows is not the paper's average.
     compared = not sheet.reduced and (average is None or not sheet.restricted)
-    points, around, added = not what.margin.relative, None, _added(first) if has_base else ""
+    points, around, plugins = not definition.margin.relative, None, _plugins(first) if has_base else ""
     if number is not None and not of_gain and compared:
-        around = what.margin.around(number)
-        if added and published_gain is not None and points:
+        around = definition.margin.around(number)
+        if plugins and published_gain is not None and points:
             around = min(around, gain_margin(published_gain))
     paper, _, item = sheet.id.partition("/")
     cell = TableCell(
@@ -143,11 +143,11 @@ def _cell(
         panel=str(first[table.panels]) if table.panels else "",
         measure=measured.measure,
         label=measured.heading,
-        decimals=2 if measured.relative_to else what.decimals,
+        decimals=2 if measured.relative_to else definition.decimals,
         names="; ".join(f"{key}={name}" for key, name in names.items()),
         best=str(first.get("best", "")),
         best_at_end=bool(first.get("best_at_end", False)),
-        over_seeds=what.over_seeds,
+        over_seeds=definition.over_seeds,
         seeds=len(lines),
         diverged=states[DIVERGED],
         base_diverged=int((gained["base_state"] == DIVERGED).sum()) if gains else None,
@@ -156,7 +156,7 @@ def _cell(
         value_seeds=tuple(valued["seed"]),
         values=values,
         base_values=tuple(gained["base_value"]) if has_base and not average else (),
-        plugin="" if average else added,
+        plugin="" if average else plugins,
         gain_seeds=tuple(gained["seed"]),
         gains=gains,
         published=None if of_gain else number,
@@ -169,7 +169,7 @@ def _cell(
         published_notes=printed.notes if printed else (),
         anomalies=printed.anomalies if printed else (),
         margin=around,
-        runs=tuple(run for several in lines["run"] for run in several.split()),
+        runs=tuple(run for run_ids in lines["run"] for run in run_ids.split()),
     )
     averaged = int(first["averaged"]) if average else 1
     family = (measured.label, average is None, averaged, max(lines["spread_family"], key=len))
@@ -184,16 +184,16 @@ def _cell(
             family=(measured.measure, *family, first["composition"][1:]),
             base=tuple(lines["base_run"].dropna()) or None,
         ),
-        published_gain_stds=(printed.std if printed else None, theirs.std if theirs else None),
+        published_gain_stds=(printed.std if printed else None, printed_base.std if printed_base else None),
         averaged=averaged,
         compared=compared,
     )
 
 
-def _added(line: pd.Series) -> str:
+def _plugins(line: pd.Series) -> str:
     """Return the plug-ins that a cell adds to the method of its base; empty for a rival method."""
-    own, base = line["composition"], line["base_composition"]
-    return "+".join(own[len(base) :]) if isinstance(base, tuple) and own[: len(base)] == base else ""
+    names, base = line["composition"], line["base_composition"]
+    return "+".join(names[len(base) :]) if isinstance(base, tuple) and names[: len(base)] == base else ""
 
 
 def _difference(value: PublishedValue | None, base: PublishedValue | None) -> float | None:
@@ -202,23 +202,23 @@ def _difference(value: PublishedValue | None, base: PublishedValue | None) -> fl
     return value.value - base.value
 
 
-def ranked(table: Table, shown: Iterable[TableCell]) -> bool:
+def ranked(table: Table, table_cells: Iterable[TableCell]) -> bool:
     """Return if the rows are sorted by a measure: if so declared, and if a cell of it has several seeds."""
-    return any(cell.n > 1 for cell in shown if cell.measure == table.order_by)
+    return any(cell.n > 1 for cell in table_cells if cell.measure == table.order_by)
 
 
-def _ordered(table: Table, shown: list[TableCell]) -> list[TableCell]:
+def _ordered(table: Table, table_cells: list[TableCell]) -> list[TableCell]:
     """Sort rows by the mean of a measure over columns and panels, if so declared; gaps and averages last.
 
     With one seed, nothing is ranked.
     """
-    if not ranked(table, shown):
-        return shown
+    if not ranked(table, table_cells):
+        return table_cells
     means: dict[str, list[float]] = {}
-    for cell in shown:
+    for cell in table_cells:
         if cell.measure == table.order_by and cell.mean is not None:
             means.setdefault(cell.row, []).append(cell.mean)
     mean = {row: average(values) for row, values in means.items()}
     return sorted(
-        shown, key=lambda cell: (cell.row == AVERAGE, cell.row not in mean, -mean.get(cell.row, 0.0))
+        table_cells, key=lambda cell: (cell.row == AVERAGE, cell.row not in mean, -mean.get(cell.row, 0.0))
     )

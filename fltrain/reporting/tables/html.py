@@ -27,9 +27,9 @@ def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
         seed: seed of the run, if known.
         folder: of the page; addresses are relative to it.
     """
-    way = quote(Path(os.path.relpath(record.folder, folder)).as_posix())
+    address = quote(Path(os.path.relpath(record.folder, folder)).as_posix())
     names = [name for name in (*RECORD_FILES, "train.log") if (record.folder / name).exists()]
-    files = {name.partition(".")[0]: f"{way}/{name}" for name in names}
+    files = {name.partition(".")[0]: f"{address}/{name}" for name in names}
     status = "damaged" if record.complete else "not run"
     if record.usable:
         ended = record.summary.get("diverged")
@@ -40,22 +40,22 @@ def described(record: Record, seed: int | None, folder: Path) -> dict[str, Any]:
 def facts(cell: TableCell, reduced: bool, gain: str = "gain") -> dict[str, str]:
     """Return a cell's numbers and verdicts by name, with intervals, margin, p and seeds that would decide."""
     entries = entries_of(cell, True, reduced, gain=gain)
-    shown = {heading: entry.text for heading, entry in entries.items() if entry.text}
+    texts = {heading: entry.text for heading, entry in entries.items() if entry.text}
     if cell.interval() and cell.spread is not None and (cell.spread_cells or 0) > 1:
         moderated = f"estimated from {cell.spread_cells} similar cells, this one included (docs/protocol.md)"
-        shown["spread behind the interval"] = f"{cell.spread:.{cell.decimals}f}, {moderated}"
+        texts["spread behind the interval"] = f"{cell.spread:.{cell.decimals}f}, {moderated}"
     if cell.verdict and cell.margin is not None:
-        shown["margin"] = f"±{cell.margin:.3g}"
+        texts["margin"] = f"±{cell.margin:.3g}"
     if cell.seeds_needed is not None:
         none = "none, the published value is too uncertain"
-        shown["seeds that would decide"] = none if math.isinf(cell.seeds_needed) else f"{cell.seeds_needed:g}"
+        texts["seeds that would decide"] = none if math.isinf(cell.seeds_needed) else f"{cell.seeds_needed:g}"
     if cell.among_own and cell.gain_p is not None:
-        shown["one-sided p, not corrected"] = f"{cell.gain_p:.3g}"
-    return shown
+        texts["one-sided p, not corrected"] = f"{cell.gain_p:.3g}"
+    return texts
 
 
 def sections(
-    sheet: ItemJob, shown: Sequence[TableCell], runs: Callable[[str], Record], folder: Path
+    sheet: ItemJob, table_cells: Sequence[TableCell], runs: Callable[[str], Record], folder: Path
 ) -> list[dict[str, Any]]:
     """Return a section for each place of a table: its cells, one for each measure, and the runs behind them.
 
@@ -64,7 +64,7 @@ def sections(
     """
     listed = {cell.run: described(runs(cell.run), cell.seed, folder) for cell in sheet.cells}
     places: dict[str, list[TableCell]] = {}
-    for cell in shown:
+    for cell in table_cells:
         places.setdefault(cell.anchor, []).append(cell)
     parts: list[dict[str, Any]] = []
     for anchor, cells in places.items():
@@ -79,9 +79,9 @@ def sections(
                 columns.append(_by_seed(cell.gain_seeds, cell.gains, cell.decimals, "+"))
         rows = []
         for seed in sorted({run["seed"] for run in members}.union(*columns)):
-            same = [run for run in members if run["seed"] == seed]
+            seed_runs = [run for run in members if run["seed"] == seed]
             values = [column.get(seed, "") for column in columns]
-            rows.append((seed, values, same[0] if len(same) == 1 else None))
+            rows.append((seed, values, seed_runs[0] if len(seed_runs) == 1 else None))
         section = {"anchor": anchor, "name": cells[0].place, "cells": cells, "headings": headings}
         parts.append({**section, "rows": rows, "runs": members})
     return parts

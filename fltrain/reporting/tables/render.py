@@ -161,10 +161,10 @@ class GridEntry:
             return ""
         if not interval or interval[0] <= 0 <= interval[1]:
             return ""
-        what = measure(cell.measure)
-        if not (what.accuracy or what.margin.relative):
+        definition = measure(cell.measure)
+        if not (definition.accuracy or definition.margin.relative):
             return ""
-        return "good" if (interval[0] > 0) == what.accuracy else "bad"
+        return "good" if (interval[0] > 0) == definition.accuracy else "bad"
 
 
 def entries_of(
@@ -183,17 +183,17 @@ def entries_of(
     numbers = cell.measured(("mean", "gain", "difference"))
     difference = signed(cell.difference, cell.interval("difference_"))
     difference = "diverged" if difference and cell.lost else difference
-    own = GridEntry(value_text(cell, as_interval), "own", cell, numbers["mean"])
+    our_value = GridEntry(value_text(cell, as_interval), "own", cell, numbers["mean"])
     gained = GridEntry(gain_text(cell), "gain", cell, numbers["gain"])
     return {
-        cell.label: own,
+        cell.label: our_value,
         gain: gained,
         "published" + (" (full scale)" if reduced else ""): GridEntry(
             published_text(cell), "published", cell, cell.published, noted
         ),
         "published gain": GridEntry(signed(cell.published_gain), "published-gain", cell, cell.published_gain),
         "difference": GridEntry(difference, "difference", cell, numbers["difference"]),
-        "verdict": GridEntry(own.badge, "verdict", cell),
+        "verdict": GridEntry(our_value.badge, "verdict", cell),
         "verdict on the gain": GridEntry(gained.badge, "verdict", cell),
     }
 
@@ -211,7 +211,7 @@ class Grid:
     def of(
         cls,
         sheet: ItemJob,
-        shown: Sequence[TableCell],
+        cells: Sequence[TableCell],
         marks: Mapping[str, str],
         without: Container[str] = (),
     ) -> Grid:
@@ -220,9 +220,9 @@ class Grid:
         It leaves out empty columns, and kinds ``without``. Headings tell deviations from intervals.
         """
         layout = layout_of(sheet)
-        intervals = {one.heading: one.interval for one in layout.measures}
+        intervals = {measured.heading: measured.interval for measured in layout.measures}
         columns: dict[tuple[str, str, str, str], dict[str, GridEntry]] = {}
-        for cell in shown:
+        for cell in cells:
             place = (cell.label, named(layout.panels, cell.panel), named(layout.columns, cell.column))
             gain = gain_heading(layout, cell)
             entries = entries_of(cell, intervals[cell.label], sheet.reduced, marks, gain)
@@ -234,7 +234,7 @@ class Grid:
             if any(entry.marked for entry in column.values())
         }
         texts = {place: "".join(entry.text for entry in column.values()) for place, column in columns.items()}
-        forms = {one: next((FORMS[form] for form in FORMS if form in texts[one]), "") for one in columns}
+        forms = {key: next((FORMS[form] for form in FORMS if form in texts[key]), "") for key in columns}
         if {*FORMS.values()} <= {*forms.values()}:
             columns = {(*place[:3], place[3] + forms[place]): column for place, column in columns.items()}
         columns = {
@@ -248,7 +248,7 @@ class Grid:
             columns=[tuple(place[level] for level in levels) for place in columns],
             rows={
                 row: [entries.get(row, GridEntry()) for entries in columns.values()]
-                for row in _rows(sheet, shown)
+                for row in _rows(sheet, cells)
             },
         )
 
@@ -263,14 +263,14 @@ class Grid:
         spans = []
         for level in range(1, len(self.columns[0]) if self.columns else 1):
             groups = itertools.groupby(self.columns, operator.itemgetter(slice(level)))
-            spans.append([(place[-1], len(list(same))) for place, same in groups])
+            spans.append([(place[-1], len(list(group))) for place, group in groups])
         return [*spans, [(place[-1], 1) for place in self.columns]]
 
 
-def _rows(sheet: ItemJob, shown: Sequence[TableCell]) -> list[str]:
+def _rows(sheet: ItemJob, cells: Sequence[TableCell]) -> list[str]:
     """Return the rows from top to bottom."""
-    layout, rows = layout_of(sheet), list(dict.fromkeys(cell.row for cell in shown))
-    if ranked(layout, shown):
+    layout, rows = layout_of(sheet), list(dict.fromkeys(cell.row for cell in cells))
+    if ranked(layout, cells):
         return rows
     order = [*sheet.axes.get(layout.rows, ()), *rows]  # a column may lack the first rows
     return sorted(rows, key=order.index)
@@ -297,46 +297,46 @@ class Notes:
     def of(
         cls,
         sheet: ItemJob,
-        shown: Sequence[TableCell],
+        cells: Sequence[TableCell],
         remarks: Sequence[str] = (),
         targets: str = "",
     ) -> Notes:
         """Collect the notes of a table; ``targets`` is the sentence on its target accuracies."""
-        layout, seeds = layout_of(sheet), max(cell.seeds for cell in shown)
-        noted = [cell.published_notes for cell in shown if cell.published_notes or cell.published is not None]
+        layout, seeds = layout_of(sheet), max(cell.seeds for cell in cells)
+        noted = [cell.published_notes for cell in cells if cell.published_notes or cell.published is not None]
         general = [note for note in noted[0] if all(note in notes for notes in noted)] if noted[1:] else []
-        by_row = [cell for row in _rows(sheet, shown) for cell in shown if cell.row == row]
+        by_row = [cell for row in _rows(sheet, cells) for cell in cells if cell.row == row]
         special = dict.fromkeys(note for cell in by_row for note in _notes_on(cell) if note not in general)
-        judged = [cell for cell in shown if cell.judged and not cell.among_own]
+        judged = [cell for cell in cells if cell.judged and not cell.among_own]
         tested = [cell for cell in judged if cell.expected_reproduced is not None]
-        intervals = {one.measure for one in layout.measures if one.interval}
-        ends = {cell.runs: cell.interval() for cell in shown if cell.measure in intervals}
-        gained = [cell for cell in shown if not cell.lost_gain]
+        intervals = {measured.measure for measured in layout.measures if measured.interval}
+        ends = {cell.runs: cell.interval() for cell in cells if cell.measure in intervals}
+        gained = [cell for cell in cells if not cell.lost_gain]
         ends |= {("gain", cell.measure, *cell.runs): cell.interval("gain_") for cell in gained}
-        widths = {runs: round(both[1] - both[0], 9) for runs, both in ends.items() if both}
+        widths = {runs: round(interval[1] - interval[0], 9) for runs, interval in ends.items() if interval}
         alike: dict[tuple[str, ...], list[TableCell]] = {}
-        for cell in shown:
+        for cell in cells:
             if cell.measure in intervals and cell.runs:
                 alike.setdefault((cell.measure, *cell.runs), []).append(cell)
-        unlike = (same for same in alike.values() if len({cell.interval() for cell in same}) > 1)
-        counted = {measure(cell.measure).diverged or "no_value" for cell in shown if cell.diverged and cell.n}
-        seed_lists = {cell.value_seeds for cell in shown if cell.value_seeds}
+        unlike = (group for group in alike.values() if len({cell.interval() for cell in group}) > 1)
+        counted = {measure(cell.measure).diverged or "no_value" for cell in cells if cell.diverged and cell.n}
+        seed_lists = {cell.value_seeds for cell in cells if cell.value_seeds}
         rendered = TEMPLATES.get_template("notes.txt").render(
             sheet=sheet,
             layout=layout,
             targets=targets,
             seeds=seeds,
-            which_seeds="".join(f" ({seeds_text(one)})" for one in seed_lists if len(seed_lists) == 1),
-            up_to="up to " * any(0 < cell.complete < seeds for cell in shown),
-            summaries={one.heading: _over_seeds(one) for one in layout.measures},
-            cells=shown,
-            diverged=next((GENERAL[one] for one in GENERAL if one in counted), ""),
+            which_seeds="".join(f" ({seeds_text(group)})" for group in seed_lists if len(seed_lists) == 1),
+            up_to="up to " * any(0 < cell.complete < seeds for cell in cells),
+            summaries={measured.heading: _over_seeds(measured) for measured in layout.measures},
+            cells=cells,
+            diverged=next((GENERAL[note] for note in GENERAL if note in counted), ""),
             general=general,
             ordered_by=measure(layout.order_by or "").label.partition(",")[0]
-            if ranked(layout, shown)
+            if ranked(layout, cells)
             else "",
-            own_margins=own_margins(shown),
-            repeated=repeated(shown),
+            own_margins=own_margins(cells),
+            repeated=repeated(cells),
             judged=judged,
             margins=_ranges(judged, "margin"),
             detectable=_ranges(judged, "detectable"),
@@ -366,26 +366,26 @@ class Notes:
         return [self.seeds, *self.numbered, *self.texts, *self.remarks]
 
 
-def own_margins(shown: Sequence[TableCell]) -> list[str]:
+def own_margins(cells: Sequence[TableCell]) -> list[str]:
     """Return the note on verdicts on gains that no paper prints, for each margin."""
-    own = dict.fromkeys(cell.gain_margin for cell in shown if cell.among_own)
+    margins = dict.fromkeys(cell.gain_margin for cell in cells if cell.among_own)
     return [
         "Better, equivalent or worse: the difference, paired by seed, lies above, inside or below the margin "
         f"of {margin:g} points. One-sided tests are corrected for all differences of this table (false "
         f"discovery rate 5 %). Inconclusive: none of these. “{CORRECTED.capitalize()}”: the interval alone "
         "would decide the cell."
-        for margin in own
+        for margin in margins
     ]
 
 
 def bases_of(table: Table) -> list[str]:
     """Return the bases of a table's gains, for example ``FedAvg``."""
-    return list(dict.fromkeys(_base(one) for one in table.measures if one.gain_over))
+    return list(dict.fromkeys(_base(measured) for measured in table.measures if measured.gain_over))
 
 
 def gain_heading(table: Table, cell: TableCell) -> str:
     """Return the heading of a cell's gain. It names a base that stands in one column or panel."""
-    measured = next(one for one in table.measures if one.heading == cell.label)
+    measured = next(measured for measured in table.measures if measured.heading == cell.label)
     elsewhere = {table.columns, table.panels} & measured.gain_over.keys()
     return f"gain over {_base(measured)}" if elsewhere else "gain"
 
@@ -399,14 +399,14 @@ def _over_seeds(measured: Measured) -> str:
     return {"mean": mean, "median": "median", "max": "maximum"}[measure(measured.measure).over_seeds]
 
 
-def _ranges(shown: Sequence[TableCell], column: str) -> str:
+def _ranges(cells: Sequence[TableCell], column: str) -> str:
     """For example ``0.25 to 1 points of final accuracy``: a column's range for each measure.
 
     Margins that are shares of the published values name the share first.
     """
     by_label: dict[str, list[float]] = {}
     shares: dict[str, Margin] = {}
-    for cell in shown:
+    for cell in cells:
         if (value := getattr(cell, column)) is not None:
             value = float(f"{value:.2g}") if column == "detectable" else value  # an estimate
             by_label.setdefault(cell.label, []).append(value)
@@ -415,8 +415,8 @@ def _ranges(shown: Sequence[TableCell], column: str) -> str:
 
     def text(values: list[float], label: str) -> str:
         ends = [f"{end:.0f}" if end >= 100 else f"{end:.2g}" for end in (min(values), max(values))]
-        what, percent, _ = label.partition(", %")
-        unit = f"point{'s' * (ends != ['1', '1'])} of {what}" if percent else what
+        name, percent, _ = label.partition(", %")
+        unit = f"point{'s' * (ends != ['1', '1'])} of {name}" if percent else name
         numbers = f"{' to '.join(dict.fromkeys(ends))} {unit}"
         return f"{shares[label]} of the published value ({numbers})" if label in shares else numbers
 

@@ -41,7 +41,7 @@ def _split(separator: str) -> BeforeValidator:
 
 def _joined(separator: str) -> PlainSerializer:
     def join(values: Sequence[object]) -> str:
-        return separator.join(f"{one:.10g}" if isinstance(one, float) else str(one) for one in values)
+        return separator.join(f"{value:.10g}" if isinstance(value, float) else str(value) for value in values)
 
     return PlainSerializer(join, return_type=str)
 
@@ -218,12 +218,12 @@ class TableCell(BaseModel):
 
 
 # ---------------------------------------------------------------- files
-def to_csv(shown: Iterable[TableCell]) -> str:
+def to_csv(cells: Iterable[TableCell]) -> str:
     """Return the text of a CSV file with one row for each cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(TableCell.model_fields)
-    for cell in shown:
+    for cell in cells:
         writer.writerow(cell.model_dump().values())
     return file.getvalue()
 

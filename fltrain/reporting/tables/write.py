@@ -40,10 +40,10 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
     """
     printed = Published.read(published)
     runs = cache(runs)  # all measures look into the same records
-    shown = cells(sheet, runs, printed)
+    judged = cells(sheet, runs, printed)
     records = [runs(cell.run) for cell in sheet.cells]
-    notes = Notes.of(sheet, shown, notes_on(records), targets_text(sheet, runs, printed))
-    grid, short = Grid.of(sheet, shown, notes.marks), Grid.of(sheet, shown, notes.marks, LONG_FORM)
+    notes = Notes.of(sheet, judged, notes_on(records), targets_text(sheet, runs, printed))
+    grid, short = Grid.of(sheet, judged, notes.marks), Grid.of(sheet, judged, notes.marks, LONG_FORM)
     common = {"sheet": sheet, "heading": f"{sheet.title}. {sheet.scale_note}"}
 
     def markdown() -> str:
@@ -60,7 +60,7 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
         return template.render(**common, label=label, grid=short, blocks=blocks, notes=notes)
 
     def html() -> str:
-        grid = Grid.of(sheet, shown, notes.marks, ["verdict"])
+        grid = Grid.of(sheet, judged, notes.marks, ["verdict"])
         folder = outputs["html"].parent
         return render(
             "table.html",
@@ -69,9 +69,9 @@ def texts(sheet: ItemJob, runs: Runs, published: Path | None, outputs: Mapping[s
             name=Path(sheet.id).name,
             grid=grid,
             notes=notes,
-            sections=sections(sheet, shown, runs, folder),
+            sections=sections(sheet, judged, runs, folder),
             facts=lambda cell: facts(cell, sheet.reduced, gain_heading(layout_of(sheet), cell)),
         )
 
     makers: dict[str, Callable[[], str]] = {"md": markdown, "tex": latex, "html": html}
-    return {form: makers[form]() if form in makers else to_csv(shown) for form in outputs}
+    return {form: makers[form]() if form in makers else to_csv(judged) for form in outputs}
