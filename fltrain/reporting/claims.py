@@ -228,11 +228,9 @@ class Judge:
         empty = [named(axis, label) for axis, label in label_pairs if label in axes[axis] - {*present[axis]}]
         if not (missed or empty):
             return finding
-        cause = (
-            f"the runs cover only {missed.replace('; ', ' or ')}"
-            if missed
-            else f"there is no number at {', '.join(empty)}"
-        )
+        cause = f"there is no number at {', '.join(empty)}"
+        if missed:
+            cause = f"the runs cover only {missed.replace('; ', ' or ')}"
         reason = "; ".join(filter(None, [finding.reason, f"undecided, because {cause}"]))
         return replace(finding, verdict="undecided", p_contradicted=None, reason=reason)
 

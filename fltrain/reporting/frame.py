@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -113,13 +114,10 @@ def values_of(
     no_numbers = no_numbers or {UNKNOWN if dimension else "": math.nan}
     lines: list[dict[str, Any]] = []
     for cell, record, numbers in zip(sheet.cells, records, readings, strict=True):
-        dataset: tuple[str, ...] = ()
-        state = MISSING
+        state = DAMAGED if record.complete else MISSING
         if record.usable:
             state = DIVERGED if diverged(record) else DONE
-            dataset = (str(record.spec["dataset"]["name"]),)
-        elif record.complete:
-            state = DAMAGED
+        dataset = (str(record.spec["dataset"]["name"]),) if record.usable else ()
         for label, value in (numbers or no_numbers).items():
             place = {dimension: label} if dimension else {}
             names = {key: text.format(**place) if place else text for key, text in cell.reported.items()}
@@ -220,22 +218,17 @@ def combined(frame: pd.DataFrame, axes: Collection[str]) -> pd.DataFrame:
     """
     keys = [name for name in (*places(frame), "seed") if name not in axes]
 
-    def mean(numbers: pd.Series) -> float:
-        return float(numbers.mean(skipna=False))
-
     def shared(names: pd.Series) -> dict[str, str]:
         first, *others = names
         return {key: text for key, text in first.items() if all(other.get(key) == text for other in others)}
 
-    def worst(states: pd.Series) -> str:
-        return str(max(states, key=STATES.index))
-
+    worst, mean = partial(max, key=STATES.index), partial(pd.Series.mean, skipna=False)
     summaries: dict[str, Any] = {
         "run": " ".join,
         "state": worst,
         "base_state": worst,
         "names": shared,
-        "spread_family": lambda families: max(families, key=len),
+        "spread_family": partial(max, key=len),
         "composition": "first",
         "floor": "max",
         "averaged": "size",
@@ -340,14 +333,12 @@ def _item_values(sheet: ItemJob, test: Quantity, runs: Runs, published: Publishe
         return values_of(sheet, runs, added, test.measure, diverged_as=definition.of_diverged)
     frame = measured_values(sheet, runs, _as_shown(sheet, test.measure), published)
     never = np.isinf(frame["value"])
-    if never.any():  # else the column can hold whole numbers, which take no empty list
-        late = test.measure in ROUNDS
-        frame.loc[never, "value"] = [
-            1.0 + runs(run).spec["rounds"] if late else math.nan for run in frame.loc[never, "run"]
-        ]
-        if late:
-            frame.loc[never & (frame["state"] == DONE), "state"] = LATE
-    return frame
+    if test.measure not in ROUNDS:
+        return frame.assign(value=frame["value"].mask(never))
+    ended = zip(frame["run"], never, strict=True)
+    late = [1.0 + runs(run).spec["rounds"] if missed else math.nan for run, missed in ended]
+    state = frame["state"].mask(never & (frame["state"] == DONE), LATE)
+    return frame.assign(value=frame["value"].mask(never, late), state=state)
 
 
 def _as_shown(sheet: ItemJob, name: str) -> Measured:

@@ -152,14 +152,11 @@ def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Count
 
 
 def _summaries(papers: Iterable[Mapping[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
-    return {paper["name"]: _summary(folder / paper["name"]) for paper in papers}
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    """Return the summary of a paper from its folder; without one, it is empty."""
-    path, texts = folder / "summary.json", dict.fromkeys(("kind", "note", "picture"), "")
-    parts: dict[str, Any] = {"results": [], "examples": [], "conclusions": {}, "forest": {}, "counts": {}}
-    return texts | parts | (read_json(path) if path.exists() else {})
+    """Return the summary of each paper from its folder; without one, it is empty."""
+    empty: dict[str, Any] = dict.fromkeys(("kind", "note", "picture"), "")
+    empty |= {"results": [], "examples": [], "conclusions": {}, "forest": {}, "counts": {}}
+    files = {paper["name"]: folder / paper["name"] / "summary.json" for paper in papers}
+    return {name: empty | (read_json(file) if file.exists() else {}) for name, file in files.items()}
 
 
 def _cards(
@@ -183,7 +180,7 @@ def _sections(
     """
     page = f"{paper['name']}/index.html"
     for cited, part in (summary.get("parts") or {"": summary}).items():
-        files = [f"{paper['name']}/{part['picture']}.{form}" for form in ("svg", "png")]
+        pictures = [folder / paper["name"] / f"{part['picture']}.{form}" for form in ("svg", "png")]
         place = f"{page}#{part['items'][0]}" if cited else page
         dropped = any(DROPPED in verdict for verdicts, _ in part["counts"].values() for verdict in verdicts)
         yield (
@@ -199,6 +196,6 @@ def _sections(
                 "name": f"{paper['name']} {cited}".strip().replace(" ", "-"),
                 "title": paper["title"],
                 "page": place if (folder / page).exists() else "",
-                "picture": next((folder / file for file in files if (folder / file).exists()), None),
+                "picture": next(filter(Path.exists, pictures), None),
             },
         )

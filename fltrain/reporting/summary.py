@@ -125,7 +125,7 @@ def _turned(cell: TableCell) -> TableCell:
 def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mapping[str, Any]]) -> Counts:
     """Return the counts that are not empty. Of controls, the heading counts the cells with true values.
 
-    Exploratory verdicts are counted apart. The expected numbers are of the other cells.
+    Exploratory verdicts are counted apart. The expected numbers are of the other cells; controls have none.
     """
     values = Counter(
         without_interval(cell.reason) or _marked(cell.full_verdict if cell.intended else cell.verdict, cell)
@@ -136,7 +136,7 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
     for cell in cells:
         marked = [_marked(cell.gain_verdict, cell)] if cell.gain_verdict else []
         gains[cell.published_gain is not None].update(marked)
-    firm = [cell for cell in cells if not cell.exploratory]
+    firm = [cell for cell in cells if not cell.exploratory and kind != "control"]
     of_values = f"controls ({true_values(cells)})" if kind == "control" else "published values"
     duplicates = repeated(cells)
     repeats = f" ({count(duplicates, 'duplicate')}: their settings coincide)" if duplicates else ""
@@ -147,11 +147,7 @@ def verdict_counts(kind: str, cells: Sequence[TableCell], claims: Iterable[Mappi
         among_own: (gains[False], {}),
         "claims": (Counter(map(full_verdict, claims)), {}),
     }
-    return {
-        heading: (verdicts, expected if kind != "control" else {})
-        for heading, (verdicts, expected) in counts.items()
-        if verdicts
-    }
+    return {heading: (verdicts, expected) for heading, (verdicts, expected) in counts.items() if verdicts}
 
 
 def _marked(verdict: str, cell: TableCell) -> str:

@@ -20,7 +20,6 @@ from fltrain.core.statistics import (
     LEVEL,
     Contrast,
     Interval,
-    Position,
     Sample,
     against,
     around,
@@ -30,7 +29,7 @@ from fltrain.core.statistics import (
     over_seeds,
     t_above,
 )
-from fltrain.reporting.tables.table_cell import CORRECTED, GainVerdict, Side, TableCell, Verdict
+from fltrain.reporting.tables.table_cell import CORRECTED, GainVerdict, Side, TableCell
 from fltrain.runs.measures import measure
 
 MISSED = "target missed"
@@ -222,18 +221,12 @@ def _side(cell: TableCell, larger: bool) -> Side:
     return "more" if larger else "fewer" if "rounds" in cell.measure else "less"
 
 
-LABELS: dict[Position, Verdict] = {
-    "inside": "reproduced",
-    "outside": "not reproduced",
-    "across": "inconclusive",
-}
-"""Verdict on a value by the position of the interval of its difference against the margin."""
-
-
 def _labelled(cell: TableCell, interval: Interval, region: Interval) -> Columns:
+    """Return the verdict on a value by the position of the interval of its difference."""
+    verdicts = {"inside": "reproduced", "outside": "not reproduced", "across": "inconclusive"}
     position, (low, high) = against(interval, region), interval
     side = _side(cell, low > 0) if position == "outside" else ""
-    return {"difference_low": low, "difference_high": high, "verdict": LABELS[position], "side": side}
+    return {"difference_low": low, "difference_high": high, "verdict": verdicts[position], "side": side}
 
 
 def _bootstrapped(cell: TableCell, published: float) -> Interval | None:

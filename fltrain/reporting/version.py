@@ -42,9 +42,5 @@ def outdated_pages(folder: Path) -> list[str]:
     """Return the pages of a scale that another version has made, for example ``flfa/table1.html``."""
     pages = [*folder.glob("*.html"), *folder.glob("*/*.html")]
     ours = (page for page in pages if page.name != "report.html")  # Snakemake's report
-    return sorted(str(page.relative_to(folder)) for page in ours if _other(page))
-
-
-def _other(page: Path) -> bool:
-    with page.open(encoding="utf-8", errors="replace") as file:
-        return f'content="{reporting_version()}"' not in file.read(2000)
+    mark = f'content="{reporting_version()}"'.encode()
+    return sorted(str(page.relative_to(folder)) for page in ours if mark not in page.read_bytes()[:2000])

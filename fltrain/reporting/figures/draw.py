@@ -319,17 +319,14 @@ def _panel_of_curves(
 
 
 # ---------------------------------------------------------------- points
-def values_along(sheet: ItemJob, figure: Points, runs: Runs) -> pd.DataFrame:
-    """Return one line per run with a number: its labels on the axes shown, its seed, the measure."""
-    frame = measured_values(sheet, runs, Measured(measure=figure.measure), Published())
-    series = frame[figure.series] if figure.series else ""
-    numbers = frame.assign(series=series)[["series", figure.along, "seed", "value"]]
-    return numbers.dropna(subset="value", ignore_index=True)
-
-
 def draw_points(sheet: ItemJob, figure: Points, runs: Runs) -> Drawn:
-    """Draw the mean of each series along an axis, with the range over seeds."""
-    numbers = values_along(sheet, figure, runs)
+    """Draw the mean of each series along an axis, with the range over seeds.
+
+    The numbers are one line per run with a number: its labels on the axes shown, its seed, the measure.
+    """
+    frame = measured_values(sheet, runs, Measured(measure=figure.measure), Published())
+    frame["series"] = frame[figure.series] if figure.series else ""
+    numbers = frame[["series", figure.along, "seed", "value"]].dropna(subset="value", ignore_index=True)
     labels = sheet.axes[figure.series] if figure.series else ("",)
     encoding = style.by_series(labels, figure.series)
     shape, dash = encoding.pop("shape"), encoding.pop("strokeDash")
@@ -368,10 +365,9 @@ def ranking(sheet: ItemJob, figure: Ranking, runs: Runs) -> pd.DataFrame:
     ]
     names = [figure.rows, figure.series, "difference", "low", "high", "seeds", "lost"]
     numbers = pd.DataFrame(sorted(rows), columns=names)
+    order = pd.Series({row: place for place, row in enumerate(sheet.axes[figure.rows])})
     if numbers["seeds"].max() > 1:
         order = -numbers.groupby(figure.rows)["difference"].mean()
-    else:
-        order = pd.Series({row: place for place, row in enumerate(sheet.axes[figure.rows])})
     return numbers.sort_values(
         figure.rows, key=lambda rows: rows.map(order), kind="stable", ignore_index=True
     )
@@ -439,14 +435,10 @@ def spread(sheet: ItemJob, figure: Histogram, runs: Runs) -> pd.DataFrame:
         if diverged(record) and figure.round not in frame.index:
             continue
         if figure.round not in frame.index or "" in frame:
-            cause = (
-                "it has one number for each round"
-                if "" in frame
-                else f"it has numbers for the rounds {frame.index.min()} to {frame.index.max()}"
-            )
+            rounds = f"numbers for the rounds {frame.index.min()} to {frame.index.max()}"
             raise FltrainError(
-                f"{sheet.id}: {record.run_id} has no {figure.curve!r} by layer for round "
-                f"{figure.round}; {cause}"
+                f"{sheet.id}: {record.run_id} has no {figure.curve!r} by layer for round {figure.round}; "
+                f"it has {'one number for each round' if '' in frame else rounds}"
             )
         values = frame.transpose()[figure.round].dropna()
         label = cell.labels[figure.columns]

@@ -106,12 +106,12 @@ def by_series(labels: Sequence[str], series: str | None = None, ordered: bool = 
     }
 
 
-def line(color: str = GREY, **ends: float) -> Spec:
+def line(**ends: float) -> Spec:
     """Return a line at ``x`` or ``y``, or a band from ``x`` to ``x2``."""
     at = {channel: {"datum": place} for channel, place in ends.items()}
     mark = {"type": "rect", "opacity": 0.15} if "x2" in at else {"type": "rule"}
     others = dict.fromkeys(("x", "y", "color", "strokeDash"))  # not those of the panel
-    return {"data": {"values": [{}]}, "mark": {**mark, "color": color}, "encoding": {**others, **at}}
+    return {"data": {"values": [{}]}, "mark": {**mark, "color": GREY}, "encoding": {**others, **at}}
 
 
 def panel(

@@ -19,7 +19,6 @@ from fltrain.reporting.verdict import EXPECTED, expected_counts, repeated, witho
 from fltrain.reporting.version import RULE_DATE
 from fltrain.runs.measures import Margin, measure
 
-DOUBTFUL = "Doubtful as published"
 DROPPED = "†"
 """Mark of a verdict that is not significant after the correction for the number of cells or claims."""
 CORRECTION = f"{DROPPED} Significant alone, but not after the correction for the number of"
@@ -91,7 +90,7 @@ def published_text(cell: TableCell) -> str:
 
 def _notes_on(cell: TableCell) -> list[str]:
     """Return doubts and notes on the published value, without the note that stands in its place."""
-    doubts = [f"{DOUBTFUL}: {reason}." for reason in cell.anomalies]
+    doubts = [f"Doubtful as published: {reason}." for reason in cell.anomalies]
     printed = cell.published is not None or cell.published_gain is not None
     return [*doubts, *cell.published_notes[0 if printed else 1 :]]
 
@@ -157,9 +156,8 @@ class GridEntry:
         Of costs, less is better. A verdict has its own colour, which the margin decides.
         """
         cell, interval = self.cell, self.cell.interval("gain_")
-        if self.kind != "gain" or cell.gain_verdict or cell.lost_gain:
-            return ""
-        if not interval or interval[0] <= 0 <= interval[1]:
+        unjudged = self.kind == "gain" and not (cell.gain_verdict or cell.lost_gain)
+        if not unjudged or not interval or interval[0] <= 0 <= interval[1]:
             return ""
         definition = measure(cell.measure)
         if not (definition.accuracy or definition.margin.relative):
@@ -228,11 +226,6 @@ class Grid:
             entries = entries_of(cell, intervals[cell.label], sheet.reduced, marks, gain)
             for heading, entry in entries.items():
                 columns.setdefault((*place, heading), {})[cell.row] = entry
-        columns = {
-            place: column
-            for place, column in columns.items()
-            if any(entry.marked for entry in column.values())
-        }
         texts = {place: "".join(entry.text for entry in column.values()) for place, column in columns.items()}
         forms = {key: next((FORMS[form] for form in FORMS if form in texts[key]), "") for key in columns}
         if {*FORMS.values()} <= {*forms.values()}:
@@ -240,7 +233,7 @@ class Grid:
         columns = {
             place: column
             for place, column in columns.items()
-            if not any(entry.kind in without for entry in column.values())
+            if any(entry.marked and entry.kind not in without for entry in column.values())
         }
         levels = [level for level in (1, 2, 3) if any(place[level] for place in columns)]
         return cls(

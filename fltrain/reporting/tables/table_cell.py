@@ -201,9 +201,8 @@ class TableCell(BaseModel):
     @property
     def full_verdict(self) -> str:
         """The verdict with the side of the miss or the reason for the lack of an interval."""
-        detail = (
-            "as intended" if self.intended else self.side or (self.reason if self.reason != CORRECTED else "")
-        )
+        reason = self.reason if self.reason != CORRECTED else ""
+        detail = "as intended" if self.intended else self.side or reason
         return f"{self.verdict} ({detail})" if self.verdict and detail else self.verdict or ""
 
     @property
