@@ -125,23 +125,12 @@ _LATEX = {
     **{"`": r"\textasciigrave{}", '"': r"\textquotedbl{}", "<": "$<$", ">": "$>$"},
     # After the end of a line, TeX would take them for an argument.
     **{"[": "{[}", "*": "{*}"},
-    **{"\N{MINUS SIGN}": "$-$", "\N{FRACTION SLASH}": "/", "\N{PRIME}": "$'$"},
+    **{"\N{MINUS SIGN}": "$-$", "\N{PRIME}": "$'$"},
     **{"\N{HYPHEN}": "{-}", "\N{NON-BREAKING HYPHEN}": "{-}", "\N{SOFT HYPHEN}": r"\-"},
     **{"\N{NO-BREAK SPACE}": "~", "\n": " "},
     **dict(zip(_GREEK, "ABEZHIKMNOPTXo", strict=True)),
     **{character: rf"$\{name}$" for character, name in (pair.split() for pair in _MATH.split(","))},
 }
-_ACCENTS = dict(
-    zip(
-        "\u0300\u0301\u0302\u0303\u0304\u0306\u0307\u0308\u030a\u030b\u030c\u0323\u0327\u0328",
-        "`'^~=u.\"rHvdck",
-        strict=True,
-    )
-)
-"""Combining accents and their commands."""
-_FORMS = {"<super>": r"\textsuperscript{%s}", "<sub>": r"\textsubscript{%s}"}
-_FORMS |= {"<fraction>": "%s", "<compat>": "%s"}
-"""Commands for characters that Unicode defines as a form of others, such as \u2074, \u2157 and \u03d5."""
 _MINUS = re.compile(r"(?<![\w.,)\]-])-(?=\.?\d)")
 _LIGATURE = re.compile(r"(?<=[-\u2013\u2018\u2019',!?])(?=[-\u2018\u2019',])")
 
@@ -162,13 +151,6 @@ def _in_latex(character: str) -> str:
         return command
     if character in TEXT_CHARACTERS:
         return character
-    base, *marks = list(unicodedata.normalize("NFD", character))
-    if base.isascii() and base.isalpha() and marks and all(mark in _ACCENTS for mark in marks):
-        for mark in marks:
-            base = rf"\{_ACCENTS[mark]}{{{base}}}"
-        return base
-    if form := _FORMS.get(unicodedata.decomposition(character).partition(" ")[0]):
-        return form % latex(unicodedata.normalize("NFKD", character))
     kind, _, name = unicodedata.name(character, "").replace("LAMDA", "LAMBDA").partition(" LETTER ")
     if "\u0391" <= character <= "\u03c9" and name.isalpha():  # Greek without accents
         return rf"$\{name.capitalize() if kind == 'GREEK CAPITAL' else name.lower()}$"

@@ -526,7 +526,7 @@ LABELS = {
     " [b] x": "{[}b] x",
     "\n* plain": "{*} plain",
     "\u03b1 \u2192 \u03b2 \u2265 3": r"$\alpha$ $\rightarrow$ $\beta$ $\ge$ 3",
-    "\u0141\u00f3d\u017a e\u0301 \u1ec5": "\u0141\u00f3d\u017a \u00e9 \\~{\\^{e}}",
+    "\u0141\u00f3d\u017a e\u0301 \u1ec5": "\u0141\u00f3d\u017a \u00e9 {[}U+1EC5]",
     "\u03a9 \u0397 \u03a1 \u00b5": r"$\Omega$ H P µ",
     "\u03db \u03dd \u03ac": "{[}U+03DB] {[}U+03DD] {[}U+03AC]",
     "\u4e2d": "{[}U+4E2D]",
@@ -536,7 +536,7 @@ LABELS = {
     "?` !\u2018 \u2013- ''": "?\\textasciigrave{} !{}\u2018 \u2013{}- '{}'",
     "90\u00b0 \u0153 \u0111 \u00f0 \u20ac \u00a3 \u00a7 \u00a9 \u00ab\u00bb": "90° œ đ ð € £ § © «»",
     "x\u2032 \u2207 \u223c": r"x$'$ $\nabla$ $\sim$",
-    "m\u00b2 H\u2082 \u2157 \u03f5 \u03d5": r"m² H\textsubscript{2} 3/5 $\epsilon$ $\phi$",
+    "m\u00b2 H\u2082": "m² H{[}U+2082]",
 }
 
 
