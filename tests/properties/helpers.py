@@ -259,6 +259,7 @@ def assert_same_model(first: Simulation, second: Simulation, hint: str = "") -> 
     for client, states in first.clients.items():
         other_states = second.clients[client]
         for name in states.keys() & other_states.keys() - {TRAINED}:
+            assert states[name].keys() == other_states[name].keys(), (client, name)
             for part, tensor in states[name].items():
                 assert torch.equal(tensor, other_states[name][part]), (client, name, part)
 

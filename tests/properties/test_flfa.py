@@ -126,7 +126,7 @@ def test_random_tensors_are_drawn_once_per_run(kind: str) -> None:
     assert not any(torch.equal(other[key], step_states[0][key]) for key in other)
 
 
-def test_the_scale_is_one_if_the_received_weight_is_zero() -> None:
+def test_feedback_stays_zero_if_the_received_weight_is_zero() -> None:
     for scale in ("frobenius", "channel"):
         federation = simulation(pinned("last.0", scale=scale), trainer=Tracing)
         weights = federation.server.weights.clone()

@@ -427,7 +427,7 @@ ids = [
 spec = RunSpec.parse(json.loads(%r), "spec")
 everywhere = [spec, spec.dataset, spec.partition, spec.model, spec.method, spec.training, spec.local_test,
               spec.training.augmentation, spec.training.lr_schedule, spec.participation, spec.evaluation]
-print(json.dumps([ids, spec.run_id, all(one.new == 0.5 and one.nested.depth == 2 for one in everywhere)]))
+print(json.dumps([ids, spec.run_id, all(part.new == 0.5 and part.nested.depth == 2 for part in everywhere)]))
 """
 
 
