@@ -60,6 +60,8 @@ MLflow shows the first line above runs, and its beginning, as source, in a list.
 """
 ROWS = 40
 """Longest table in a description, of which MLflow keeps 8,000 characters."""
+ACCURACIES = ("final_accuracy", "last_accuracy", "best_accuracy")
+"""Measures of all runs, except those that end at a target accuracy."""
 CELL_METRICS = (
     *("mean", "std", "published", "difference", "difference_low", "difference_high"),
     *("gain", "gain_low", "gain_high", "published_gain", "diverged", "base_diverged"),
@@ -115,8 +117,7 @@ def groups_of(plan: Plan) -> dict[str, dict[str, dict[str, str]]]:
 def measures_of(plan: Plan) -> dict[str, dict[str, float | None]]:
     """Return the measures that tables of a plan show of each run, by run ID, with the targets of papers.
 
-    Measures whose target other runs set are left out. A run of figures alone has the first accuracy
-    of the paper's tables.
+    Measures whose target other runs set are left out.
     """
     measures: dict[str, dict[str, float | None]] = {}
     for item in plan.items:
@@ -124,12 +125,6 @@ def measures_of(plan: Plan) -> dict[str, dict[str, float | None]]:
             target = measured.printed_target / 100 if measured.printed_target else None
             for run in () if measured.target_of else item.run_ids:
                 measures.setdefault(run, {}).setdefault(measured.measure, target)
-    for item in plan.items:
-        tables = [other.item.table for other in plan.items if other.paper is item.paper and other.item.table]
-        names = (part.measure for table in tables for part in table.measures if not part.printed_target)
-        accuracy = next((name for name in names if name.endswith("_accuracy")), "final_accuracy")
-        for run in item.run_ids:
-            measures.setdefault(run, {accuracy: None})
     return measures
 
 
@@ -144,7 +139,7 @@ class Export:
         runs: IDs; runs without a complete record are skipped. Those without a group belong to the experiment
             ``unassigned``, unless another scale has exported them; so do runs that have left all tables.
         items: tables and figures with all of their runs; those without files are left out.
-        measures: of the tables of the whole scale, by run ID; a run without any has its final accuracy.
+        measures: of the tables of the whole scale, by run ID.
     """
 
     results: Results
@@ -275,7 +270,9 @@ class Export:
         )
         note += f"Used by {links}" if links else "No table or figure uses this run"
         variant = short_hash({key: value for key, value in record.spec.items() if key != "seed"})
-        measures = self.measures.get(record.run_id) or {"final_accuracy": None}
+        measures = dict(self.measures.get(record.run_id, {}))
+        if not (measures and run.spec.evaluation.until):  # otherwise, it would be the target
+            measures |= dict.fromkeys(ACCURACIES)
         numbers = metrics_of(record, {**measures, **dict.fromkeys(COSTS)})
         if fields["status"] == "diverged" or numbers.get(TARGET_MISSED):
             # MLflow would show the mean of the other seeds.
@@ -559,7 +556,8 @@ def cell_tags(cell: TableCell, item: PlannedItem, claims: Claims) -> dict[str, s
     if varying == [BASE]:
         varying = [labels.get("method", BASE)]
     base = ", ".join(
-        next(bases, label) if label == BASE else named(axis, label) for axis, label in over.items()
+        labels.get("method") or next(bases, label) if label == BASE else named(axis, label)
+        for axis, label in over.items()
     )
     names = [short_names(entry.spec) for entry in item.entries if entry.spec.run_id in cell.runs]
     texts = entries_of(cell, as_interval=True, reduced=False)

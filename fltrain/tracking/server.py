@@ -19,8 +19,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fltrain.core.hashing import short_hash
-from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED, factor
-from fltrain.tracking.export import CELLS, ORDER, TABLES, opened
+from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED
+from fltrain.tracking.export import ACCURACIES, CELLS, ORDER, TABLES, opened
 from fltrain.tracking.store import SQLITE, artifacts_of, import_mlflow
 
 if TYPE_CHECKING:
@@ -124,14 +124,14 @@ new MutationObserver(() => {
 
 
 def main_metrics(metrics: Mapping[str, Set[object]]) -> list[str]:
-    """Return up to three metrics: those that give each run a number, then up to two that most runs have."""
+    """Return up to three metrics: those that give each run a number, then those that most runs have."""
     runs = left = set[object]().union(*metrics.values())
     needed: list[str] = []
     while left:
         needed.append(max(metrics, key=lambda metric: len(left & metrics[metric])))
         left = left - metrics[needed[-1]]
     usual = [metric for metric in metrics if 2 * len(metrics[metric]) > len(runs)]
-    return [*dict.fromkeys([*needed, *usual[:2]])][:3]
+    return [*dict.fromkeys([*needed, *usual])][:3]
 
 
 def settings_of(values: Mapping[str, int]) -> dict[str, int]:
@@ -159,8 +159,8 @@ def state_of(name: str, metrics: Mapping[str, Set[object]], settings: Mapping[st
         metrics: the runs that have a metric.
         settings: number of different values of tags and parameters, by column.
     """
-    numbers = [metric for metric in metrics if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
-    numbers.sort(key=lambda metric: factor(metric) == 1)  # accuracies first
+    numbers = [metric for metric in dict.fromkeys((*ACCURACIES, *metrics)) if metric in metrics]
+    numbers = [metric for metric in numbers if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
     visible = main_metrics({metric: metrics[metric] for metric in numbers})
     visible += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     widths = {column: width_of(column) for column in (f"metrics.`{metric}`" for metric in visible)}

@@ -35,6 +35,7 @@ from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.spec import RunSpec
 from fltrain.tracking import store as stores
 from fltrain.tracking.export import (
+    ACCURACIES,
     CELLS,
     TABLES,
     Export,
@@ -284,7 +285,7 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
         ]
         assert len(curve) == 3
     accuracy, costs = record.summary["accuracy"], record.costs
-    assert metrics["final_accuracy"] == round(100 * accuracy["final"], 6) and "best_accuracy" not in metrics
+    assert metrics["final_accuracy"] == round(100 * accuracy["final"], 6)
     traffic, memory = sum(record.summary["bytes"].values()), costs["peak_memory_bytes"]
     expected = {"traffic": traffic / 1e6, "peak_memory": memory / 1e6, "seconds": costs["seconds"]["total"]}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-4)
@@ -293,37 +294,24 @@ def test_metrics_equal_the_rows_of_the_record(exported: Exports) -> None:
     assert point.step == 0, "MLflow draws bars"
 
 
-def test_a_run_has_the_measures_of_its_tables_instead_of_the_final_accuracy(store: Exports) -> None:
-    """So that a reader finds the number of a table."""
-    declared = [Measured(measure="best_accuracy"), Measured(measure="last_accuracy")]
+def test_a_run_has_accuracies_and_the_measures_of_its_tables(store: Exports) -> None:
+    """So that a reader finds the number of a table, and can compare all runs."""
+    declared = [Measured(measure="best_accuracy"), Measured(measure="traffic")]
     declared += [Measured(measure="rounds_to_target", printed_target=99.0)]
     declared += [Measured(measure="seconds_to_target", target_of={"method": "fedavg"})]
-    table = SimpleNamespace(item=SimpleNamespace(table=SimpleNamespace(measures=declared)), paper="ecgr")
-    table.run_ids = [MEASURED.run_id]
-    drawn, other, alone = (
-        SimpleNamespace(item=SimpleNamespace(table=None), run_ids=runs, paper=paper)
-        for runs, paper in (
-            ([MEASURED.run_id], "ecgr"),
-            ([DIVERGING.run_id], "ecgr"),
-            ([PLAIN.run_id], "flfa"),
-        )
+    table, figure = (
+        SimpleNamespace(item=SimpleNamespace(table=content), run_ids=[run])
+        for content, run in ((SimpleNamespace(measures=declared), MEASURED.run_id), (None, PLAIN.run_id))
     )
-    measures = measures_of(SimpleNamespace(items=[drawn, other, alone, table]))  # type: ignore[arg-type]
-    assert measures == {
-        MEASURED.run_id: {"best_accuracy": None, "last_accuracy": None, "rounds_to_target": 0.99},
-        DIVERGING.run_id: {"best_accuracy": None},
-        PLAIN.run_id: {"final_accuracy": None},
-    }
+    measures = measures_of(SimpleNamespace(items=[figure, table]))  # type: ignore[arg-type]
+    assert measures == {MEASURED.run_id: {"best_accuracy": None, "traffic": None, "rounds_to_target": 0.99}}
     store.export(measures=measures)
-    names = ("final_accuracy", "best_accuracy", "last_accuracy")
-    accuracy = store.measured.summary["accuracy"]
-    expected = {
-        store.plain: [round(100 * store.plain.summary["accuracy"]["final"], 6), None, None],
-        store.measured: [None, *(round(100 * accuracy[name], 6) for name in ("best", "last"))],
-    }
     contents = store.contents()
-    for record, values in expected.items():
-        assert [contents[record.run_id]["data"]["metrics"].get(name) for name in names] == values
+    for record in (store.plain, store.measured):
+        metrics, accuracy = contents[record.run_id]["data"]["metrics"], record.summary["accuracy"]
+        values = {f"{name}_accuracy": round(100 * accuracy[name], 6) for name in ("final", "last", "best")}
+        assert {name: metrics[name] for name in values} == values
+        assert ("target_missed" in metrics) == (record.run_id in measures)
 
 
 def test_a_run_that_ends_at_a_target_has_the_rounds_to_it(store: Exports) -> None:
@@ -383,7 +371,7 @@ def test_a_diverged_run_has_finite_metrics_and_no_accuracy(exported: Exports) ->
     with closing(sqlite3.connect(exported.path)) as database:
         values = database.execute("SELECT value, CASE WHEN is_nan THEN key END FROM metrics").fetchall()
     assert values and all(abs(value) < 1e300 for value, _ in values)
-    assert {lost for _, lost in values} == {None, "final_accuracy"}
+    assert {lost for _, lost in values} == {None, *ACCURACIES}
 
 
 def test_the_duration_of_a_run_is_the_time_of_its_training(exported: Exports) -> None:
@@ -971,7 +959,7 @@ def test_columns_that_differ_within_a_list_come_first(exported: Exports) -> None
     (state,) = [state for key, state in states_of(exported.path).items() if f'"{experiment}"' in key]
     columns = [column.partition(".")[2].strip("`") for column in state["selectedColumns"]]
     differing = ["method", "plugins", "dataset", "skew", "seed"]
-    assert columns == ["Run Name", "final_accuracy", *differing]
+    assert columns == ["Run Name", *ACCURACIES, *differing]
     metrics = {"best_accuracy": {1}, "final_accuracy": {1, 2, 3}, "seconds": {1, 2, 3}}
     values = {"tags.`items`": 3, "tags.`seed`": 2, "params.`rounds`": 2, "params.`training.lr`": 2}
     values |= {"tags.`method`": 1, "params.`model.name`": 1}
