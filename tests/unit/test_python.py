@@ -129,7 +129,7 @@ USES = {
     "annotation": ("", "strength: float = Field(default=1.0, gt=VALUE)", "self.strength"),
     "method": ("", "@staticmethod\n    def _helper(): return VALUE", "self._helper()"),
     "constant": ("K = VALUE", "", "K"),
-    "nested code": ("K = VALUE", "", "sum(K * one for one in [1])"),
+    "nested code": ("K = VALUE", "", "sum(K * i for i in [1])"),
     "helper": ("K = VALUE\ndef helper(): return K\ndef outer(): return helper()", "", "outer()"),
     "base": ("class Base(Method):\n    strength: ClassVar = [{'a': (VALUE,)}]\nMethod = Base", "", "0"),
     "base of its name": ("class Half(Method):\n    strength: ClassVar = VALUE\nMethod = Half", "", "0"),
