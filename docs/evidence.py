@@ -166,7 +166,7 @@ class Row:
         return [self.claim, self.verdict, "<br>".join(lines), "<br>".join(self.needed.split("; "))]
 
     def cites(self, paper: str) -> bool:
-        """Return if the claim of a replication is one of this paper."""
+        """Return True if the claim of a replication is one of this paper."""
         return self.place.partition(",")[0].lower() == paper
 
 

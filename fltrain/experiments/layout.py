@@ -511,8 +511,8 @@ class ItemJob(Settings):
 
     ``restricted`` lists restrictions by a full scale's axes or by the user's selection; ``scale`` names them.
     ``seen`` is the day by which the runs had been seen: a rule of that day or later is exploratory.
-    ``rejudged`` names the cells whose verdict a later version of the rule has changed. It is known which
-    published values of a ``control`` are true.
+    ``rejudged`` names the cells whose verdict a later version of the rule has changed. Of a ``control``, we
+    know which published values are true.
     """
 
     id: str

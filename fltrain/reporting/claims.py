@@ -545,7 +545,7 @@ def printed_cell(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> T
 
 
 def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
-    """Return if most runs of each place diverged or have a low number; a place without runs has no share."""
+    """Return True if most runs of each place diverged or stay low; a place without runs has no share."""
     diverged = lines["state"] == DIVERGED
     measured = diverged | lines["value"].notna()
     failed = (diverged | (lines["value"] <= test.at_most)).where(measured).astype(float)
@@ -589,7 +589,7 @@ def full_verdict(claim: Mapping[Any, Any]) -> str:
 
 
 def was_judged(verdict: str) -> bool:
-    """Return if runs led to the verdict on a claim, which marks may follow."""
+    """Return True if runs led to the verdict on a claim, which marks may follow."""
     return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
 
 

@@ -108,7 +108,7 @@ def _value(value: Any) -> str:
 
 
 def _is_own(module: str | None) -> bool:
-    """Return whether a module is the user's: not of Python, of fltrain or of an installed package."""
+    """Return True if a module is the user's: not of Python, of fltrain or of an installed package."""
     top = (module or "__main__").split(".")[0]
     if top == "__main__":  # its file can be a launcher's, as of ``python -m``
         return True

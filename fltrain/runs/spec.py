@@ -414,7 +414,7 @@ class RunSpec(Settings):
         return range(self.rounds - math.ceil(self.rounds / 10) + 1, self.rounds + 1)
 
     def evaluates(self, round: int) -> bool:
-        """Return whether models are tested after the given round (counted from 1)."""
+        """Return True if models are tested after the given round (counted from 1)."""
         return round % self.evaluation.every == 0 or round in self.final_rounds
 
     def to_json(self) -> str:

@@ -290,7 +290,7 @@ def serious(notes: Iterable[str]) -> list[str]:
 
 
 def _pairs_share_code(records: Iterable[Record]) -> bool:
-    """Return if some runs differ only in their plug-ins, and the code of such runs never differs."""
+    """Return True if some runs differ only in their plug-ins, and the code of such runs never differs."""
 
     def equal(first: Mapping[str, str], second: Mapping[str, str]) -> bool:
         modules = {*first} & {*second}

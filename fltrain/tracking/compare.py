@@ -277,7 +277,7 @@ def _ended_early(specs: Collection[RunSpec], metric: str) -> list[str]:
 
 
 def _of_runs(metric: str) -> bool:
-    """Return if single runs have a metric: it needs no target, and seeds have a mean."""
+    """Return True if single runs have a metric: it needs no target, and seeds have a mean."""
     return not measure(metric).targeted and measure(metric).over_seeds == "mean"
 
 

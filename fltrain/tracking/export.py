@@ -204,7 +204,7 @@ class Export:
         return counts
 
     def _has_left(self, run: str, present: Present) -> bool:
-        """Return whether no table of the scale uses a run any more that an earlier export put there."""
+        """Return True if no table of the scale uses a run any more that an earlier export put there."""
         scales = {copy.data.tags.get("scale") for copy in present}
         return run not in self.groups and run not in self.runs and self.scale in scales
 
