@@ -203,7 +203,7 @@ def _difference(value: PublishedValue | None, base: PublishedValue | None) -> fl
 
 
 def ranked(table: Table, table_cells: Iterable[TableCell]) -> bool:
-    """Return True if the rows are sorted by a measure: if so declared, and if a cell of it has several seeds."""
+    """Return True if the rows are sorted by a measure: if declared so, and if a cell has several seeds."""
     return any(cell.n > 1 for cell in table_cells if cell.measure == table.order_by)
 
 
