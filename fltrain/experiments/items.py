@@ -150,6 +150,14 @@ class PlannedItem:
         return reported_folder(config, self.paper.paper) / reported.file if reported else None
 
     @property
+    def places(self) -> set[str]:
+        """Panel, row and column of the cells of a table, such as ``Dirichlet 0.1 / FedDyn / tuned``."""
+        if not (table := self.item.table):
+            return set()
+        axes = [axis for axis in (table.panels, table.rows, table.columns) if axis in self.axes]
+        return {" / ".join(entry.labels[axis] for axis in axes) for entry in self.entries}
+
+    @property
     def scale_title(self) -> str:
         """Scale of the item in words, if the item is complete."""
         return self.reduction.title or self.scale.title

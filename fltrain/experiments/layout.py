@@ -93,7 +93,8 @@ class Measured(Settings):
         reported: value of the column ``metric`` in the file of published values.
         gain_over: adds the difference to the cell with these labels, paired over seeds.
         gain_margin: margin in points around no difference to ``gain_over``. Adds a verdict on the difference:
-            better, equivalent, worse or inconclusive, at a false discovery rate of 5 % over the table.
+            better, equivalent, worse or inconclusive, at a false discovery rate of 5 % over the table. A
+            published gain has a margin of its own (docs/protocol.md).
         relative_to: shows multiples of the cell with these labels.
         target_of: for rounds to a target: the target is the best accuracy of the cell with these labels, the
             least over seeds, rounded down to whole per cent. For accuracy at equal time: its median time.

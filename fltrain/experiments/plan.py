@@ -205,6 +205,9 @@ def plan(config: Path, scale: str) -> Plan:
         axes = sorted({axis for item in concerned for axis in item.axes})
         check_known(f"{place}: no item has the axis", part.axes, axes, "axes")
         _check_exceptions(place, part.exceptions, concerned)
+    for draft in planned:
+        names, places = draft.reduction.rejudged, sorted(draft.places)
+        check_known(f"{where}: {draft.id}: rejudged: no cell", names, places, "cells")
     if not (chosen.settings or chosen.axes):
         for name, paper in papers.items():
             if chosen.items.get(name) == Reduction():

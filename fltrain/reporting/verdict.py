@@ -68,6 +68,7 @@ class Judgeable:
         published_gain_stds: deviations of the two values whose difference is the published gain.
         averaged: number of rows that gains are averages over.
         compared: False if there is no verdict on published values: at a reduced scale, for example.
+        gain_margin: margin around no gain, if the table declares one. A published gain has its own margin.
     """
 
     cell: TableCell
@@ -76,6 +77,7 @@ class Judgeable:
     published_gain_stds: tuple[float | None, float | None] = (None, None)
     averaged: int = 1
     compared: bool = True
+    gain_margin: float | None = None
 
 
 def gain_margin(published_gain: float) -> float:
@@ -96,6 +98,7 @@ def compare(cells: Sequence[Judgeable]) -> list[TableCell]:
         mean, std = over_seeds(case.cell.values, case.cell.over_seeds)
         gain, gain_std = over_seeds(case.cell.gains)
         cell = case.cell.replace(n=len(case.cell.values), mean=mean, std=std, gain=gain, gain_std=gain_std)
+        cell = cell.replace(gain_margin=case.gain_margin if cell.published_gain is None else None)
         diff = contrast(gained, region=around(cell.gain_margin))
         judged.append(
             cell.replace(

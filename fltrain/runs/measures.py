@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fltrain.core.config import check_known
+from fltrain.core.errors import FltrainError
 from fltrain.core.floats import average, total
 from fltrain.data.datasets import registry
 from fltrain.methods import METHODS
@@ -88,11 +89,21 @@ class Measure:
         return {"": value} if isinstance(value, int | float) else value
 
     def of_diverged(self, record: Record) -> float:
-        """Return the value for a diverged run: chance accuracy, infinite rounds, or NaN."""
-        if self.diverged == "never":
-            return math.inf
-        entry = registry().get(record.spec["dataset"]["name"]) if self.accuracy else None
-        return 100 / entry.classes if entry and entry.classes else math.nan
+        """Return the value for a diverged run: chance accuracy, infinite rounds, or NaN.
+
+        Raises:
+            FltrainError: if the dataset's number of classes, which decides chance accuracy, is unknown.
+        """
+        if self.diverged != "chance":
+            return math.inf if self.diverged else math.nan
+        name = record.spec["dataset"]["name"]
+        entry = registry().get(name)
+        if not (entry and entry.classes):
+            raise FltrainError(
+                f"{record.run_id} diverged and counts as chance accuracy, but the registry has no number of "
+                f"classes of dataset {name!r}; add 'classes' to its entry (docs/add-a-dataset.md)"
+            )
+        return 100 / entry.classes
 
     def resolution(self, images: int | None) -> float:
         """Return the smallest believable spread over seeds.

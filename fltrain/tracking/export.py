@@ -9,7 +9,6 @@ and verdict. Tags and descriptions link runs, cells and tables. The tag ``order`
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import re
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fltrain.core.errors import FltrainError
+from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
 from fltrain.experiments.claims import LabelChoice, quantities
 from fltrain.experiments.items import BASE, FORMS, PlannedItem, cell_of
@@ -38,7 +38,7 @@ from fltrain.reporting.tables.render import FORMS as IN_HEADINGS
 from fltrain.reporting.tables.table_cell import TableCell, read_csv
 from fltrain.reporting.text import markdown_table, number_text
 from fltrain.runs.measures import COSTS, CURVES, TARGET_MISSED, factor, measure, metrics_of, recorded_curves
-from fltrain.runs.record import BROKEN, RECORD_FILES, Record, Results
+from fltrain.runs.record import RECORD_FILES, Record, Results
 from fltrain.runs.where import NONE, flat_settings, short_names
 from fltrain.tracking.runs import UNASSIGNED, RecordedRun
 from fltrain.tracking.store import NOTE, UNCHANGED, Present, Store, TrackedRun, writing
@@ -198,7 +198,7 @@ class Export:
             ):
                 try:
                     counts += part()
-                except (FltrainError, *BROKEN) as error:
+                except FltrainError as error:
                     logging.getLogger(__name__).warning("left out: %s", error)
                     counts["left out"] += 1
         return counts
@@ -224,7 +224,7 @@ class Export:
         names: dict[str, set[str]] = {}
         for run in dict.fromkeys([*self.groups, *self.runs]):
             record = self.results.record(run)
-            with suppress(FltrainError, *BROKEN):
+            with suppress(FltrainError):
                 for home in (self._homes(run) or (UNASSIGNED,)) if record.complete else ():
                     names.setdefault(home, set()).update(params_of(record))
         return names
@@ -501,7 +501,7 @@ def our_value(cell: TableCell) -> str:
 
 def claims_on(item: PlannedItem, summary: Path) -> Claims:
     """Return the claims that rest on an item, from the summary of its paper; decided ones first."""
-    claims = json.loads(summary.read_text(encoding="utf-8"))["claims"] if summary.is_file() else []
+    claims = read_json(summary)["claims"] if summary.is_file() else []
     matches = [claim for claim in claims if item.name in claim["item"].split(", ")]
     return sorted(matches, key=lambda claim: get_args(ClaimVerdict).index(claim["verdict"]))
 

@@ -283,7 +283,7 @@ def serve(database: Path, port: int) -> None:
     @app.route("/pages/<folder>/<path:file>")
     def pages(folder: str, file: str) -> Response:
         place = database.parent.absolute() / folder
-        served = folder == "runs" or (place / "index.html").is_file()  # no weights and datasets
+        served = folder == "runs" or (place / "index.html").is_file()  # no datasets
         if not served or folder == "..":
             abort(404)
         return send_from_directory(place, file)

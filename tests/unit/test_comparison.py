@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,7 @@ def numbers(
     floor: float = 0.01,
     base: str | None = None,
     published_gain_stds: tuple[float | None, float | None] = (None, None),
+    gain_margin: float | None = None,
     **changes: Any,
 ) -> Judgeable:
     """A cell as the rule gets it, with these fields changed."""
@@ -158,6 +160,7 @@ def numbers(
         Sample(values, floor, diverged, shares),
         Sample(cell.gains, floor, diverged or bool(cell.base_diverged), base=base),
         published_gain_stds,
+        gain_margin=gain_margin,
     )
 
 
@@ -321,6 +324,13 @@ def test_verdicts_on_differences_among_our_own_runs(gains: Sequence[float], verd
     else:
         assert cell.gain_p is None
     assert not cell.reason, "a single test has no correction"
+
+
+def test_a_published_gain_has_its_own_margin_and_judging_twice_changes_nothing() -> None:
+    case = numbers((65.0, 65.1, 64.9), gains=(3.0, 3.1, 2.9), published_gain=-8.0, gain_margin=0.5)
+    (cell,) = compare([case])
+    assert (cell.gain_verdict, cell.gain_margin) == ("opposite", 4.0)
+    assert compare([replace(case, cell=cell)]) == [cell]
 
 
 def test_a_difference_that_only_the_correction_leaves_open_has_a_reason() -> None:

@@ -172,6 +172,16 @@ def test_a_scale_reduces_one_item_further(config: Config) -> None:
     assert [str(each.sheet.seen) for each in (table, figure)] == ["2026-11-24", "2026-11-23"]
 
 
+def test_rejudged_names_cells_of_the_table(config: Config) -> None:
+    """Otherwise a misspelt cell would be confirmatory."""
+    table, figure = config.plan().items
+    *others, last = sorted(table.places)
+    planned = config.plan(scale=item("toy/table", rejudged=[last]))
+    assert planned.items[0].sheet.rejudged == (last,) and others and not figure.places
+    error = config.error(scale=item("toy/table", rejudged=[last + "n"]))
+    assert f"rejudged: no cell {last + 'n'!r}; did you mean {last!r}?" in error
+
+
 def test_items_can_show_exactly_the_curves_of_records(tmp_path: Path) -> None:
     statistics = list(get_args(StatisticName))
     fields: dict[str, set[str]] = {}

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fltrain.core.errors import FltrainError
 from fltrain.core.files import write_json
+from fltrain.data.datasets import registry
 from fltrain.runs.measures import MEASURES, measure
 from fltrain.runs.record import Results, sealed, write_record
 
@@ -49,6 +51,19 @@ SETTLE, FALL, CROSS = "rounds_to_settle", "fall", "interpolated_rounds_to_target
 def test_measures_of_curves(tmp_path: Path, name: str, accuracies: list[float], expected: float) -> None:
     target = 0.7 if name == CROSS else None
     assert measured(name, accuracies, tmp_path, target=target) == pytest.approx(expected, abs=1e-9)
+
+
+def test_chance_accuracy_needs_the_number_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the mean of a cell would leave out the seeds that diverged."""
+    assert measured("last_accuracy", [0.9], tmp_path, status="diverged") is None
+    record = Results(tmp_path).record("run")
+    assert measure("last_accuracy").of_diverged(record) == 10.0
+    assert measure("rounds_to_target").of_diverged(record) == math.inf
+    assert math.isnan(measure("drift").of_diverged(record))
+    unknown = registry()["digits"].model_copy(update={"classes": None})
+    monkeypatch.setattr("fltrain.runs.measures.registry", lambda: {"digits": unknown})
+    with pytest.raises(FltrainError, match=r"run diverged .* classes of dataset 'digits'; add 'classes'"):
+        measure("last_accuracy").of_diverged(record)
 
 
 @pytest.mark.parametrize("name", [SETTLE, FALL])

@@ -165,7 +165,6 @@ def _cell(
         published_failed=printed is not None and printed.failed,
         falsified=printed is not None and printed.falsified,
         published_gain=published_gain,
-        gain_margin=measured.gain_margin if has_base else None,
         published_notes=printed.notes if printed else (),
         anomalies=printed.anomalies if printed else (),
         margin=around,
@@ -187,6 +186,7 @@ def _cell(
         published_gain_stds=(printed.std if printed else None, printed_base.std if printed_base else None),
         averaged=averaged,
         compared=compared,
+        gain_margin=measured.gain_margin if has_base else None,
     )
 
 
