@@ -5,6 +5,7 @@ import json
 import re
 import tarfile
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from statistics import mode
@@ -15,6 +16,7 @@ import pytest
 from scipy import stats
 
 from fltrain.experiments.items import PlannedItem
+from fltrain.runs.spec import RunSpec
 
 from .helpers import shipped
 
@@ -22,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = {
     **{1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"},
     **{10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen", 15: "fifteen", 16: "sixteen"},
-    17: "seventeen",
+    **{17: "seventeen", 18: "eighteen"},
 }
 NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
@@ -485,7 +487,7 @@ CONCLUSIONS: dict[str, dict[str, str]] = {
     "replication/Fed2": {"3, 5 and 10 classes": "contradicted"},
     "replication_cifar10/FedImpro": {"FedImpro is better than FedAvg": "contradicted"},
     "replication/FedImpro": {"": "undecided"},
-    "replication_cifar10/FLFA": {"on average": "contradicted"},
+    "replication_cifar10/FLFA": {"methods, on average": "contradicted", "and FedLC": "undecided"},
     "replication/FLFA": {"DFA does not converge": "supported", "on average": "undecided"},
     "replication_cifar10/FedFCD": {"better than local training": "undecided"},
     "replication/FedFCD": {"FedFCD is best": "undecided"},
@@ -524,3 +526,31 @@ def test_the_confirmatory_table_of_ecgr_is_published() -> None:
         )
         for name, row in gains.items()
     }
+
+
+def test_settings_of_methods_that_differ_from_the_papers_are_stated() -> None:
+    """Options that a replication sets for all its runs of a method, unlike most of the paper's own runs."""
+
+    def options(runs: Iterable[RunSpec]) -> dict[str, list[dict[str, Any]]]:
+        methods: dict[str, list[dict[str, Any]]] = {}
+        for spec in runs:
+            for method in spec.composition.methods:
+                methods.setdefault(method.name, []).append(method.model_dump(mode="json"))
+        return methods
+
+    papers: dict[str, list[RunSpec]] = {}
+    for item in shipped("paper").items:
+        papers.setdefault(item.paper.paper, []).extend(entry.spec for entry in item.entries)
+    declared = {paper: options(runs) for paper, runs in papers.items()}
+    page, missing = written("published/README.md"), []
+    for item in shipped("published").items:
+        paper = re.match("[a-z0-9]+", item.name)[0]  # type: ignore[index]
+        if not item.paper.paper.startswith("replication") or re.search("rates|pilot", item.name):
+            continue
+        for method, ours in options(entry.spec for entry in item.entries).items():
+            for key, value in ours[0].items() if all(other == ours[0] for other in ours) else ():
+                usual = Counter(json.dumps(theirs[key]) for theirs in declared[paper].get(method, ()))
+                if usual and json.dumps(value) != usual.most_common(1)[0][0]:
+                    setting = f"{method}.{key}: {value}"
+                    missing += [f"{item.id}: {setting}"] * (f"`{setting}`" not in page)
+    assert not missing
