@@ -362,7 +362,9 @@ class Export:
         if item.trains:
             home = store.experiment(self._home(item.paper.paper))
             address = opened(home, f"tags.items LIKE '%{item.id},%'")
-            links.append(f"[runs]({address}), [curves]({address}&compareRunsMode=CHART)")
+            links.append(f"[runs]({address})")
+            if any(entry.spec.rounds > 2 * entry.spec.evaluation.every for entry in item.entries):
+                links.append(f"[curves]({address}&compareRunsMode=CHART)")
         reduced = bool(cells) and item.scale.reduces(item.paper)
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
         parts = [

@@ -417,7 +417,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
         "weakest of 2 cases , “a” +1 needed: above 0 " in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
-    assert "A paper on <toys> It is <so>. Small <toys>. published values" in text
+    assert "A paper on <toys> It is <so>. Small <toys>. Claims and intervals published values" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
     assert text.index("Small <toys>.") < text.index("judged confirmatory") < text.index("30 of 30 runs")

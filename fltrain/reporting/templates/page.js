@@ -72,7 +72,7 @@ const frames = new ResizeObserver((changes) => {
 });
 document.querySelectorAll(".frame").forEach((frame) => frames.observe(frame));
 
-// On a phone, long tables after the first one start closed.
+// On a phone, long tables after the first one, and evidence below a conclusion, start closed.
 if (matchMedia("(max-width: 40rem)").matches) document.querySelectorAll(".fold").forEach((fold) => (fold.open = false));
 
 // A link to something inside of closed details opens them.
