@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,7 +111,9 @@ def _print_summary(summary: PaperSummary, scale: str, example: str) -> None:
     from fltrain.reporting.claims import DROPPED_CLAIMS, EXPLORATORY, LEGEND, full_verdict, result_lines
 
     if summary.claims:
-        print_text(f"Claims of {summary.paper} at scale {scale}:")
+        counts = Counter(map(full_verdict, summary.claims))
+        verdicts = "; ".join(f"{number} {verdict}" for verdict, number in counts.items())
+        print_text(f"Claims of {summary.paper} at scale {scale}: {verdicts}")
         claims = [
             (full_verdict(claim), f"{claim['where']}: {claim['claim']}", "\n".join(result_lines(claim)))
             for claim in summary.claims
