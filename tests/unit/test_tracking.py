@@ -593,6 +593,16 @@ def test_a_table_is_a_run_with_its_files_and_links_to_its_runs(store: Exports) -
     assert description.endswith("\n\nAuthors, 2025")
 
 
+def test_runs_with_few_tests_have_no_link_to_curves(store: Exports) -> None:
+    write_table(store, *table_cells(store))
+    spec = tiny(evaluation={"every": 2})
+    entries = [SimpleNamespace(**{**vars(entry), "spec": spec}) for entry in TABLE.entries]
+    store.export(items=[SimpleNamespace(**{**vars(TABLE), "entries": entries})])
+    (run,) = store.search("tags.kind = 'item'")
+    note = run["data"]["tags"]["mlflow.note.content"]
+    assert "[runs](" in note and "[curves](" not in note
+
+
 def test_the_list_of_experiments_has_descriptions_without_markup(store: Exports) -> None:
     """It shows the beginning of their source; 40 characters are more than its width."""
     write_table(store, *table_cells(store))
