@@ -563,10 +563,13 @@ def paper_results(paper: str) -> str:
     """The results on a paper: from its own protocol, from replications, and the claims without any."""
     facts = evidence()
     rows = facts.main(paper)
-    parts = [*notes_on(paper), *listed([row for row in rows if row.cells])]
+    conclusions = facts.published.scale.conclusions
+    parts = [f"> {conclusions[paper]}"] if paper in conclusions else []
+    parts += [*notes_on(paper), *listed([row for row in rows if row.cells])]
     for replication, dataset in REPLICATIONS.items():
         if claims := facts.replications(replication, paper):
             parts.append(f"### {NAMES[paper]} on {dataset} (conceptual replication)")
+            parts.append(f"> {conclusions[f'{replication}/{NAMES[paper]}']}")
             parts += [READINGS[paper]] if dataset == "MNIST" and paper in READINGS else []
             parts += listed(claims)
     others = [row for row in rows if not row.cells]

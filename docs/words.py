@@ -15,8 +15,8 @@ BUDGET = 45_000
 REFERENCE = {"commands.md", "configuration.md"}
 """Pages without hand-written text."""
 TABLES = {"results.md", "artifact.md", "methods/README.md"}
-"""Pages whose tables and details are generated."""
-GENERATED = re.compile(r"\||\* \*[^*]")
+"""Pages whose tables, details and conclusions are generated."""
+GENERATED = re.compile(r"\||> |\* \*[^*]")
 """Begin of a line of them."""
 MARK = "<!-- docs/generate.py writes the rest of this page"
 TABLE = re.compile(r"<!-- Table by docs/generate.py.*\n\n(\|.*\n)*")

@@ -245,19 +245,39 @@ def test_the_replication_of_fed2_states_its_final_accuracies() -> None:
 
 @cache
 def records() -> dict[str, dict[str, Any]]:
-    """Run -> its summary and provenance."""
+    """Run -> its summary and provenance, and the rows of runs with FLFA."""
     files: dict[str, dict[str, Any]] = defaultdict(dict)
     with tarfile.open(ROOT / "published" / "records.tar.gz") as archive:
         for member in archive:
             run, _, name = member.name.partition("/")
             if name in ("summary.json", "provenance.json") and (file := archive.extractfile(member)):
                 files[run][name] = json.load(file)
+            elif name == "metrics.jsonl" and "+flfa" in run and (file := archive.extractfile(member)):
+                files[run][name] = list(map(json.loads, file))
     return files
 
 
 def planned(name: str) -> PlannedItem:
     (item,) = (item for item in shipped("published").items if item.id == name)
     return item
+
+
+def test_rounds_without_an_effect_of_flfa_are_stated() -> None:
+    """It selects the first layer, or no layer in the first round."""
+    item = planned("replication_cifar10/flfa_bases")
+    rounds = [
+        row
+        for run in set(item.run_ids)
+        for row in records()[run].get("metrics.jsonl", ())
+        if row["kind"] == "flfa"
+    ]
+    idle = [row for row in rounds if not row["effective"]]
+    assert all(row["selected"] == ["conv1.0"] if row["round"] > 1 else not row["selected"] for row in idle)
+    text = f"n {len(idle)} of {len(rounds)} rounds, FLFA has no effect: it selects the first layer, or no"
+        f"n {len(idle)} of {len(rounds)} rounds, FLFA has no effect: it selects the first layer, or no layer"
+    )
+    for page in (item.sheet.caption, " ".join(written("docs/replication.md").split())):
+        assert text in page
 
 
 def test_the_lower_rate_of_ecgr_is_stated() -> None:
@@ -451,7 +471,7 @@ def test_counts_of_verdicts_are_published() -> None:
                 f"| {rounds['not reproduced']} *not reproduced* (fewer), {{}} *inconclusive* |",
                 rounds["inconclusive"],
             ),
-            ("| {} *supported* |", fedavg["supported"]),
+            ("| {} *supported*, {} *undecided* (sizes) |", fedavg["supported"], fedavg["undecided"]),
             ("+3.58] | {} *supported*", len(bases)),
             (f"In {len(true)} comparisons with true values ({len(values)} different numbers), it confirms",),
             (
