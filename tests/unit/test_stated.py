@@ -274,8 +274,6 @@ def test_rounds_without_an_effect_of_flfa_are_stated() -> None:
     idle = [row for row in rounds if not row["effective"]]
     assert all(row["selected"] == ["conv1.0"] if row["round"] > 1 else not row["selected"] for row in idle)
     text = f"n {len(idle)} of {len(rounds)} rounds, FLFA has no effect: it selects the first layer, or no"
-        f"n {len(idle)} of {len(rounds)} rounds, FLFA has no effect: it selects the first layer, or no layer"
-    )
     for page in (item.sheet.caption, " ".join(written("docs/replication.md").split())):
         assert text in page
 
