@@ -466,7 +466,7 @@ def test_counts_of_verdicts_are_published() -> None:
         "README.md": [
             (f"(2NN), {rounds.total()} values | {rounds['not reproduced']} settings need ",),
             (
-                f"| {rounds['not reproduced']} *not reproduced* (fewer), {{}} *inconclusive* |",
+                f"| {rounds['not reproduced']} *not reproduced* (fewer), {{}} *inconclusive* (target missed) |",
                 rounds["inconclusive"],
             ),
             ("| {} *supported*, {} *undecided* (sizes) |", fedavg["supported"], fedavg["undecided"]),
