@@ -159,8 +159,8 @@ def state_of(name: str, metrics: Mapping[str, Set[object]], settings: Mapping[st
         metrics: the runs that have a metric.
         settings: number of different values of tags and parameters, by column.
     """
-    numbers = [metric for metric in dict.fromkeys((*ACCURACIES, *metrics)) if metric in metrics]
-    numbers = [metric for metric in numbers if metric not in (*CURVES, *COSTS, TARGET_MISSED)]
+    measures = metrics.keys() - {*CURVES, *COSTS, TARGET_MISSED}
+    numbers = [metric for metric in dict.fromkeys((*ACCURACIES, *metrics)) if metric in measures]
     visible = main_metrics({metric: metrics[metric] for metric in numbers})
     visible += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     widths = {column: width_of(column) for column in (f"metrics.`{metric}`" for metric in visible)}
