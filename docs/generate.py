@@ -397,11 +397,11 @@ This page lists the main claims of six papers with our verdicts, which follow fr
 
 * **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds than the paper's.
   So {lower} of {values} published numbers of rounds are *not reproduced*. {directions} claims on directions
-  are *supported*, {open} on sizes are *undecided*.
+  are *supported*, {open} on sizes are *inconclusive*.
 * **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The
   published size of this gain is *supported* only for {sized}.
 * **[Conceptual replications](replication.md)** of {replicated} papers: of {claims} claims, {supported} are
-  *supported*, {contradicted} *contradicted* and the others *undecided*. The marks *exploratory* and † show
+  *supported*, {contradicted} *contradicted* and the others *inconclusive*. The marks *exploratory* and † show
   weaker verdicts.
 * **[Fair table](#the-fair-table)**: in the main table, {better} better than tuned FedAvg.
   With [further seeds](fair-table.md#further-seeds), FedDyn is {further}.
@@ -415,7 +415,7 @@ other experiments are declared, but not run yet.
 
 Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#papers-and-verdicts)):
 
-* **Undecided** (claims), **inconclusive** (values): the evidence is too weak for either answer, or covers
+* **Inconclusive**: the evidence is too weak for either answer, or covers
   only part of the claim.
 * **Exploratory**: we chose the test after seeing the runs, or declared it exploratory.
 * **Contradicted†**: the test alone is significant, but not after the
@@ -664,7 +664,7 @@ def short(facts: Evidence) -> dict[str, object]:
         "lower": rounds["not reproduced (fewer)"],
         "values": rounds.total(),
         "directions": SMALL[fedavg["supported"]].capitalize(),
-        "open": SMALL[fedavg["undecided"]],
+        "open": SMALL[fedavg["inconclusive"]],
         "gaining": GAIN.several if len(gains) == len(GAIN.names) else ", ".join(gains),
         "sized": ", ".join(sizes),
         "replicated": SMALL[sum(bool(facts.replicated(paper)) for paper in MAIN)],

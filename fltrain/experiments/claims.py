@@ -104,7 +104,7 @@ class InRegion(Quantity):
       needs no correction;
     * contradicted if one test shows that the number is outside. The average is tested, too, for ``positive``
       and ``negative``. Holm's correction allows for the number of tests;
-    * undecided otherwise.
+    * inconclusive otherwise.
 
     In accuracies and rounds to a target, a diverged run counts as chance or as a target that is never
     reached. In curves and other measures, it has no number, like a missing run. A gain, a mean or a sum has
@@ -159,7 +159,7 @@ class Fails(Quantity):
     """The runs fail: they diverge, or their number is at most ``at_most``.
 
     Supported if more than half of the runs fail at every place. Contradicted if none fails at one place.
-    Undecided otherwise, and always if a place has no run that diverged or has a number.
+    Inconclusive otherwise, and always if a place has no run that diverged or has a number.
 
     Attributes:
         at_most: largest number of a failed run, in the measure's unit.
@@ -199,7 +199,7 @@ class All(Settings):
 
     Supported if all parts are supported, which needs no correction. Contradicted if a part is contradicted,
     with its p value corrected for the number of parts (Bonferroni). Not run if none of the parts that need
-    runs was run. Undecided otherwise.
+    runs was run. Inconclusive otherwise.
 
     Attributes:
         tests: the test of each part.

@@ -1,4 +1,4 @@
-"""Claims of a paper judged on our runs: supported, contradicted, or undecided. No torch.
+"""Claims of a paper judged on our runs: supported, contradicted, or inconclusive. No torch.
 
 The rules of decision are documented with the tests in ``fltrain.experiments.claims``.
 """
@@ -60,10 +60,10 @@ from fltrain.reporting.version import FIRST_RULE
 from fltrain.runs.measures import measure
 
 ClaimVerdict = Literal[
-    "supported", "contradicted", "undecided", "reduced scale", "not run", "by definition", "not judged"
+    "supported", "contradicted", "inconclusive", "reduced scale", "not run", "by definition", "not judged"
 ]
 
-JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "undecided")
+JUDGED: tuple[ClaimVerdict, ...] = ("supported", "contradicted", "inconclusive")
 """Verdicts that our runs give."""
 
 LEGEND = "Intervals are 90 % intervals, which match one-sided tests at 5 %. One seed decides nothing."
@@ -76,7 +76,7 @@ class Finding:
     """A verdict on a claim, or on a part of it, with the numbers behind it.
 
     Attributes:
-        verdict: supported, contradicted, undecided ...
+        verdict: supported, contradicted, inconclusive ...
         numbers: seeds, further numbers and lost runs, in sentences.
         decision: the test that decided, in sentences.
         estimate: our mean with its 90 % ``interval``; at a place if this place alone decides.
@@ -85,7 +85,8 @@ class Finding:
         number: name, value and interval of the number (of each part) that the test is about.
         deciding: the same for the place with the least support, if all places have to support the claim.
         needed: where the claim needs the number, for example ``above 0.5 points``.
-        reason: the number of diverged runs, and the reason for *undecided*, if the interval does not show it.
+        reason: the number of diverged runs, and why the claim is *inconclusive*, if the interval does not
+            show it.
 
     Semicolons separate the lines of numbers, needs and reasons.
     """
@@ -197,7 +198,7 @@ class Judge:
     def _judge_item(self, sheet: ItemJob, test: InRegion | Printed | Fails, statement: Statement) -> Finding:
         """Return the finding of a test on the runs of its item.
 
-        It is undecided if runs that the claim is about were left out, or have no number at a label that it
+        It is inconclusive if runs that the claim is about were left out, or have no number at a label that it
         names. Of an item restricted to some labels of an axis, only claims that name these labels are
         decided.
         """
@@ -231,8 +232,8 @@ class Judge:
         cause = f"there is no number at {', '.join(empty)}"
         if missed:
             cause = f"the runs cover only {missed.replace('; ', ' or ')}"
-        reason = "; ".join(filter(None, [finding.reason, f"undecided, because {cause}"]))
-        return replace(finding, verdict="undecided", p_contradicted=None, reason=reason)
+        reason = "; ".join(filter(None, [finding.reason, f"inconclusive, because {cause}"]))
+        return replace(finding, verdict="inconclusive", p_contradicted=None, reason=reason)
 
     def _by_part(self, sheet: ItemJob, test: InRegion, statement: Statement) -> Iterator[str]:
         """Yield each part of a sum with its number."""
@@ -256,7 +257,7 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
         return replace(finding, verdict="reduced scale") if "reduced scale" in verdicts else finding
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
     ps = [min(1.0, p * len(parts)) for part in parts if (p := part.p_contradicted) is not None]
-    verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "undecided"
+    verdict: ClaimVerdict = "supported" if verdicts == {"supported"} else "inconclusive"
     if contrary and (None in contrary or min(ps) < LEVEL):
         verdict = "contradicted"
     reasons = [part.reason for part in parts]
@@ -264,7 +265,8 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
         open_parts = sum(part.verdict == status and not part.number for part in parts)
         verb = "is" if open_parts == 1 else "are"
         reasons += [f"{count(open_parts, 'part')} {verb} {status}"] * bool(open_parts)
-    reasons += [_corrected("Bonferroni", len(parts), "parts")] * (bool(contrary) and verdict == "undecided")
+    too_weak = bool(contrary) and verdict == "inconclusive"
+    reasons += [_corrected("Bonferroni", len(parts), "parts")] * too_weak
     p = None if None in contrary else min(ps, default=None)
     reason = "; ".join(filter(None, dict.fromkeys(reasons)))
     return replace(finding, verdict=verdict, p_contradicted=p, reason=reason)
@@ -444,7 +446,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = any(p < LEVEL for p in outside.values())
     reasons += [_corrected("Holm", len(outside), "tests")] * contrary
-    verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "undecided"
+    verdict: ClaimVerdict = "supported" if p < LEVEL and not numbers.empty else "inconclusive"
     decision, reason = f"Test: {claimed}, {largest}one-sided {p_text(p)}{note}", "; ".join(reasons)
     finding = replace(finding, verdict=verdict, decision=decision, reason=reason)
     return replace(finding, p=p, p_contradicted=least)
@@ -461,7 +463,7 @@ def _finding_at(
     """Return the finding before any test: the number of a place, which is compared with ``centre``."""
     means, ours = numbers.means, {**numbers.at, THE_AVERAGE: numbers.mean}[place]
     if not ours.values:
-        return Finding("undecided", ", ".join(["No seed has a number in all cases", *numbers.lost]))
+        return Finding("inconclusive", ", ".join(["No seed has a number in all cases", *numbers.lost]))
     mean = average(ours.values)
     interval = (centre + comparison.interval[0], centre + comparison.interval[1]) if comparison else None
     several = len(means) > 1
@@ -492,7 +494,7 @@ def _finding_at(
         side = f"The {text.sides(place).noun} {side}"
         sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
-    return Finding("undecided", ". ".join(sentences), "", mean, interval, number=number)
+    return Finding("inconclusive", ". ".join(sentences), "", mean, interval, number=number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -511,16 +513,16 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     """Return the verdict of the table's cell on the gain that the claim states."""
     cell = printed_cell(sheet, test, cells)
     if cell.lost_gain:
-        return Finding("undecided", f"{cell.lost_gain} in all seeds", "No test, because there is no gain")
+        return Finding("inconclusive", f"{cell.lost_gain} in all seeds", "No test, because there is no gain")
     stated, ends, p = cell.published_gain or 0.0, cell.interval("gain_difference_"), cell.gain_p
     interval = (stated + ends[0], stated + ends[1]) if ends else None
     text = ClaimText(sheet, test)
     number = f"{text.name('')}: {text.number(cell.gain or 0.0, interval)}"
     seeds = count(len(cell.gains), "seed")
-    finding = Finding("undecided", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
+    finding = Finding("inconclusive", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
     if p is None or not ends:
         return replace(finding, reason=UNTESTABLE)
-    verdict: ClaimVerdict = "contradicted" if p < LEVEL else "undecided"
+    verdict: ClaimVerdict = "contradicted" if p < LEVEL else "inconclusive"
     verdict = "supported" if cell.gain_verdict == "size reproduced" else verdict
     words = f"The cell {cell.place} of “{sheet.title}” is {cell.gain_verdict} (margin {cell.gain_margin:.3g})"
     decided = p if verdict == "contradicted" else None
@@ -552,7 +554,7 @@ def _fails(lines: pd.DataFrame, test: Fails) -> Finding:
     by_place = [lines[axis] for axis in places(lines)] or [pd.Series("all", index=lines.index)]
     shares = failed.groupby(by_place, sort=False).mean()
     most, empty, lost = int((shares > 0.5).sum()), int(shares.isna().sum()), int((~measured).sum())
-    verdict: ClaimVerdict = "undecided"
+    verdict: ClaimVerdict = "inconclusive"
     if most == len(shares):
         verdict = "supported"
     elif not empty and (shares == 0).any():
@@ -594,7 +596,7 @@ def was_judged(verdict: str) -> bool:
 
 
 def needs_lines(claim: Mapping[Any, Any]) -> list[str]:
-    """Return where the claim of a row needs the number, and why it is undecided."""
+    """Return where the claim of a row needs the number, and why it is inconclusive."""
     needed = [f"needed: {claim['needed'].replace('; ', ' and ')}"] if claim["needed"] else []
     return [*needed, *filter(None, claim["reason"].split("; "))]
 

@@ -31,7 +31,7 @@ JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replic
 _VERDICTS_ON = {"values: ": "results", "claims: ": "examples"}
 """Names of verdicts -> part of a summary with them."""
 
-SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", WITH_MISSES, NO_INTERVAL, "undecided"}
+SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", WITH_MISSES, NO_INTERVAL}
 """Verdicts in the sums over all papers."""
 
 

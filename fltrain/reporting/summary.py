@@ -95,7 +95,7 @@ def paper_summary(
     columns = ["where", "claim", "verdict", "dropped", "exploratory", *RESULT, "evidence", "item"]
     rows: list[Any] = judged[columns].to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
-    decided = (name for name in figures if confirmed.get(name, set()) - {"undecided"} or not confirmed)
+    decided = (name for name in figures if confirmed.get(name, set()) - {"inconclusive"} or not confirmed)
     picture = next(decided, "")
     # Small runs decide nothing: there, the claim that the figure shows comes first.
     joint = alike(rows, claims)

@@ -88,7 +88,7 @@ CLEAR, OPPOSITE, NOISE = (2.0, 2.1, 2.2), (-2.0, -2.1, -2.2), (-2.0, 0.5, 2.0)
 @pytest.mark.parametrize("judge", ["average", "every"])
 @pytest.mark.parametrize(
     ("gains", "verdict"),
-    [(CLEAR, "supported"), (OPPOSITE, "contradicted"), (NOISE, "undecided"), ((0.0,) * 3, "undecided")],
+    [(CLEAR, "supported"), (OPPOSITE, "contradicted"), (NOISE, "inconclusive"), ((0.0,) * 3, "inconclusive")],
 )
 def test_gains_at_one_place(runs: Runs, gains: Sequence[float], verdict: str, judge: str) -> None:
     runs.pairs({"a": gains})
@@ -148,9 +148,9 @@ def test_the_region_that_is_tested_stands_beside_the_number(runs: Runs) -> None:
 
 
 def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
-    """All of them decide, so the mean alone could seem to decide an undecided claim."""
+    """All of them decide, so the mean alone could seem to decide an inconclusive claim."""
     runs.pairs({"a": CLEAR, "b": NOISE, "c": (1.0, 1.2, 1.1)})
-    for weakest, verdict, places in (("b", "undecided", "abc"), ("c", "supported", "ac")):
+    for weakest, verdict, places in (("b", "inconclusive", "abc"), ("c", "supported", "ac")):
         claim = runs.judged({**EVERY, "at": {"method": [*places]}})
         _, alone = runs.judged({**EVERY, "at": {"method": weakest}}).number.split(": ")
         assert claim.verdict == verdict
@@ -173,7 +173,7 @@ def test_the_weakest_case_stands_beside_the_average(runs: Runs) -> None:
     assert restricted.number == runs.judged(EVERY).number
     assert (restricted.needed, restricted.reason) == (
         "above 0 in each of 3 cases",
-        "undecided, because the runs cover only 3 seeds",
+        "inconclusive, because the runs cover only 3 seeds",
     )
 
 
@@ -191,7 +191,7 @@ def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     test = {"kind": "positive", **SIDES, "over": {"plugin": "x"}, "reverse": True, "judge": "every"}
     claim = runs.judged(test)
     average, worst = claim.number.split("; ")
-    assert (claim.verdict, claim.needed) == ("undecided", "above 0 in each of 2 cases")
+    assert (claim.verdict, claim.needed) == ("inconclusive", "above 0 in each of 2 cases")
     assert average.startswith("final accuracy, x minus the others, average of 2 cases: +1.0 points [")
     assert worst.startswith("weakest of 2 cases (z): +0.0 points [-")
     against = runs.judged({**test, "kind": "negative"})
@@ -199,16 +199,16 @@ def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     assert against.number.split("; ")[1].startswith("weakest of 2 cases (y): +1.967 points [+")
 
 
-def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
+def test_an_inconclusive_claim_has_its_reason(runs: Runs) -> None:
     """If its interval does not show it."""
     runs.pairs({"a": CLEAR})
     between = {"kind": "all", "tests": [{**POSITIVE, "by": 1.0}, {**NEGATIVE, "by": -2.1}]}
     plain = runs.judged(POSITIVE).number
     mixed = runs.judged(between)
-    assert (mixed.verdict, mixed.needed, mixed.reason) == ("undecided", "1 to 2.1 points", "")
+    assert (mixed.verdict, mixed.needed, mixed.reason) == ("inconclusive", "1 to 2.1 points", "")
     assert mixed.number == plain, "the interval lies across an end of the range"
     part = runs.judged({"kind": "all", "tests": [POSITIVE, {"kind": "not_judged", "why": "No."}]})
-    assert (part.verdict, part.number) == ("undecided", plain)
+    assert (part.verdict, part.number) == ("inconclusive", plain)
     assert (part.needed, part.reason) == ("above 0", "1 part is not judged")
     absent = {"kind": "all", "tests": [POSITIVE, *[{**POSITIVE, "item": "table9"}] * 2]}
     assert runs.judged(absent).reason == "2 parts are not run"
@@ -217,7 +217,7 @@ def test_an_undecided_claim_has_its_reason(runs: Runs) -> None:
     restricted = runs.judged(POSITIVE, restricted=["method a"])
     assert (restricted.number, restricted.reason) == (
         plain,
-        "undecided, because the runs cover only method a",
+        "inconclusive, because the runs cover only method a",
     )
     runs.pairs({"c": (MISSING,) * 3})
     lacking = runs.judged(EVERY)
@@ -238,16 +238,16 @@ def test_numbers_of_parts_with_several_verdicts_have_them(runs: Runs) -> None:
     at_a, at_b = ({**POSITIVE, "at": {"method": method}} for method in "ab")
     first, second = (runs.judged(test).number for test in (at_a, at_b))
     joint = runs.judged({"kind": "all", "tests": [at_a, at_b]})
-    assert joint.number == f"{first} (supported); {second} (undecided)"
+    assert joint.number == f"{first} (supported); {second} (inconclusive)"
     assert joint.needed == "above 0"
     reduced = runs.judged({"kind": "all", "tests": [at_a, at_b]}, reduced=True)
     assert (reduced.number, reduced.needed, reduced.reason) == (f"{first}; {second}", "", "")
     extended = runs.judged({"kind": "all", "tests": [at_a, at_b, {**SIMILAR, **AT_B_X, "by": 9.0}]})
-    assert extended.number == f"{first} (supported); {second} (undecided, supported)"
+    assert extended.number == f"{first} (supported); {second} (inconclusive, supported)"
     assert extended.needed == "above 0; above 0 and within 9 points"
 
 
-def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) -> None:
+def test_a_correction_that_leaves_a_claim_inconclusive_is_its_reason(runs: Runs) -> None:
     weak = "the evidence is too weak to contradict the claim"
     parts, cases = f"{weak} (Bonferroni's correction for 3 parts)", f"{weak} (Holm's correction for 4 tests)"
     runs.pairs({"a": (-1.0, -1.2, -0.5), "b": CLEAR, "c": NOISE})
@@ -257,7 +257,7 @@ def test_a_correction_that_leaves_a_claim_undecided_is_its_reason(runs: Runs) ->
         ({"kind": "all", "tests": [{**POSITIVE, "at": {"method": method}} for method in "abc"]}, parts),
     ):
         claim = runs.judged(test)
-        assert (claim.verdict, claim.reason) == ("undecided", words)
+        assert (claim.verdict, claim.reason) == ("inconclusive", words)
 
 
 def test_places_name_the_axis_of_a_number(runs: Runs) -> None:
@@ -312,10 +312,10 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
 @pytest.mark.parametrize(
     ("gains", "test", "verdict", "evidence"),
     [
-        (MIXED, EVERY, "undecided", ""),
+        (MIXED, EVERY, "inconclusive", ""),
         (MIXED, {**EVERY, **AT_A}, "supported", ""),
         ({"a": CLEAR}, {**ABOVE, "by": 1.0}, "supported", "Test: above 1, one-sided p 0.0"),
-        ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "undecided", ""),
+        ({"a": CLEAR}, {**ABOVE, "by": 2.1}, "inconclusive", ""),
         (
             {"a": CLEAR},
             {**ABOVE, "by": 3.0},
@@ -324,20 +324,20 @@ ALIKE: Yaml = {**SIMILAR, "by": 1.0}
         ),
         # At most one point worse, or better.
         ({"a": (-0.2, -0.3, -0.1)}, {**ABOVE, "by": -1.0}, "supported", ""),
-        ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "undecided", ""),
+        ({"a": (-1.0, -1.1, -0.9)}, {**POSITIVE, "by": -1.0}, "inconclusive", ""),
         ({"a": (-0.1, 0.0, 0.2), "b": (-0.1, 0.0, 0.2)}, {**ALIKE, "judge": "every"}, "supported", ""),
         ({"a": CLEAR, "b": OPPOSITE}, {**ALIKE, "judge": "every"}, "contradicted", ""),
         ({"a": CLEAR}, ALIKE, "contradicted", ""),
-        ({"a": NOISE}, ALIKE, "undecided", ""),
+        ({"a": NOISE}, ALIKE, "inconclusive", ""),
         # Places share runs, such as their common baseline, so they are not a sample.
-        (SINGLE, POSITIVE, "undecided", "it needs three seeds"),
-        (SINGLE, EVERY, "undecided", "The difference is positive in 8 of 8 cases"),
+        (SINGLE, POSITIVE, "inconclusive", "it needs three seeds"),
+        (SINGLE, EVERY, "inconclusive", "The difference is positive in 8 of 8 cases"),
         # The average over all cases is unknown for any numbers of the others.
-        (LACKING, POSITIVE, "undecided", NO_NUMBER),
-        (LACKING, NEGATIVE, "undecided", NO_NUMBER),
-        (LACKING, {**SIMILAR, "by": 0.1}, "undecided", NO_NUMBER),
+        (LACKING, POSITIVE, "inconclusive", NO_NUMBER),
+        (LACKING, NEGATIVE, "inconclusive", NO_NUMBER),
+        (LACKING, {**SIMILAR, "by": 0.1}, "inconclusive", NO_NUMBER),
         (LACKING, {**NEGATIVE, **AT_A}, "contradicted", ""),
-        (LACKING, EVERY, "undecided", NO_NUMBER),
+        (LACKING, EVERY, "inconclusive", NO_NUMBER),
         (LACKING, {**NEGATIVE, "judge": "every"}, "contradicted", ""),
         (LACKING, {**POSITIVE, "item": "table9"}, "not run", "Its runs are not made here."),
         (
@@ -404,7 +404,7 @@ def test_diverged_seeds_count_as_chance_and_missing_seeds_leave_claims_open(runs
     """A diverged run counts as chance: 10 % among ten classes, 41 points below the base of its seed."""
     runs.pairs({"a": (2.0, DIVERGED, 2.1, 2.2), "b": (2.0, 2.0, MISSING, 2.2)})
     claim = runs.judged(POSITIVE)
-    assert (claim.verdict, claim.estimate) == ("undecided", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
+    assert (claim.verdict, claim.estimate) == ("inconclusive", pytest.approx((2.0 + (2 - 41) / 2 + 2.2) / 3))
     assert claim.evidence.startswith("3 seeds."), "seeds of both methods"
     assert "1 run diverged, 1 run missing" in claim.evidence
 
@@ -418,13 +418,13 @@ def test_a_gain_over_a_base_that_diverged_is_no_number(runs: Runs, judge: str) -
             runs.add({"method": "a", "plugin": plugin}, *values)
         for kind in ("positive", "negative"):
             claim = runs.judged({**POSITIVE, "kind": kind, "judge": judge})
-            assert (claim.verdict, claim.number) == ("undecided", "") and pd.isna(claim.estimate)
+            assert (claim.verdict, claim.number) == ("inconclusive", "") and pd.isna(claim.estimate)
             assert "3 runs diverged, 1 case without a number" in claim.evidence
         stated = runs.judged({"kind": "value", **GAIN}, stated=80.0)
-        assert (stated.verdict, stated.number) == ("undecided", "")
+        assert (stated.verdict, stated.number) == ("inconclusive", "")
     runs.pairs({"b": CLEAR, "c": CLEAR, "d": CLEAR})
     claim = runs.judged({**POSITIVE, "judge": judge})
-    assert (claim.verdict, claim.estimate) == ("undecided", pytest.approx(2.1))
+    assert (claim.verdict, claim.estimate) == ("inconclusive", pytest.approx(2.1))
     assert "3 runs diverged, 1 case without a number" in claim.evidence
 
 
@@ -491,7 +491,7 @@ def test_relative_gains_and_differences(runs: Runs) -> None:
 PARTS = {
     "supported": {**POSITIVE, "at": {"method": "gains"}},
     "contradicted": {**POSITIVE, "at": {"method": "loses"}},
-    "undecided": {**POSITIVE, "at": {"method": "either"}},
+    "inconclusive": {**POSITIVE, "at": {"method": "either"}},
     "not run": {**POSITIVE, "item": "table9"},
     "not judged": {"kind": "not_judged", "why": "The text has no number"},
 }
@@ -503,9 +503,9 @@ PARTS = {
         (["supported", "supported"], "supported"),
         (["supported", "contradicted"], "contradicted"),
         (["not run", "contradicted"], "contradicted"),
-        (["supported", "undecided"], "undecided"),
+        (["supported", "inconclusive"], "inconclusive"),
         (["not run", "not run"], "not run"),
-        (["supported", "not judged"], "undecided"),
+        (["supported", "not judged"], "inconclusive"),
         (["not judged", "not judged"], "not run"),
     ],
 )
@@ -530,7 +530,7 @@ def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:
         runs.judged({"kind": "all", "tests": tests}).verdict
         for tests in ([refuted, holds], [refuted, holds, holds], [refuted] * 3)
     ]
-    assert verdicts == ["contradicted", "undecided", "undecided"]
+    assert verdicts == ["contradicted", "inconclusive", "inconclusive"]
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_more_parts_need_stronger_evidence_against_one(runs: Runs) -> None:
     [
         (CLEAR, 2.5, "supported"),
         (CLEAR, 5.0, "contradicted"),
-        (NOISE, 4.0, "undecided"),
+        (NOISE, 4.0, "inconclusive"),
         ((-0.29, -0.30, -0.31), 0.3, "contradicted"),
         ((0.29, 0.30, 0.31), 0.3, "supported"),
     ],
@@ -570,7 +570,7 @@ def test_claims_have_the_intervals_of_the_table(runs: Runs) -> None:
             test = {"kind": "positive", "item": "toy", "measure": measure, "at": {"method": cell.row}}
             claim = runs.judged(test, sheet=sheet)
             if cell.row == "e":
-                assert cell.interval() is None and pd.isna(claim.low) and claim.verdict == "undecided"
+                assert cell.interval() is None and pd.isna(claim.low) and claim.verdict == "inconclusive"
             else:
                 assert cell.spread_cells == 4
                 assert (claim.low, claim.high) == pytest.approx(cell.interval())
@@ -586,7 +586,7 @@ def test_a_supported_value_has_the_p_of_its_support(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("published", "verdict"), [(52.0, "supported"), (56.5, "contradicted"), (52.7, "undecided")]
+    ("published", "verdict"), [(52.0, "supported"), (56.5, "contradicted"), (52.7, "inconclusive")]
 )
 def test_a_claim_about_a_printed_gain_has_its_verdict(
     runs: Runs, tmp_path: Path, published: float, verdict: str
@@ -643,7 +643,7 @@ def test_a_claim_about_a_printed_gain_over_a_base_that_diverged_stays_open(runs:
     cell = TableCell(row="a", column="x", measure="final_accuracy", published_gain=2.0, gains=(80.0,) * 3)
     test = {"kind": "cell", **SIDES, "at": {"method": "a", "plugin": "x"}, "over": {"plugin": "none"}}
     claim = runs.judged(test, cells={"paper/toy": [cell.replace(gain=80.0, base_diverged=3)]})
-    assert (claim.verdict, claim.number) == ("undecided", "") and pd.isna(claim.estimate)
+    assert (claim.verdict, claim.number) == ("inconclusive", "") and pd.isna(claim.estimate)
     assert claim.evidence == "base diverged in all seeds. No test, because there is no gain."
 
 
@@ -673,7 +673,7 @@ def test_the_test_of_a_selected_place_allows_for_the_selection(runs: Runs) -> No
     gains, value = (4.0, 4.4, 5.0), {**GAIN, "kind": "value", "judge": "largest"}
     runs.pairs({"a": gains, "b": (0.0, 0.1, 0.2)})
     verdicts = [runs.judged(test, 1.5).verdict for test in ({**value, "at": {"method": "a"}}, value)]
-    assert verdicts == ["contradicted", "undecided"]
+    assert verdicts == ["contradicted", "inconclusive"]
     alone = runs.judged({**value, "at": {"method": "a"}}, 0.5)
     two = runs.judged(value, 0.5)
     error = np.std(gains, ddof=1) * (1 / 3 + 1) ** 0.5
@@ -709,7 +709,7 @@ def test_claims_that_cannot_be_judged_are_refused(runs: Runs, test: Yaml, messag
         ((DIVERGED, DIVERGED, 60.0), "supported"),
         ((9.0, DIVERGED, 10.0), "supported"),
         ((60.0, 61.0, 62.0), "contradicted"),
-        ((60.0, 61.0, DIVERGED), "undecided"),
+        ((60.0, 61.0, DIVERGED), "inconclusive"),
     ],
 )
 def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], verdict: str) -> None:
@@ -719,7 +719,7 @@ def test_claims_on_diverged_runs_are_judged(runs: Runs, ends: Sequence[Number], 
     assert runs.judged(FAILS).verdict == verdict, "every place counts"
     runs.add({"method": "c", "plugin": "none"}, MISSING, MISSING)
     claim = runs.judged(FAILS)
-    assert (claim.verdict, "1 case without any run" in claim.reason) == ("undecided", True)
+    assert (claim.verdict, "1 case without any run" in claim.reason) == ("inconclusive", True)
 
 
 @pytest.mark.parametrize("test", [POSITIVE, NEGATIVE, {**GAIN, "kind": "value"}, FAILS])
@@ -728,8 +728,8 @@ def test_restricted_runs_decide_no_claim(runs: Runs, test: Yaml) -> None:
     claim = runs.judged(test, 2.1)
     assert claim.verdict in ("supported", "contradicted")
     part = runs.judged(test, 2.1, restricted=["method a", "3 seeds"])
-    assert part.verdict == "undecided"
-    assert part.reason == "undecided, because the runs cover only method a and 3 seeds"
+    assert part.verdict == "inconclusive"
+    assert part.reason == "inconclusive, because the runs cover only method a and 3 seeds"
     assert (part.estimate, part.needed) == (claim.estimate, claim.needed), "the numbers are shown"
     assert part.number == claim.number
 
@@ -748,7 +748,8 @@ def test_a_part_of_the_runs_decides_claims_on_that_part_only(runs: Runs, test: Y
     assert (claim.verdict == "supported") == decided == ("cover only" not in claim.reason)
     part = runs.judged(test, restricted=[restriction, "3 seeds"])
     limits = "3 seeds" if decided else "method a or b and 3 seeds"
-    assert (part.verdict, part.reason) == ("undecided", f"undecided, because the runs cover only {limits}")
+    reason = f"inconclusive, because the runs cover only {limits}"
+    assert (part.verdict, part.reason) == ("inconclusive", reason)
 
 
 def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
@@ -756,8 +757,8 @@ def test_a_named_place_that_a_scale_leaves_out_is_missed(runs: Runs) -> None:
     runs.add({"method": "b", "plugin": "none"}, 50.0, 51.0, 52.0)
     assert runs.judged({**POSITIVE, **AT_A}).verdict == "supported"
     claim = runs.judged({**POSITIVE, "at": {"method": ["a", "b"]}})
-    assert claim.verdict == "undecided"
-    assert claim.reason == "undecided, because there is no number at b"
+    assert claim.verdict == "inconclusive"
+    assert claim.reason == "inconclusive, because there is no number at b"
 
 
 ECGR_GAIN: Yaml = {"over": {"plugin": "base"}}
@@ -858,7 +859,7 @@ PARTS_OF_RUNS = {
 }
 
 
-@pytest.mark.parametrize(("by", "verdict"), [(0.05, "supported"), (0.015, "undecided")])
+@pytest.mark.parametrize(("by", "verdict"), [(0.05, "supported"), (0.015, "inconclusive")])
 def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: float, verdict: str) -> None:
     """Here 1 of 100 images. Without it, runs with equal curves could not be tested."""
     for plugin in ("none", "x"):
@@ -888,14 +889,14 @@ def test_curves_of_network_parts_are_summed(runs: Runs) -> None:
 
 
 def test_the_traffic_of_a_run_that_misses_the_target_is_no_number(runs: Runs) -> None:
-    """Only rounds have one: a round more than the run was to do. The claim stays undecided."""
+    """Only rounds have one: a round more than the run was to do. The claim stays inconclusive."""
     runs.summary["bytes"] = {"down": 1, "up": 1}
     for method, rows in (("slow", accuracies(0.1, 0.6)), ("never", accuracies(0.5))):
         runs.add({"method": method, "plugin": "none"}, 60, rows=rows)
     test = {"kind": "positive", "item": "toy", "measure": "traffic_to_target"}
     sheet = runs.sheet(measures=[{"measure": "traffic_to_target", "target_of": {"method": "slow"}}])
     claim = runs.judged(test, sheet=sheet)
-    assert (claim.verdict, "1 case without a number" in claim.evidence) == ("undecided", True)
+    assert (claim.verdict, "1 case without a number" in claim.evidence) == ("inconclusive", True)
 
 
 def selections(runs: Runs, method: str, shares: Mapping[str, int]) -> None:
@@ -1004,7 +1005,7 @@ def test_claim_files_are_written(runs: Runs, tmp_path: Path) -> None:
     assert [row["verdict"] for row in summary["claims"]] == ["reduced scale"]
 
 
-@pytest.mark.parametrize(("verdict", "picture"), [("undecided", ""), ("supported", "curves")])
+@pytest.mark.parametrize(("verdict", "picture"), [("inconclusive", ""), ("supported", "curves")])
 def test_a_card_shows_the_figure_of_a_decided_claim(runs: Runs, verdict: str, picture: str) -> None:
     """Among confirmatory claims; without any, the first figure would do."""
     runs.pairs({"a": CLEAR})

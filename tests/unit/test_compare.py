@@ -586,7 +586,7 @@ def test_a_paper_has_its_claims_with_verdicts_and_numbers(imported: Path) -> Non
     ]
     folders = ("--results", imported, "--config", CONFIG)
     lines = cli("compare", "fedavg", "--scale", "published", *folders).stdout.splitlines()
-    assert lines[0] == "Claims of fedavg at scale published: 3 supported; 5 undecided"
+    assert lines[0] == "Claims of fedavg at scale published: 3 supported; 5 inconclusive"
     claims = lines[1 : lines.index("Tables and figures of fedavg at scale published:")]
     assert max(map(len, claims)) <= 100
     words = [

@@ -440,7 +440,7 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
     try:
         for kind, finding, line, shown_verdict in (
             ("examples", ("supported", "A grows", ["x: +1"]), "Paper's claim: A grows.", "supported"),
-            ("examples", ("undecided†", "A", ["x: +1"]), "Paper's claim: A.", "undecided†"),
+            ("examples", ("inconclusive†", "A", ["x: +1"]), "Paper's claim: A.", "inconclusive†"),
             ("results", ("better", "A (B)", ["x: +1"]), "A (B); x: +1", "better"),
             ("results", ("better", "A (B)", ["x: +1"]), "Two are better.", ""),
             ("results", ("", "", ["All are right."]), "All are right.", ""),
@@ -847,7 +847,7 @@ def test_verdicts_next_to_values_are_short(toy: Toy) -> None:
 
 
 A, B = ("A grows", "supported", False), ("B falls", "contradicted", False)
-LATE, OPEN = ("C stays", "supported", True), ("D may grow", "undecided", False)
+LATE, OPEN = ("C stays", "supported", True), ("D may grow", "inconclusive", False)
 SMALL = ("E grows", "reduced scale", False)
 
 
@@ -856,9 +856,9 @@ SMALL = ("E grows", "reduced scale", False)
     [
         (
             [LATE, OPEN, B, A, ("A falls", "supported", False)],
-            [("supported", "A grows"), ("contradicted", "B falls"), ("undecided", "D may grow")],
+            [("supported", "A grows"), ("contradicted", "B falls"), ("inconclusive", "D may grow")],
         ),
-        ([LATE, OPEN], [("undecided", "D may grow")]),
+        ([LATE, OPEN], [("inconclusive", "D may grow")]),
         ([LATE], [("supported, exploratory", "C stays")]),
         ([SMALL], [("reduced scale", "E grows")]),
         ([], []),
@@ -877,7 +877,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
             "where": "sec. 2",
             "number": f"{text}; {number}",
             "needed": "above 0; within 1 point",
-            "reason": "1 run diverged; no number at b" if verdict == "undecided" else "",
+            "reason": "1 run diverged; no number at b" if verdict == "inconclusive" else "",
         }
         for text, verdict, late in claims
     ]
@@ -885,7 +885,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
     lines = [number, "needed: above 0 and within 1 point"]
     why = ["1 run diverged", "no number at b"]
     assert summary.claim_findings([without, *measured]) == [
-        (verdict, f"{text} (sec. 2)", [text, *lines] + why * (verdict == "undecided"))
+        (verdict, f"{text} (sec. 2)", [text, *lines] + why * (verdict == "inconclusive"))
         for verdict, text in expected
     ]
 
@@ -893,7 +893,7 @@ def test_findings_are_the_first_claim_of_each_verdict(
 def test_findings_name_claims_that_differ_in_a_label() -> None:
     def row(where: str, text: str, verdict: str = "supported") -> dict[str, Any]:
         number = f"x minus y, {text.partition(' ')[0]}: +{len(text)} points"
-        reason = "no number at b" if verdict == "undecided" else ""
+        reason = "no number at b" if verdict == "inconclusive" else ""
         return {
             **{"where": where, "claim": text, "verdict": verdict, "number": number},
             **{"dropped": False, "exploratory": False, "needed": "above 0.5", "reason": reason},
@@ -907,7 +907,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
         for text in (f"{name} gains", f"{name} gains twice")
     ]
     rows = [row("A, sec. 1", claim.claim) for claim in claims[:4]]
-    rows += [row("A, sec. 1", claims[4].claim, "undecided"), row("A, fig. 2", "B is best", "contradicted")]
+    rows += [row("A, sec. 1", claims[4].claim, "inconclusive"), row("A, fig. 2", "B is best", "contradicted")]
     tested = "needed: above 0.5"
     assert summary.claim_findings(summary.alike(rows, claims)) == [
         (
@@ -916,7 +916,7 @@ def test_findings_name_claims_that_differ_in_a_label() -> None:
         ),
         ("contradicted", "B is best (A, fig. 2)", ["x minus y, B: +9 points", tested]),
         (
-            *("undecided", "FedDyn gains (A, sec. 1)"),
+            *("inconclusive", "FedDyn gains (A, sec. 1)"),
             ["x minus y, FedDyn: +12 points", tested, "no number at b"],
         ),
     ]
@@ -1152,7 +1152,7 @@ def test_the_front_page_sums_up_all_papers() -> None:
     }
     summaries = [
         card("paper", published_values=values, claims={"supported": 2, "by definition": 3, "not run": 9}),
-        card("paper", claims={"supported": 1, "undecided": 4, "undecided, exploratory": 5}),
+        card("paper", claims={"supported": 1, "inconclusive": 4, "inconclusive, exploratory": 5}),
         card("comparison", claims={"contradicted": 1, "contradicted†": 2, "not judged": 1}),
         card("control", published_values={"reproduced": 7}),
         card("paper", differences_among_our_own_runs={"better": 1, "worse": 2}),
@@ -1163,7 +1163,7 @@ def test_the_front_page_sums_up_all_papers() -> None:
     protocol, elsewhere = "under the papers' own protocol", "in replications or comparisons"
     assert list(overview.overall(summaries)) == [
         (f"20 published values {protocol}", {"reproduced": 0, **values}, {}),
-        (f"12 claims {protocol}", {"supported": 3, "undecided": 4}, {"undecided": 5}),
+        (f"12 claims {protocol}", {"supported": 3, "inconclusive": 4}, {"inconclusive": 5}),
         (f"3 claims {elsewhere}", {"contradicted": 1, "contradicted†": 2}, {}),
         ("6 differences among our own runs", {"better": 1, "worse": 2, "inconclusive": 3}, {}),
         (f"2 published gains {elsewhere}", {}, {"opposite": 2}),

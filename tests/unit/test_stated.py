@@ -119,7 +119,8 @@ def test_spreads_intervals_and_their_verdicts_are_published(page: str) -> None:
     """A sentence with verdicts has the verdict of each claim whose interval it states."""
     wrong = []
     for sentence in re.split(r"\.\s|\n\n|\n[|*] ", written(page)):
-        words = set(re.findall(r"supported|contradicted|undecided|(?<=\*)(?:better|worse)(?=\*)", sentence))
+        verdicts = r"supported|contradicted|inconclusive|(?<=\*)(?:better|worse)(?=\*)"
+        words = set(re.findall(verdicts, sentence))
         for pattern in (SPREAD, INTERVAL):
             for match in re.finditer(pattern, sentence):
                 verdicts = verdicts_on(match.groups())
@@ -467,7 +468,7 @@ def test_counts_of_verdicts_are_published() -> None:
             (f"(2NN), {rounds.total()} values | {rounds['not reproduced']} settings need ",),
             (f"| {rounds['not reproduced']} *not reproduced* (fewer), ",),
             ("(fewer), {} *inconclusive* (target missed) |", rounds["inconclusive"]),
-            ("| {} *supported*, {} *undecided* (sizes) |", fedavg["supported"], fedavg["undecided"]),
+            ("| {} *supported*, {} *inconclusive* (sizes) |", fedavg["supported"], fedavg["inconclusive"]),
             ("+3.58] | {} *supported*", len(bases)),
             (f"In {len(true)} comparisons with true values ({len(values)} different numbers), it confirms",),
             (
@@ -479,12 +480,12 @@ def test_counts_of_verdicts_are_published() -> None:
         "docs/results.md": [(f"So {rounds['not reproduced']} of {published} published numbers",)],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
-            *(("{} claims are " + verdict, fedavg[verdict]) for verdict in ("supported", "undecided")),
+            *(("{} claims are " + verdict, fedavg[verdict]) for verdict in ("supported", "inconclusive")),
             ("{} claims are supported: Fed2", fed2["supported"]),
             ("{} claims of five papers", cifar.total()),
             ("of the {} claims, ", mnist.total()),
             *(("{} is " + verdict, mnist[verdict]) for verdict in ("supported", "contradicted")),
-            ("and {} are undecided", mnist["undecided"]),
+            ("and {} are inconclusive", mnist["inconclusive"]),
         ],
     }
     for page, phrases in stated.items():
@@ -496,17 +497,17 @@ def test_counts_of_verdicts_are_published() -> None:
 CONCLUSIONS: dict[str, dict[str, str]] = {
     "fedavg": {"fewer rounds than one client": "supported"},
     "ecgr": {"improves FedAvg on": "supported", "improves FedNova on": "supported"},
-    "replication_cifar10/ECGR": {"four base methods": "undecided"},
+    "replication_cifar10/ECGR": {"four base methods": "inconclusive"},
     "replication_cifar10/Fed2": {
-        **{"FedAvg with ten": "supported", "FedMA with ten": "supported", "with GroupNorm": "undecided"},
+        **{"FedAvg with ten": "supported", "FedMA with ten": "supported", "with GroupNorm": "inconclusive"},
     },
     "replication/Fed2": {"3, 5 and 10 classes": "contradicted"},
     "replication_cifar10/FedImpro": {"FedImpro is better than FedAvg": "contradicted"},
-    "replication/FedImpro": {"": "undecided"},
-    "replication_cifar10/FLFA": {"methods, on average": "contradicted", "and FedLC": "undecided"},
-    "replication/FLFA": {"DFA does not converge": "supported", "on average": "undecided"},
-    "replication_cifar10/FedFCD": {"better than local training": "undecided"},
-    "replication/FedFCD": {"FedFCD is best": "undecided"},
+    "replication/FedImpro": {"": "inconclusive"},
+    "replication_cifar10/FLFA": {"methods, on average": "contradicted", "and FedLC": "inconclusive"},
+    "replication/FLFA": {"DFA does not converge": "supported", "on average": "inconclusive"},
+    "replication_cifar10/FedFCD": {"better than local training": "inconclusive"},
+    "replication/FedFCD": {"FedFCD is best": "inconclusive"},
 }
 """Verdicts behind the conclusions of the front page, by a part of the claim."""
 

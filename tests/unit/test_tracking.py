@@ -657,7 +657,7 @@ def test_lists_of_tables_and_cells_have_the_same_verdicts(store: Exports) -> Non
 def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
     """Decided ones come first. A cell has the claims of which it is a place, its base does not."""
     write_table(store, *table_cells(store))
-    judged = [("B", "table1", "undecided", True), ("A", "table2, table1", "supported", False)]
+    judged = [("B", "table1", "inconclusive", True), ("A", "table2, table1", "supported", False)]
     judged += [("C", "table1", "supported", False), ("A", "table2", "contradicted", False)]
     claims = [
         {
@@ -680,15 +680,15 @@ def test_claims_stand_beside_their_table_and_cells(store: Exports) -> None:
     for verdicts in ("1 reproduced; 1 opposite", None):
         (run,) = store.search("tags.kind = 'item'")
         tags = run["data"]["tags"]
-        assert tags["claims"] == "2 supported; 1 undecided, exploratory"
+        assert tags["claims"] == "2 supported; 1 inconclusive, exploratory"
         assert (tags.get("verdicts"), tags["result"]) == (verdicts, "x: +1 points")
         rows = (
             "| claim | verdict | our runs |\n| --- | --- | --- |\n"
             "| A | supported | x: +1 points; needed: above 0; 1 run diverged |\n"
-            "| C | supported | x: +2 points; needed: above 0 |\n| B | undecided, exploratory |  |"
+            "| C | supported | x: +2 points; needed: above 0 |\n| B | inconclusive, exploratory |  |"
         )
         assert rows in tags[NOTE]
-        counts = {"claims_supported": 2, "claims_undecided": 1, "runs": 2, "cells": 2 if verdicts else 0}
+        counts = {"claims_supported": 2, "claims_inconclusive": 1, "runs": 2, "cells": 2 if verdicts else 0}
         counts |= {"verdicts_reproduced": 1, "verdicts_opposite": 1} if verdicts else {}
         assert run["data"]["metrics"] == counts
         store.export(items=[TABLE])
@@ -834,7 +834,7 @@ def test_a_cell_is_a_run_with_its_numbers_verdict_and_seeds(store: Exports) -> N
 def test_cells_are_in_the_order_of_decided_verdicts_other_verdicts_and_gains(store: Exports) -> None:
     base, ours = table_cells(store)
     verdicts = {
-        "undecided": ("inconclusive", "inconclusive"),
+        "inconclusive": ("inconclusive", "inconclusive"),
         "gain": (None, None),
         "not reproduced": ("not reproduced", None),
         "not run": ("not run", None),
@@ -848,7 +848,7 @@ def test_cells_are_in_the_order_of_decided_verdicts_other_verdicts_and_gains(sto
     tags = [run["data"]["tags"] for run in store.search("tags.kind = 'cell'")]
     assert not any("None" in cell["order"] for cell in tags)
     rows = [cell["row"] for cell in sorted(tags, key=lambda cell: cell["order"])]
-    assert rows == ["size reproduced", "not reproduced", "undecided", "not run", "gain", "FedAvg"]
+    assert rows == ["size reproduced", "not reproduced", "inconclusive", "not run", "gain", "FedAvg"]
 
 
 def test_papers_come_before_comparisons_and_controls_in_lists() -> None:
