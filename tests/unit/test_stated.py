@@ -339,7 +339,7 @@ def test_ranges_of_fedavg_are_published() -> None:
     ratios = sorted(float(row["mean"]) / float(row["published"]) for row in decided)
     assert f"{100 * ratios[0]:.0f} to {100 * ratios[-1]:.0f} % of the published rounds" in page
     low, high = (100 * ratio for ratio in (ratios[0], ratios[-1]))
-    assert f"settings need {low:.0f} to {high:.0f} % of the published rounds" in written("README.md")
+    assert f"need {low:.0f} to {high:.0f} % of the published rounds" in written("README.md")
     iid, others = (
         sorted(float(row["mean"]) for row in explained if row["panel"] == panel)
         for panel in ("IID", "non-IID")
@@ -465,17 +465,18 @@ def test_counts_of_verdicts_are_published() -> None:
     published = rounds.total() + counted("fedavg/table1_cnn_iid.csv").total()
     stated: dict[str, list[tuple[Any, ...]]] = {
         "README.md": [
-            (f"(2NN), {rounds.total()} values | {rounds['not reproduced']} settings need ",),
-            (f"| {rounds['not reproduced']} *not reproduced* (fewer), ",),
-            ("(fewer), {} *inconclusive* (target missed) |", rounds["inconclusive"]),
-            ("| {} *supported*, {} *inconclusive* (sizes) |", fedavg["supported"], fedavg["inconclusive"]),
-            ("+3.58] | {} *supported*", len(bases)),
-            (f"In {len(true)} comparisons with true values ({len(values)} different numbers), it confirms",),
+            (f"on MNIST, {rounds.total()} values | {rounds['not reproduced']} need ",),
+            ("published rounds; {} miss the target |", rounds["inconclusive"]),
+            (f"| {rounds['not reproduced']} *not reproduced*, {{}} *inconclusive* |", rounds["inconclusive"]),
+            ("gain over each of {} base methods on MNIST | ", len(bases)),
             (
                 "rejects all {} false values (each raised by three points) and no true one",
                 len(cells) - len(true),
             ),
-            (f"it confirms {{}} and leaves {len(open_cells)} *inconclusive*", len(true) - len(open_cells)),
+            (
+                f"Of {len(true)} true values ({len(values)} different numbers), it confirms {{}}. The others",
+                len(true) - len(open_cells),
+            ),
         ],
         "docs/results.md": [(f"So {rounds['not reproduced']} of {published} published numbers",)],
         "published/README.md": [
