@@ -215,8 +215,13 @@ def test_a_forest_plot_of_gains_is_in_points() -> None:
     cell = TableCell(item="a", row="one", label="accuracy, %", gain=1.0, gain_low=0.5, gain_high=1.5)
     plot = forest([cell, cell.replace(label="time")], {"a": "A"}, "gain")
     assert plot["ticks"] == {"0": 0, "0.5": 25, "1": 50, "1.5": 75, "2": 100} and plot["margin"] == []
-    assert plot["notes"] == ["gain, in percentage points"]
-    assert [row["middle"] for row in plot["rows"]["A"]] == [50]
+    assert plot["notes"] == ["gain, in percentage points", "colour: the interval excludes zero"]
+    assert [(row["middle"], row["tone"]) for row in plot["rows"]["A"]] == [(50, "good")]
+    below = cell.replace(gain=-1.0, gain_low=-1.5, gain_high=-0.5)
+    across = cell.replace(gain_low=-0.5)
+    judged = cell.replace(gain_verdict="inconclusive")
+    rows = forest([below, across, judged], {"a": "A"}, "gain")["rows"]["A"]
+    assert [row["tone"] for row in rows] == ["bad", "", ""], "a verdict has its own colour"
     none = forest([cell.replace(gain=0.0, gain_low=0.0, gain_high=0.0)], {"a": "A"}, "gain")
     assert none["ticks"] == {"0": 0, "0.5": 50, "1": 100}
 

@@ -68,17 +68,22 @@ def forest(
         label = [cell.label.removesuffix(", %")] * (len(labels) > len(items))
         heading = ", ".join([titles[cell.item]] * (len(items) > 1 or not compared) + label)
         low, middle, high = map(place_of, numbers)
-        verdict = cell.full_verdict if compared else cell.gain_verdict
+        colour = tone((cell.full_verdict if compared else cell.gain_verdict) or "")
+        if not compared and not cell.gain_verdict:
+            # As in tables, the colour of a gain without a verdict shows on which side of zero it is.
+            colour = "good" if numbers[0] > 0 else "bad" if numbers[2] < 0 else ""
         inside = left <= numbers[1] <= right
         place = (cell if len(panels) > 1 else cell.replace(panel="")).place or cell.place
         row = {
-            **{"place": place.replace(" / + ", " + "), "lost": lost, "tone": tone(verdict or "")},
+            **{"place": place.replace(" / + ", " + "), "lost": lost, "tone": colour},
             **{"low": low, "middle": middle if inside else None, "high": high},
             **{"below": numbers[0] < left, "above": numbers[2] > right},
         }
         rows.setdefault(heading, []).append(row)
     hidden = sum(without_interval(cell.reason) == NO_INTERVAL for cell in cells) if compared else 0
     notes = [AXIS if compared else "gain, in percentage points"]
+    coloured = not compared and any(row["tone"] for group in rows.values() for row in group)
+    notes += ["colour: the interval excludes zero"] * coloured
     notes += ["arrows: beyond the axis"] * (max(reaches) > farthest)
     notes += [f"{count(hidden, 'cell')} without an interval: not shown"] * bool(hidden)
     step = next((step for step in STEPS if right - left <= 5 * step), STEPS[-1])
