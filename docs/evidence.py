@@ -5,12 +5,13 @@ Verdicts come from ``published/<paper>/claims.csv`` and the tables next to it, c
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,36 +34,14 @@ from fltrain.reporting.claims import full_verdict, result_lines, was_judged
 from fltrain.reporting.summary import true_values
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv
-from fltrain.reporting.text import by_name
+from fltrain.reporting.text import name_and_value
 from fltrain.reporting.verdict import without_interval
 
+ECGR_BASES = ("FedAvg", "SCAFFOLD", "FedProx", "FedNova")
+"""The base methods of ECGR's paper."""
+GAIN, SIZE = "ECGR improves {} on MNIST", "ECGR improves {} by one to two points on MNIST"
 
-@dataclass(frozen=True)
-class Group:
-    """Equal claims about several methods, which pages show in one row.
-
-    Attributes:
-        claim: the text, with ``{}`` for a name.
-        names: the methods.
-        several: text that replaces the name in the common row.
-    """
-
-    claim: str
-    names: tuple[str, ...]
-    several: str
-
-    @property
-    def claims(self) -> dict[str, str]:
-        """Name -> its claim."""
-        return {name: self.claim.format(name) for name in self.names}
-
-
-BASES = (("FedAvg", "FedNova", "SCAFFOLD", "FedProx"), "each of four base methods")
-"""The base methods of ECGR's paper, and their text."""
-GAIN = Group("ECGR improves {} on MNIST", *BASES)
-SIZE = Group("ECGR improves {} by one to two points on MNIST", *BASES)
-
-MAIN: dict[str, tuple[str | Group, ...]] = {
+MAIN: dict[str, tuple[str, ...]] = {
     "fedavg": (
         "with B = 10, a tenth of the clients needs fewer rounds than one client",
         "change from one client to a tenth of the clients, 2NN, IID, B = 10",
@@ -72,7 +51,8 @@ MAIN: dict[str, tuple[str | Group, ...]] = {
         "more local computation needs fewer rounds than FedSGD, IID",
     ),
     "ecgr": (
-        *(GAIN, SIZE),
+        *map(GAIN.format, ECGR_BASES),
+        *map(SIZE.format, ECGR_BASES),
         "ECGR gains at least one point in final accuracy on all datasets and baselines",
         "ECGR gains up to two points in final accuracy over all datasets and baselines",
         "MNIST: baselines do not converge when the learning rate is too low, ECGR cannot help",
@@ -118,16 +98,6 @@ MAIN: dict[str, tuple[str | Group, ...]] = {
 }
 """Paper -> its main claims, in the words of ``config/reported``."""
 
-
-def main_claims(paper: str) -> list[str]:
-    """The main claims of a paper, one by one."""
-    return [
-        claim
-        for entry in MAIN[paper]
-        for claim in (entry.claims.values() if isinstance(entry, Group) else [entry])
-    ]
-
-
 REPLICATIONS = {"replication_cifar10": "CIFAR-10", "replication": "MNIST"}
 """Papers of the conceptual replications -> dataset; ``where`` of their claims begins with a paper's name."""
 
@@ -157,13 +127,20 @@ class Row:
     place: str = ""
 
     @property
-    def cells(self) -> list[str]:
-        """Line of a table: claim, verdict, our numbers, and where the claim needs them."""
-        lines = []
-        for common, named in by_name(self.numbers):
-            lines += [f"{common}:"] * bool(common)
-            lines += [f"{'· ' * bool(common)}{name}{f': {value}' * bool(value)}" for name, value in named]
-        return [self.claim, self.verdict, "<br>".join(lines), "<br>".join(self.needed.split("; "))]
+    def lines(self) -> list[list[str]]:
+        """Lines of a table, one for each number: claim, verdict, name and value, where the claim needs it.
+
+        Claim and verdict stand in the first one.
+        """
+        numbers = [name_and_value(line) for line in self.numbers] or [("", "")]
+        # Lines break before an interval only.
+        numbers = [(name, re.sub(" (?!\\[)", "\u00a0", value)) for name, value in numbers]
+        needed = self.needed.split("; ")
+        if len(needed) != sum(bool(value) for _, value in numbers):
+            needed = [" and ".join(needed)]
+        heads = [[self.claim, self.verdict]]
+        lines = itertools.zip_longest(heads, numbers, needed)
+        return [[*(head or ["", ""]), *number, need or ""] for head, number, need in lines]
 
     def cites(self, paper: str) -> bool:
         """Return True if the claim of a replication is one of this paper."""
@@ -172,10 +149,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Listed:
-    """A claim on the page of results: a line of a table with folded evidence, or why it has none.
+    """A claim on the page of results: lines of a table with folded evidence, or why it has none.
 
     Attributes:
-        cells: the line; empty without a verdict.
+        lines: see ``Row``; empty without a verdict.
         claim: its text and place in the paper.
         detail: why it has no verdict.
         evidence: further numbers and the test.
@@ -183,7 +160,7 @@ class Listed:
         runs: number of their runs and seeds, and the labels to which they are restricted.
     """
 
-    cells: list[str]
+    lines: list[list[str]]
     claim: str
     detail: str = ""
     evidence: str = ""
@@ -222,22 +199,16 @@ class Evidence:
         return {run: (hours[run], size[run], gpu[run]) for run in hours}
 
     def main(self, paper: str) -> list[Listed]:
-        """Published values and main claims of a paper: claim, verdict, numbers, runs."""
-        tables, claims = self._tables(paper), self._claims(paper)
-        if unknown := [name for name in main_claims(paper) if name not in claims]:
+        """Published values and main claims of a paper."""
+        claims = self._claims(paper)
+        if unknown := [name for name in MAIN[paper] if name not in claims]:
             raise ValueError(f"{paper} has no claim {unknown[0]!r}; see config/reported/{paper}_claims.csv")
-        lines = [self._line(row) for row in tables]
-        for entry in MAIN[paper]:
-            if isinstance(entry, Group):
-                lines.append(self._group(entry, claims))
-            else:
-                lines.append(self._line(claims[entry]))
-        return lines
+        return [self._listed(row) for row in (*self._tables(paper), *(claims[name] for name in MAIN[paper]))]
 
     def replications(self, paper: str, cited: str) -> list[Listed]:
-        """Claims of a conceptual replication on a cited paper: claim, verdict, numbers, runs."""
+        """Claims of a conceptual replication on a cited paper."""
         return [
-            self._line(replace(row, claim=row.claim.replace(row.place, row.place.partition(", ")[2])))
+            self._listed(replace(row, claim=row.claim.replace(row.place, row.place.partition(", ")[2])))
             for row in self._claims(paper).values()
             if row.cites(cited)
         ]
@@ -260,9 +231,7 @@ class Evidence:
         """Verdicts on the claims of a paper that runs judged and that are no main claims."""
         claims = self._claims(paper)
         return Counter(
-            row.verdict
-            for name, row in claims.items()
-            if name not in main_claims(paper) and was_judged(row.verdict)
+            row.verdict for name, row in claims.items() if name not in MAIN[paper] and was_judged(row.verdict)
         )
 
     def replicated(self, paper: str) -> list[str]:
@@ -309,15 +278,7 @@ class Evidence:
 
     def decided(self, paper: str) -> list[list[str]]:
         """Judged values and claims: text, restriction, runs, hours, megabytes, margin, expected verdict."""
-        claims = self._claims(paper)
-        groups = [entry for entry in MAIN.get(paper, ()) if isinstance(entry, Group)]
-        first = {next(iter(group.claims.values())): group for group in groups}
-        grouped = {claim for group in groups for claim in group.claims.values()}
-        judged = [
-            self._merged(first[name], claims) if name in first else row
-            for name, row in claims.items()
-            if was_judged(row.verdict) and (name in first or name not in grouped)
-        ]
+        judged = [row for row in self._claims(paper).values() if was_judged(row.verdict)]
         return [
             [
                 row.claim,
@@ -385,52 +346,19 @@ class Evidence:
                 (f"ours / published: {ratios.min():.2f} to {ratios.max():.2f}",),
             )
 
-    def _merged(self, group: Group, claims: Mapping[str, Row]) -> Row:
-        """One row for the claims of a group, with the names that have each verdict."""
-        rows = {name: claims[claim] for name, claim in group.claims.items()}
-        first = next(iter(rows.values()))
-        by_verdict: dict[str, list[str]] = {}
-        for name, row in rows.items():
-            by_verdict.setdefault(row.verdict, []).append(name)
-        named = [
-            f"{len(names)} {verdict}" + f" ({', '.join(names)})" * (len(by_verdict) > 1)
-            for verdict, names in by_verdict.items()
-        ]
-        return replace(
-            first,
-            claim=f"{group.claim.format(group.several)} ({first.place})",
-            verdict="; ".join(named),
-            numbers=tuple(dict.fromkeys(line for row in rows.values() for line in row.numbers)),
-            needed="; ".join(dict.fromkeys(row.needed for row in rows.values())),
-        )
-
-    def _group(self, group: Group, claims: Mapping[str, Row]) -> Listed:
-        """The claims of a group in one line, with one line for equal tests."""
-        merged = self._merged(group, claims)
-        lines = {name: self._line(claims[claim]) for name, claim in group.claims.items()}
-        first, *others = lines.values()
-        equal = all(line.evidence == first.evidence for line in others)
-        combined = "<br>".join(f"{name}: {line.evidence}" for name, line in lines.items())
-        return replace(
-            first,
-            cells=merged.cells,
-            claim=merged.claim,
-            evidence=first.evidence if equal else combined,
-        )
-
-    def _line(self, row: Row) -> Listed:
+    def _listed(self, row: Row) -> Listed:
         if not row.verdict:
             needed = {run for item in self.complete if item.id in row.items for run in item.run_ids}
             return Listed([], row.claim, f"we have not run it yet. It needs {len(needed)} runs.")
         if row.verdict == "not judged":
             return Listed([], row.claim, f"we do not judge it. {row.evidence.rstrip('.')}.")
         if row.verdict == "by definition":
-            return Listed(row.cells, row.claim, evidence=row.evidence)
+            return Listed(row.lines, row.claim, evidence=row.evidence)
         items = self._items(row)
         seeds = min(len({entry.spec.seed for entry in item.entries}) for item in items)
         limits = dict.fromkeys(str(part) for item in items for part in item.restricted)
         return Listed(
-            row.cells,
+            row.lines,
             row.claim,
             evidence=row.evidence,
             table="; ".join(item.item.title for item in items),

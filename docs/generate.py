@@ -27,7 +27,7 @@ os.environ.pop(VARIABLE, None)  # the pages concern the project alone, without t
 
 import torch
 from click import Context
-from evidence import GAIN, MAIN, REPLICATIONS, SIZE, Evidence, Listed
+from evidence import ECGR_BASES, GAIN, MAIN, REPLICATIONS, SIZE, Evidence, Listed
 from extent import Covered, cells, coverage, experiments, totals
 from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
@@ -50,6 +50,7 @@ from fltrain.methods.base import Method
 from fltrain.methods.composition import Composition
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import TableCell
+from fltrain.reporting.text import joined
 from fltrain.runs.measures import MEASURES
 from fltrain.runs.spec import RunSpec
 
@@ -263,6 +264,7 @@ def published_row(entry: Covered, untrained: Mapping[str, str]) -> list[object]:
     ]
 
 
+HEADS = ["claim", "verdict", "number", "our runs", "claim needs"]
 ITEM_HEADS = ["item", "title", "cells", "seeds", "runs", "further assumptions"]
 
 
@@ -325,17 +327,17 @@ def paper_items() -> list[PlannedItem]:
 
 def verdicts_on(name: str) -> str:
     """The verdicts on the main claims of a paper, from its own protocol and from replications."""
-    sources = [("the paper's", evidence().main(name))]
+    sources = [("The paper's protocol", evidence().main(name))]
     sources += [
-        (f"replication, {dataset}", evidence().replications(paper, name))
+        (f"Replication on {dataset}", evidence().replications(paper, name))
         for paper, dataset in REPLICATIONS.items()
     ]
     rows: list[list[str]] = []
     for protocol, claims in sources:
-        for claim, verdict, *numbers in (row.cells for row in claims if any(row.cells[2:])):
-            linked = verdict.replace(DROPPED, f"[{DROPPED}](../protocol.md#7-many-cells)")
-            rows.append([protocol, claim, linked, *numbers])
-    return table(["protocol", "claim", "[verdict](../results.md)", "our runs", "claim needs"], rows)
+        lines = [line for claim in claims for line in claim.lines if any(line[2:])]
+        rows += [[f"**{protocol}**", *[""] * 4], *lines] if lines else []
+    text = table(["claim", "[verdict](../results.md)", *HEADS[2:]], rows)
+    return text.replace(DROPPED, f"[{DROPPED}](../protocol.md#7-many-cells)")
 
 
 def paper_page(name: str) -> str:
@@ -565,30 +567,30 @@ def paper_results(paper: str) -> str:
     rows = facts.main(paper)
     conclusions = facts.published.scale.conclusions
     parts = [f"> {conclusions[paper]}"] if paper in conclusions else []
-    parts += [*notes_on(paper), *listed([row for row in rows if row.cells])]
+    parts += [*notes_on(paper), *listed([row for row in rows if row.lines])]
     for replication, dataset in REPLICATIONS.items():
         if claims := facts.replications(replication, paper):
             parts.append(f"### {NAMES[paper]} on {dataset} (conceptual replication)")
             parts.append(f"> {conclusions[f'{replication}/{NAMES[paper]}']}")
             parts += [READINGS[paper]] if dataset == "MNIST" and paper in READINGS else []
             parts += listed(claims)
-    others = [row for row in rows if not row.cells]
+    others = [row for row in rows if not row.lines]
     reasons = bullets(f"*{row.claim}*: {row.detail}" for row in others)
     parts += [folded(f"{count(len(others), 'main claim')} without verdict", reasons)] if others else []
     return "\n\n".join(parts)
 
 
 def listed(rows: Sequence[Listed]) -> list[str]:
-    """A table with a line for each claim that was run or tested, and its folded details.
+    """A table of the claims that were run or tested, and its folded details.
 
     Exploratory claims are folded, too, except if there are no others.
     """
-    late = [row for row in rows if "exploratory" in row.cells[1]]
+    late = [row for row in rows if "exploratory" in row.lines[0][1]]
     planned = [row for row in rows if row not in late]
     parts = [part for part in (planned, late) if part]
-    heads = ["claim", "verdict", "our runs", "claim needs"]
     texts = [
-        f"{table(heads, [row.cells for row in part])}\n\n{folded('Details', details(part))}" for part in parts
+        f"{table(HEADS, [line for row in part for line in row.lines])}\n\n{folded('Details', details(part))}"
+        for part in parts
     ]
     return texts[:1] + [folded(f"Exploratory claims ({len(late)})", text) for text in texts[1:]]
 
@@ -655,7 +657,8 @@ def short(facts: Evidence) -> dict[str, object]:
     rounds, ecgr = facts.values("fedavg"), facts.verdicts("ecgr")
     fedavg = Counter(facts.verdicts("fedavg").values())
     gains, sizes = (
-        [name for name, claim in group.claims.items() if ecgr[claim] == "supported"] for group in (GAIN, SIZE)
+        joined([base for base in ECGR_BASES if ecgr[claim.format(base)] == "supported"])
+        for claim in (GAIN, SIZE)
     )
     better = any("better" in tuned for *_, tuned, default in facts.fair() if default)
     *_, further, _ = facts.fair()[-1]
@@ -665,8 +668,8 @@ def short(facts: Evidence) -> dict[str, object]:
         "values": rounds.total(),
         "directions": SMALL[fedavg["supported"]].capitalize(),
         "open": SMALL[fedavg["inconclusive"]],
-        "gaining": GAIN.several if len(gains) == len(GAIN.names) else ", ".join(gains),
-        "sized": ", ".join(sizes),
+        "gaining": gains,
+        "sized": sizes,
         "replicated": SMALL[sum(bool(facts.replicated(paper)) for paper in MAIN)],
         "claims": claims.total(),
         "supported": claims["supported"],

@@ -11,7 +11,6 @@ from PIL import Image
 from fltrain.core.files import write_text
 from fltrain.experiments.layout import ItemJob
 from fltrain.reporting import overview, paper
-from fltrain.reporting.summary import alike
 from fltrain.reporting.tables import write as tables
 from fltrain.reporting.tables.table_cell import read_csv
 from fltrain.runs.record import Results, write_record
@@ -222,5 +221,4 @@ SUMMARY: dict[str, Any] = {
         "claims": ({"supported": 1, "contradicted": 1, "not judged": 4, "not run": 1}, {}),
     },
     "claims": CLAIMS,
-    "alike": alike(CLAIMS),
 }

@@ -595,15 +595,10 @@ def was_judged(verdict: str) -> bool:
     return verdict.partition(",")[0].removesuffix(DROPPED) in JUDGED
 
 
-def needs_lines(claim: Mapping[Any, Any]) -> list[str]:
-    """Return where the claim of a row needs the number, and why it is inconclusive."""
-    needed = [f"needed: {claim['needed'].replace('; ', ' and ')}"] if claim["needed"] else []
-    return [*needed, *filter(None, claim["reason"].split("; "))]
-
-
 def result_lines(claim: Mapping[Any, Any]) -> list[str]:
-    """Return our numbers for a row of judged claims, then its ``needs_lines``."""
-    return [*filter(None, claim["number"].split("; ")), *needs_lines(claim)]
+    """Return the numbers of a row of judged claims, where it needs them, and why it is inconclusive."""
+    needed = f"needed: {claim['needed'].replace('; ', ' and ')}" if claim["needed"] else ""
+    return [*filter(None, (*claim["number"].split("; "), needed, *claim["reason"].split("; ")))]
 
 
 def to_markdown(title: str, sheets: Sequence[ItemJob], judged: pd.DataFrame) -> str:

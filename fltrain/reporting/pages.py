@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup, escape
 
 from fltrain.core.errors import duration
-from fltrain.reporting.text import by_name, latex, unbroken
+from fltrain.reporting.text import expected_text, latex, name_and_value, unbroken
 from fltrain.reporting.version import reporting_version
 from fltrain.runs.today import serious
 
@@ -38,14 +38,12 @@ CASE = "A case is one setting or method of a claim. The weakest case supports th
 def in_lines(numbers: Sequence[str]) -> Markup:
     """Return lines ``name: value`` as terms and values of a list, and other lines as terms.
 
-    What several names begin with stands once above them. The pointer shows the meaning of a case.
+    The pointer shows the meaning of a case.
     """
     terms = []
-    for common, lines in by_name(numbers):
-        terms += [f"<dt>{escape(unbroken(common))}</dt>"] * bool(common)
-        for name, value in lines:
-            terms.append(f"<dt{' class=inner' * bool(common)}>{escape(unbroken(name))}</dt>")
-            terms += [f"<dd>{escape(unbroken(value))}</dd>"] * bool(value)
+    for name, value in map(name_and_value, filter(None, numbers)):
+        terms.append(f"<dt>{escape(unbroken(name))}</dt>")
+        terms += [f"<dd>{escape(unbroken(value))}</dd>"] * bool(value)
     return Markup(re.sub(r"\bcases?\b", rf'<abbr title="{CASE}">\g<0></abbr>', "".join(terms)))
 
 
@@ -84,6 +82,7 @@ TEMPLATES.filters |= {
     "tone": tone,
     "cited": cited,
     "in_lines": in_lines,
+    "expected_text": expected_text,
     "duration": duration,
     "size_and_caption": size_and_caption,
     "serious": serious,

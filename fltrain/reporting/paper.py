@@ -39,9 +39,10 @@ def page(
     items: dict[str, dict[str, Any]] = {}
     assumptions: dict[str, list[str]] = {}
     planned = [claim for claim in summary["claims"] if not claim["exploratory"]] or summary["claims"]
-    judged = {name for claim in planned for name in claim["item"].split(", ")}
+    judged = {name for claim in planned if claim["number"] for name in claim["item"].split(", ")}
     main = {sheet.name for sheet in sheets if sheet.name in judged or about["covers"][sheet.name]}
-    for sheet in sheets:
+    # Items of confirmatory claims come first.
+    for sheet in sorted(sheets, key=lambda sheet: sheet.name not in judged):
         name = sheet.name
         forms = {form: f"{name}.{form}" for form in FORMS["table" if sheet.table else "figure"]}
         files = {form: file for form, file in forms.items() if (folder / file).exists()}

@@ -12,11 +12,10 @@ from fltrain.core.errors import count
 from fltrain.experiments.claims import Claim, cited_paper, quantities
 from fltrain.experiments.layout import Bubbles, ItemJob, named
 from fltrain.reporting.claim_text import labels_text
-from fltrain.reporting.claims import JUDGED, full_verdict, needs_lines
+from fltrain.reporting.claims import JUDGED, full_verdict, result_lines
 from fltrain.reporting.figures.forest import forest
 from fltrain.reporting.tables.render import bases_of, gain_text
 from fltrain.reporting.tables.table_cell import TableCell
-from fltrain.reporting.text import joined
 from fltrain.reporting.verdict import (
     AMONG_OWN,
     EXPECTED,
@@ -29,8 +28,11 @@ from fltrain.reporting.verdict import (
 Counts = dict[str, tuple[Mapping[str, float], Mapping[str, float]]]
 """Counts of verdicts, and the numbers expected if all published values were true, by heading."""
 
-RESULT = ("number", "needed", "reason")
-"""Columns of judged claims that have lines."""
+COLUMNS = (
+    *("where", "claim", "verdict", "dropped", "exploratory", "number", "needed", "reason"),
+    *("evidence", "item"),
+)
+"""Columns of judged claims in a summary."""
 
 Finding = tuple[str, str, list[str]]
 """A verdict with its marks, the claim (with its place in the paper) or cell that has it, and our numbers."""
@@ -92,14 +94,12 @@ def paper_summary(
             differences[name] = f"difference from {bases[0]}"
             headings[name] += f": {bases[0]} minus each" if turned else f": gain over {bases[0]}"
         gains += [_turned(cell) if turned else cell for cell in table_cells if name in confirmed]
-    columns = ["where", "claim", "verdict", "dropped", "exploratory", *RESULT, "evidence", "item"]
-    rows: list[Any] = judged[columns].to_dict("records")
+    rows: list[Any] = judged[[*COLUMNS]].to_dict("records")
     figures = [sheet.name for sheet in sheets if sheet.figure and not isinstance(sheet.figure, Bubbles)]
     decided = (name for name in figures if confirmed.get(name, set()) - {"inconclusive"} or not confirmed)
     picture = next(decided, "")
     # Small runs decide nothing: there, the claim that the figure shows comes first.
-    joint = alike(rows, claims)
-    ordered = sorted(joint, key=lambda row: paper["reduced"] and picture not in row["item"].split(", "))
+    ordered = sorted(rows, key=lambda row: paper["reduced"] and picture not in row["item"].split(", "))
     examples = claim_findings(ordered)
     return {
         **paper,
@@ -110,7 +110,6 @@ def paper_summary(
         "forest": forest(all_cells, titles) or forest(gains, headings, "gain"),
         "counts": verdict_counts(paper["kind"], all_cells, rows),
         "claims": rows,
-        "alike": joint,
         "items": list(titles),
         "parts": parts,
     }
@@ -204,47 +203,15 @@ def cell_findings(
 
 
 def claim_findings(rows: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Return the first of the ``alike`` rows of each verdict: no page hides failures behind a success.
+    """Return the first claim of each verdict: no page hides failures behind a success.
 
-    Exploratory verdicts appear only if there are no others. Claims without a number do not count. Numbers
-    that all stand at an earlier claim are not repeated.
+    Exploratory verdicts appear only if there are no others. Claims without a number do not count.
     """
     measured = [row for row in rows if row["number"]]
     firm = [row for row in measured if not row["exploratory"]] or measured
-    picks: list[Finding] = []
-    shown_numbers: set[str] = set()
-    for verdict in (*JUDGED, "reduced scale"):
-        for row in [row for row in firm if row["verdict"] == verdict][:1]:
-            numbers = row["number"].split("; ")
-            lines = ["numbers: as above"] if shown_numbers.issuperset(numbers) else numbers
-            picks.append((full_verdict(row), f"{row['claim']} ({row['where']})", [*lines, *needs_lines(row)]))
-            shown_numbers |= {*numbers}
-    return picks
-
-
-def alike(rows: Iterable[Mapping[str, Any]], claims: Iterable[Claim] = ()) -> list[dict[str, Any]]:
-    """Join rows of claims that differ in one label only, such as the method, and have the same verdict.
-
-    The common text names all labels. ``claims`` is their number; ``evidence`` has that of each by label.
-    """
-    labels = {(claim.where, claim.claim): _labels_in(claim) for claim in claims}
-    groups: dict[tuple[Any, ...], list[tuple[str, Mapping[str, Any]]]] = {}
-    for row in rows:
-        label, *others = labels.get((row["where"], row["claim"])) or [""]
-        text = row["claim"].replace(label, "{}") if label and not others else row["claim"]
-        groups.setdefault((row["where"], text, full_verdict(row), row["needed"]), []).append((label, row))
-    joint = []
-    for (_, text, *_), group in groups.items():
-        names, members = zip(*group, strict=True)
-        lines = {key: "; ".join(dict.fromkeys(filter(None, (row[key] for row in members)))) for key in RESULT}
-        several = len(group) > 1
-        evidence = {name if several else "": row["evidence"] for name, row in group}
-        about = {"claim": text.replace("{}", joined(names)), "claims": len(group), "evidence": evidence}
-        joint.append({**members[0], **lines, **about})
-    return joint
-
-
-def _labels_in(claim: Claim) -> list[str]:
-    """Return the labels that the test of a claim chooses and its text names, for example a method."""
-    chosen = (name for number in quantities(claim.test) for names in number.at.values() for name in names)
-    return [name for name in dict.fromkeys(chosen) if name in claim.claim]
+    first = {row["verdict"]: row for row in reversed(firm)}
+    return [
+        (full_verdict(row), f"{row['claim']} ({row['where']})", result_lines(row))
+        for verdict in (*JUDGED, "reduced scale")
+        if (row := first.get(verdict))
+    ]

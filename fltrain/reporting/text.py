@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fltrain.core.statistics import LEVEL, Interval
@@ -63,6 +61,12 @@ def p_text(p: float) -> str:
     return f"p {next((text for text in texts if float(text) != LEVEL), f'{p:.3f}')}"
 
 
+def expected_text(expected: Mapping[str, float]) -> str:
+    """Return a sentence on the expected number of cells with each verdict, without those below a half."""
+    counts = [f"{number:.0f} {verdict}" for verdict, number in expected.items() if number > 0.5]
+    return f"If all published values were true, we would expect about {joined(counts)}."
+
+
 def seeds_text(seeds: Sequence[int]) -> str:
     """Return seeds in order, for example ``0 to 4`` or ``42, 999 and 2025``."""
     ordered = sorted(seeds)
@@ -70,25 +74,10 @@ def seeds_text(seeds: Sequence[int]) -> str:
     return f"{ordered[0]} to {ordered[-1]}" if is_range else joined([*map(str, ordered)])
 
 
-def by_name(lines: Iterable[str]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield what neighbouring lines ``name: value`` share before the last comma of their names, and the rest.
-
-    A line of its own shares nothing. Other lines, and what a claim needs, have no value.
-    """
-
-    def split(line: str) -> tuple[str, str, str]:
-        name, _, value = line.rpartition(": ")
-        if name in ("", "needed", "numbers"):
-            return "", line, ""
-        common, _, last = name.rpartition(", ")
-        return common, last, value
-
-    for common, group in itertools.groupby(map(split, filter(None, lines)), key=itemgetter(0)):
-        named = [(name, value) for _, name, value in group]
-        if common and len(named) == 1:
-            yield "", [(f"{common}, {name}", value) for name, value in named]
-        else:
-            yield common, named
+def name_and_value(line: str) -> tuple[str, str]:
+    """Split a line ``name: value``. Other lines are a name without a value."""
+    name, _, value = line.rpartition(": ")
+    return (name, value) if name else (line, "")
 
 
 def markdown_table(lines: Sequence[Sequence[str]], numbers: bool = True) -> str:
