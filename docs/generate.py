@@ -450,7 +450,7 @@ Controls test our rule on values that we know to be true or false ([protocol](pr
 ARTIFACT = """\
 # Artefact evaluation
 
-This page shows how to check our results (version {version}), which are in `published/`. In short:
+This page shows how to check our results (version {version}, in `published/`):
 
 * **Without training**, you can make all tables and verdicts again from our records, in five minutes on two
   cores. The files must have the same bytes.
@@ -459,10 +459,12 @@ This page shows how to check our results (version {version}), which are in `publ
 
 ## Hardware and installation
 
-* Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`. Two cores and 4 GB of memory are enough: a
-  run takes up to 1.5 GB. No check needs a GPU.
-* 7 GB of disk: 6 GB for the packages, because PyTorch brings CUDA, and less than 1 GB for images and results.
-* Internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
+You need:
+
+* Linux on x86-64 with Python 3.11.4 or newer, `git` and `make`
+* two cores and 4 GB of memory (a run takes up to 1.5 GB), but no GPU
+* 7 GB of disk: 6 GB for the packages (PyTorch brings CUDA), and less than 1 GB for images and results
+* internet for the packages (3 GB) and for MNIST (12 MB). The demonstration downloads no images.
 
 ```bash
 git clone <this repository> fltrain && cd fltrain
@@ -470,7 +472,7 @@ make env          # installs the locked, hash-checked packages into .venv
 ```
 
 To choose a Python version, use `make env PYTHON=python3.13`. CI verifies our records and tables on 3.11, 3.12
-and 3.13, but trains on only one of them.
+and 3.13. It trains on only one of them.
 
 For a smaller environment without CUDA, use `uv`. This environment ignores the lock and its hashes, and CI
 does not test it:
@@ -491,21 +493,23 @@ for file in published/*/*; do cmp "$file" "results/$file"; done
 .venv/bin/fltrain verify --scale published
 ```
 
-The loop prints nothing if the records give all tables, figures and claims in `published/`, byte for byte. If
-you ran `make quick` before, the last digits of its five control runs can differ. `fltrain verify` checks the
-digests of records and makes the tables again. Then open `results/published/index.html`. To see training, run
-`make reproduce` (three to seven minutes).
+* The loop prints nothing if the records give all tables, figures and claims in `published/`, byte for byte.
+  If you ran `make quick` before, the last digits of its five control runs can differ.
+* `fltrain verify` checks the digests of records and makes the tables again.
+
+Then open `results/published/index.html`. To see training, run `make reproduce` (three to seven minutes).
 
 ## Make a claim again
 
-Use a fresh clone: after `make results`, the records exist and Snakemake trains nothing. Take `items=...` from
-the tables below:
+Use a fresh clone, because after `make results`, the records exist and Snakemake trains nothing. Take
+`items=...` from the tables below:
 
 ```bash
 .venv/bin/snakemake --cores 2 --config scale=published items=ecgr/figure2
 ```
 
-Then compare `results/published/<paper>/claims.md`, and the table of the item, with the expected verdict.
+Then compare `results/published/<paper>/claims.md` and the table of the item with the expected verdict.
+The tables below use these terms:
 
 * **Hours** are hours of one core, from the records. On two cores, expect half. The hours of some ECGR runs
   include a pause.
@@ -514,10 +518,11 @@ Then compare `results/published/<paper>/claims.md`, and the table of the item, w
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
 * **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* and *between x and y* are ranges that
   must contain the 90 % interval. *At most x*: a run with at most this accuracy, in %, counts as failed.
-* **Tolerance**: with the same code on the same kind of machine, records are equal byte for byte
-  (`provenance.json` names both). Otherwise, training amplifies differences in rounding, so expect the same
-  verdict, not the same digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
 * **†** and other terms: [glossary](glossary.md#papers-and-verdicts).
+
+With the same code on the same kind of machine, records are equal byte for byte (`provenance.json` names
+both). Otherwise, training amplifies differences in rounding. Then expect the same verdict, not the same
+digits. A verdict with a p value near 0.05 can change ([p values](results.md)).
 
 {papers}
 
