@@ -5,7 +5,7 @@ import json
 import re
 import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from statistics import mode
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fltrain.core.statistics import LEVEL, Sample, contrast, moderated
 from fltrain.experiments.items import PlannedItem
 from fltrain.runs.spec import RunSpec
 
@@ -312,6 +313,78 @@ def test_the_machines_of_the_records_are_stated() -> None:
     assert f"{on_gpu[0]} of the 40 runs of figure 8a and {on_gpu[1]} of the 40 of figure 8b" in page
     runs = {run for item in shipped("published").items if item.paper.paper == "ecgr" for run in item.run_ids}
     assert len({records()[run]["summary.json"]["digests"]["data"] for run in runs}) == 1
+
+
+PARTS = ("FLFA* with random feedback", "FLFA without scaling", "DFA (direct feedback)")
+WITHOUT = ("feature alignment", "decision fusion", "hierarchical optimisation")
+
+
+def gains_of(item: str) -> list[np.ndarray]:
+    rows = [
+        row for row in read(f"replication_cifar10/{item}.csv") if row["gains"] and row["row"] != "average"
+    ]
+    return [np.array(row["gains"].split(), float) for row in rows]
+
+
+def minus(item: str, method: str, others: Iterable[str]) -> list[np.ndarray]:
+    file = f"replication_cifar10/{item}.csv"
+    return [paired(file, "final_accuracy", method, other) for other in others]
+
+
+def chance_of_support(samples: list[np.ndarray], effects: Numbers, seeds: int, together: bool) -> float:
+    """Simulate the probability that the gain is significant in each case (``docs/protocol.md``)."""
+    random, runs = np.random.default_rng(0), 1500
+    supported = 0
+    for _ in range(runs):
+        cases = [
+            Sample(random.normal(effect, sample.std(ddof=1), seeds).tolist(), family="cases")
+            for effect, sample in zip(effects, samples, strict=True)
+        ]
+        contrasts = map(contrast, moderated(cases) if together else cases)
+        supported += all(case is not None and case.p_above() < LEVEL for case in contrasts)
+    return supported / runs
+
+
+@pytest.mark.parametrize(
+    ("line", "effects", "seeds", "together", "samples"),
+    [
+        ("ECGR, eight cases | one point in each", 8 * (1.0,), 5, True, lambda end: gains_of("ecgr" + end)),
+        (
+            *("FLFA, four methods | one point on each", 4 * (1.0,), 8, True),
+            lambda end: gains_of("flfa" + (end or "_bases")),
+        ),
+        (
+            *("FLFA, four methods | the paper's: 1.5, 1.0, 0.0 and 0.8 points", (1.53, 0.98, 0.01, 0.84)),
+            *(8, True, lambda end: gains_of("flfa" + (end or "_bases"))),
+        ),
+        (
+            "FLFA's parts | the paper's: 4.0 and 2.8 points; DFA: 20 points",
+            *((4.03, 2.84, 20.0), 6, False, lambda end: minus("flfa_parts" + end, "FLFA", PARTS)),
+        ),
+        (
+            *("FedFCD's parts | the paper's: 1.9, 0.7 and 1.4 points", (1.87, 0.69, 1.38), 5, False),
+            lambda end: minus("fedfcd" + end, "FedFCD", [f"without {part}" for part in WITHOUT]),
+        ),
+        (
+            *("FedFCD, four rivals | one point over each", 4 * (1.0,), 5, False),
+            lambda end: minus("fedfcd" + end, "FedFCD", ("local only", "FedProto", "FedGH", "FedPer")),
+        ),
+    ],
+)
+def test_the_power_of_claims_with_several_cases_is_simulated(
+    line: str,
+    effects: Numbers,
+    seeds: int,
+    together: bool,
+    samples: Callable[[str], list[np.ndarray]],
+) -> None:
+    match = re.search(
+        rf"\| {re.escape(line)} \| (0\.\d\d|1\.00) \| (0\.\d\d|1\.00) \|", written("docs/replication.md")
+    )
+    assert match
+    for stated, end in zip(map(float, match.groups()), ("_pilot", ""), strict=True):
+        assert abs(chance_of_support(samples(end), effects, seeds, together) - stated) < 0.04, end
+    assert len(samples("")[0]) == seeds
 
 
 def test_the_readme_states_the_limits_of_the_replications() -> None:
