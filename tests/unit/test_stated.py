@@ -619,6 +619,82 @@ def test_the_confirmatory_table_of_ecgr_is_published() -> None:
     }
 
 
+TRAINING = {
+    "model.name": {"vgg_tiny": "`vgg_tiny`", "resnet18": "ResNet-18", "mobilenetv2": "MobileNetV2"}
+    | {"ecgr_cnn": "a CNN", "fedavg_cnn": "a CNN", "vgg9": "VGG-9 and others"},
+    "model.initialisation": {"he": "with `he`", "he_fan_in": "with `he_fan_in`", "pytorch": "with `pytorch`"},
+    "dataset.image_size": {16: "16 x 16 pixels", None: ""},
+    "dataset.normalisation": {"default": "`dataset.normalisation: default`", "ecgr": "`normalisation: ecgr`"},
+    "training.augmentation.crop_padding": {0: "no augmentation", 4: "augmentation"},
+    "training.augmentation.flip": {False: "no augmentation", True: "augmentation"},
+    "training.augmentation.padding_mode": {"zeros": "no augmentation", "reflect": "augmentation"},
+    "training.lr": {0.03: "the best of three rates", 0.01: "rate 0.01", 0.001: "rate 0.001"},
+    "training.lr_schedule.name": {"cosine": "a cosine schedule", "constant": ", constant"}
+    | {"step": "halved every ten rounds", "exponential": "0.998 a round"},
+    "training.last_batch": {"keep": "incomplete batches kept", "drop": "incomplete ones dropped"},
+    "training.batch_size": {size: f"batches of {size}" for size in (32, 64, 128)},
+    "training.epochs": {1: "one epoch", 20: "20 epochs"},
+    "partition.alpha": {0.1: "Dirichlet 0.1 and 0.5", 0.01: "Dirichlet 0.01"},
+    "rounds": {rounds: "10 to 30 rounds" for rounds in (10, 14, 20, 30)}
+    | {100: "100 rounds", 500: "500 rounds", 1000: "100 to 1,400 rounds"},
+}
+"""Setting -> the text of each value in the table of training settings."""
+
+OTHERWISE_STATED = re.compile(
+    r"seed|methods?\b|plugins|evaluation|model\.norm|training\.lr_schedule\.rounds|model\.width"
+)
+"""Settings that another table has, that do not matter for training, or that the network decides."""
+
+
+def flat(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for key, value in settings.items():
+        pairs |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return pairs
+
+
+def usual_settings(specs: Iterable[RunSpec]) -> dict[str, Any]:
+    """The most frequent value of each setting."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for spec in specs:
+        for key, value in flat(spec.model_dump(mode="json")).items():
+            counts[key][json.dumps(value)] += 1
+    return {key: json.loads(values.most_common(1)[0][0]) for key, values in counts.items()}
+
+
+@pytest.mark.parametrize("method", ["Fed2", "FedImpro", "FLFA", "FedFCD", "ECGR"])
+def test_training_settings_that_differ_from_the_papers_are_stated(method: str) -> None:
+    paper = method.lower()
+    theirs = usual_settings(
+        entry.spec
+        for item in shipped("paper").items
+        for entry in item.entries
+        if item.paper.paper == paper and entry.spec.dataset.name == "cifar10"
+    )
+    table = written("published/README.md").partition("#### Settings of training on CIFAR-10")[2]
+    lines = {
+        cells[1].strip(): cells[2:4]
+        for cells in (line.split("|") for line in table.splitlines()[:12])
+        if cells[1:]
+    }
+    (all_ours, _), (our_text, their_text) = lines["all"], lines[method]
+    names = [
+        item.id
+        for item in shipped("published").items
+        if item.id.startswith(f"replication_cifar10/{paper}") and not re.search("rates|pilot", item.name)
+    ]
+    assert names
+    for name in names:
+        ours, missing = usual_settings(entry.spec for entry in planned(name).entries), []
+        for key, value in ours.items():
+            if key not in theirs or value == theirs[key] or OTHERWISE_STATED.match(key):
+                continue
+            texts = TRAINING[key]
+            missing += [f"{key}: {value}"] * (texts[value] not in f"{all_ours} {our_text}")
+            missing += [f"{key}: {theirs[key]} in the paper"] * (texts[theirs[key]] not in their_text)
+        assert not missing, name
+
+
 def test_settings_of_methods_that_differ_from_the_papers_are_stated() -> None:
     """Options that a replication sets for all its runs of a method, unlike most of the paper's own runs."""
 
