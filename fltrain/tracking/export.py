@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
@@ -27,7 +27,7 @@ from rich.progress import track
 from fltrain.core.errors import FltrainError
 from fltrain.core.files import read_json
 from fltrain.core.hashing import short_hash
-from fltrain.experiments.claims import LabelChoice, quantities
+from fltrain.experiments.claims import LabelChoice, cited_paper, quantities
 from fltrain.experiments.items import BASE, FORMS, PlannedItem, cell_of
 from fltrain.experiments.layout import named
 from fltrain.experiments.plan import Plan
@@ -165,39 +165,39 @@ class Export:
             FltrainError: if the store cannot be written to. The next export continues after the last run.
         """
         counts = Counter[str]()
-        settings = self._settings()
         with writing(uri, self.results.root) as store:
-            # Restoring a deleted experiment restores its runs, so this precedes the search for runs. MLflow
-            # lists the newest experiment first.
-            listed = sorted(self.items, key=lambda item: place_of(item, ()))
-            homes = [TABLES, CELLS, *(self._home(item.paper.paper) for item in listed)] if listed else []
-            homes += settings
-            for home in sorted(
-                {*homes}, key=lambda home: (home == UNASSIGNED, homes.index(home)), reverse=True
-            ):
-                store.experiment(home, NOTES.get(home, ""))
-            for paper in {item.paper.paper: item.paper for item in self.items}.values():
+            # Restoring a deleted experiment restores its runs, so this precedes the search for runs.
+            listed = sorted(self.items, key=lambda item: place_of(item, True))
+            homes = [TABLES, CELLS] if listed else []
+            if self.scale != "published":
+                homes += [name for name in store.experiments if name.endswith("(published)")]
+            homes += [self._home(item.paper.paper) for item in listed]
+            homes += sorted(self._settings, key=lambda home: home == UNASSIGNED)
+            store.arrange([*dict.fromkeys(homes)], NOTES)
+            for item in {item.paper.paper: item for item in self.items}.values():
+                paper = item.paper
                 place = f"tags.paper = '{paper.paper}' and tags.scale = '{self.scale}'"
                 tables = link(store, TABLES, TABLES, place)
                 page = self._page(store, "Page", f"{paper.paper}/index.html")
                 # The list is too narrow to show the links.
                 rows = "One row per training run, grouped by table cell"
-                note = f"{paper.title}. {rows}. {page}, {tables} and their curves"
-                store.experiment(self._home(paper.paper), f"{note}\n\n{paper.citation}")
+                note = f"{paper.title}. {rows}. {page}, {tables}"
+                texts = "\n".join(f"* {name}: {text}" for name, text in conclusions_of(item).items())
+                parts = filter(None, [note, texts.removeprefix("* : "), paper.citation])
+                store.experiment(self._home(paper.paper), "\n\n".join(parts))
             present = store.present("tags.kind = 'run'") if self.runs else {}
             runs = [*self.runs, *(run for run, copies in present.items() if self._has_left(run, copies))]
             records = [record for record in map(self.results.record, runs) if record.complete]
-            parts: list[Callable[[], Counter[str]]] = [
-                partial(self._put_run, store, record, present.get(record.run_id, ()), settings)
-                for record in records
+            steps: list[Callable[[], Counter[str]]] = [
+                partial(self._put_run, store, record, present.get(record.run_id, ())) for record in records
             ]
-            parts += [partial(self._put_item, store, item) for item in self.items]
+            steps += [partial(self._put_item, store, item) for item in self.items]
             console = Console(stderr=True)
-            for part in track(
-                parts, "export", console=console, transient=True, disable=not console.is_terminal
+            for step in track(
+                steps, "export", console=console, transient=True, disable=not console.is_terminal
             ):
                 try:
-                    counts += part()
+                    counts += step()
                 except FltrainError as error:
                     logging.getLogger(__name__).warning("left out: %s", error)
                     counts["left out"] += 1
@@ -219,6 +219,7 @@ class Export:
             homes.setdefault(self._home(item.partition("/")[0]), tags)
         return homes
 
+    @cached_property
     def _settings(self) -> dict[str, set[str]]:
         """Return the names of the settings of recorded runs by experiment."""
         names: dict[str, set[str]] = {}
@@ -238,16 +239,14 @@ class Export:
         return f"[{text}](pages/{path})" if store.local else f"{text} (`{self.results.root.name}/{path}`)"
 
     # -------------------------------------------------------------------------------------------------- runs
-    def _put_run(
-        self, store: Store, record: Record, present: Present, settings: Mapping[str, Collection[str]]
-    ) -> Counter[str]:
-        """Export a run to the experiment of each of its papers, whose runs have these settings."""
+    def _put_run(self, store: Store, record: Record, present: Present) -> Counter[str]:
+        """Export a run to the experiment of each of its papers."""
         scales = [copy.data.tags.get("scale", NONE) for copy in present]
         if record.run_id not in self.groups and {*scales} - {NONE, self.scale}:
             return Counter([UNCHANGED])  # the export of its own scale updates it
         ours = [copy for copy, scale in zip(present, scales, strict=True) if scale in (self.scale, NONE)]
         counts, obsolete = Counter[str](), {copy.info.run_id: copy for copy in ours}
-        for entry in self._run_entries(store, record, settings):
+        for entry in self._run_entries(store, record):
             home = store.experiment(entry.experiment, NOTES.get(entry.experiment, ""))
             copies = [copy for copy in ours if copy.info.experiment_id == home]
             counts[store.put(entry, copies)] += 1
@@ -257,9 +256,7 @@ class Export:
             store.delete(copy)
         return counts
 
-    def _run_entries(
-        self, store: Store, record: Record, settings: Mapping[str, Collection[str]]
-    ) -> Iterator[TrackedRun]:
+    def _run_entries(self, store: Store, record: Record) -> Iterator[TrackedRun]:
         """Yield the entries of a run, which differ in experiment, group and the settings that it lacks."""
         groups = self.groups.get(record.run_id, {})
         run = RecordedRun.of(record, {self.scale: {record.run_id: list(groups)}} if groups else {})
@@ -278,15 +275,15 @@ class Export:
             # MLflow would show the mean of the other seeds.
             lost = (name for name in measures if name not in numbers and not measure(name).dimension)
             numbers |= dict.fromkeys(lost, math.nan)
-        # MLflow draws bars only of metrics at step 0. Lists show two decimals, means of seeds need more. Both
-        # measures of rounds have the same heading in tables.
+        # MLflow draws bars only of metrics at step 0, and shows all digits of a run. Means of seeds need more
+        # digits than lists show. Both measures of rounds have the same heading in tables.
         metrics = [
-            (key.removeprefix("interpolated_"), 0, round(value, 6))
+            (key.removeprefix("interpolated_"), 0, rounded(value, 4 if key in COSTS else 6))
             for key, value in numbers.items()
             if key not in CURVES
         ]
         metrics += [
-            (key, step, round(100 * y, 2) if factor(key) == 100 else float(f"{y:.5g}"))
+            (key, step, rounded(factor(key) * y, 4 if factor(key) == 100 else 5))
             for key, curve in recorded_curves(record).items()
             for step, y in curve
         ]
@@ -311,7 +308,7 @@ class Export:
                 made=record.written,
                 seconds=record.costs["seconds"]["total"],
                 # Without a value, MLflow's plots draw a number that is a little above the largest one.
-                params=dict.fromkeys(settings.get(home, ()), NONE) | params_of(record),
+                params=dict.fromkeys(self._settings.get(home, ()), NONE) | params_of(record),
                 dataset=(data, record.summary["digests"]["data"], f"data/{data}.safetensors"),
                 metrics=metrics,
                 files=[record.folder / name for name in RECORD_FILES],
@@ -322,9 +319,9 @@ class Export:
     # ------------------------------------------------------------------------------------ tables and figures
     def _put_item(self, store: Store, item: PlannedItem) -> Counter[str]:
         """Export a table or figure with its files, and its cells; delete those that have gone."""
-        place = self.results.root / self.scale / item.id
+        stem = self.results.root / self.scale / item.id
         forms = [form for form in FORMS[item.rule] if form not in ("tex", "svg")]
-        files = [file for form in forms if (file := place.with_name(f"{place.name}.{form}")).is_file()]
+        files = [file for form in forms if (file := stem.with_name(f"{stem.name}.{form}")).is_file()]
         counts = Counter[str]()
         if not files:
             return counts
@@ -334,8 +331,9 @@ class Export:
         has_page = any(file.suffix == ".html" for file in files)
         page = f"{item.id if has_page else f'{item.paper.paper}/index'}.html"
         made = max(file.stat().st_mtime for file in files)
-        entries = [self._item_entry(store, item, page, files, cells, claims, made)]
-        entries += self._cell_entries(store, item, page, cells, place_of(item, claims), made)
+        place = place_of(item, bool(claims) or any("verdict" in tags for tags, _ in cells))
+        entries = [self._item_entry(store, item, page, files, cells, claims, place, made)]
+        entries += self._cell_entries(store, item, page, cells, place, made)
         present = store.present(f"tags.item = '{item.id}' and tags.scale = '{self.scale}'")
         for entry in entries:
             kind = "tables and figures" if entry.experiment == TABLES else "cells"
@@ -352,9 +350,10 @@ class Export:
         files: Sequence[Path],
         cells: Sequence[TaggedCell],
         claims: Claims,
+        listed: str,
         made: float,
     ) -> TrackedRun:
-        """Return the entry of a table or figure."""
+        """Return the entry of a table or figure, which is ``listed`` at a place."""
         links = [self._page(store, "Page", page)]
         if cells:
             place = f"tags.item = '{item.id}' and tags.scale = '{self.scale}'"
@@ -362,14 +361,15 @@ class Export:
         if item.trains:
             home = store.experiment(self._home(item.paper.paper))
             address = opened(home, f"tags.items LIKE '%{item.id},%'")
-            links.append(f"[runs]({address})")
-            if any(entry.spec.rounds > 2 * entry.spec.evaluation.every for entry in item.entries):
-                links.append(f"[curves]({address}&compareRunsMode=CHART)")
+            links += [f"[runs]({address})", f"[charts]({address}&compareRunsMode=CHART)"]
         reduced = bool(cells) and item.scale.reduces(item.paper)
+        conclusions = conclusions_of(item)
+        cited_papers = [cited_paper(claim["where"]) for claim in claims]
         image = next((file.name for file in files if file.suffix == ".png" and store.local), "")
         parts = [
             f"**{item.item.title}**: {', '.join(links)}",
             "!" + self._page(store, item.item.title, f"{item.paper.paper}/{image}") if image else "",
+            *dict.fromkeys(conclusions.get(cited, conclusions.get("", "")) for cited in cited_papers),
             numbers_of(cells, reduced) if cells else "",
             in_full(claims),
             item.item.caption,
@@ -389,7 +389,7 @@ class Export:
             "claims": in_short(claims),
             "verdicts": "; ".join(f"{number} {text}" for text, number in verdicts.most_common()) or unjudged,
             "result": result(cells, claims),
-            "order": f"{_PLACES.get(self.scale, 1)} {place_of(item, claims)} {key}",
+            "order": f"{_PLACES.get(self.scale, 1)} {listed} {key}",
             NOTE: "\n\n".join(filter(None, parts)),
         }
         return TrackedRun(
@@ -426,7 +426,7 @@ class Export:
                 tags={
                     **{"paper": item.paper.paper, "item": item.id, "scale": self.scale, "kind": "cell"},
                     **tags,
-                    "order": f"{listed[0]} {rank_of((tags, cell))} {tags.get('verdict', '-')} "
+                    "order": f"{listed.split()[1]} {rank_of((tags, cell))} {tags.get('verdict', '-')} "
                     f"{_PLACES.get(self.scale, 1)} {listed} {key} {number:04}",
                     NOTE: f"{note}\n\n{tags.get(NOTE, '')}".strip(),
                 },
@@ -460,15 +460,20 @@ def numbers_of(cells: Sequence[TaggedCell], reduced: bool = False) -> str:
     return "\n\n".join([markdown_table([*zip(*used_columns, strict=True)]), *notes])
 
 
-def place_of(item: PlannedItem, claims: Claims) -> str:
+def place_of(item: PlannedItem, judged: bool) -> str:
     """Return the place of an item in lists: papers, comparisons, controls, each as the scale declares them.
 
-    Of a paper, items with claims come first.
+    Pilots, searches and other items without a verdict come after all judged ones.
     """
     kind = get_args(Paper.model_fields["kind"].annotation).index(item.paper.kind)
     papers = [*dict.fromkeys(name.partition("/")[0] for name in item.scale.items)]
     number = [*item.paper.items].index(item.name)
-    return f"{kind} {papers.index(item.paper.paper):02} {not claims:d} {number:02}"
+    return f"{not judged:d} {kind} {papers.index(item.paper.paper):02} {number:02}"
+
+
+def rounded(value: float, digits: int) -> float:
+    """Return a number with so many significant digits; the record has all."""
+    return float(f"{value:.{digits}g}")
 
 
 def rank_of(tagged: TaggedCell) -> int:
@@ -505,7 +510,14 @@ def claims_on(item: PlannedItem, summary: Path) -> Claims:
     """Return the claims that rest on an item, from the summary of its paper; decided ones first."""
     claims = read_json(summary)["claims"] if summary.is_file() else []
     matches = [claim for claim in claims if item.name in claim["item"].split(", ")]
-    return sorted(matches, key=lambda claim: get_args(ClaimVerdict).index(claim["verdict"]))
+    verdicts = get_args(ClaimVerdict)  # an earlier version may have written another one
+    return sorted(matches, key=lambda claim: [*verdicts, claim["verdict"]].index(claim["verdict"]))
+
+
+def conclusions_of(item: PlannedItem) -> dict[str, str]:
+    """Return our conclusions on the paper of an item, by cited paper (empty: on the paper itself)."""
+    keys = ((key.partition("/"), text) for key, text in item.scale.conclusions.items())
+    return {cited: text for (paper, _, cited), text in keys if paper == item.paper.paper}
 
 
 def claims_about(cell: TableCell, item: PlannedItem, claims: Claims) -> Claims:

@@ -1,8 +1,8 @@
 """MLflow's interface to a results folder, served by this process and set up for our runs.
 
 MLflow keeps the columns and charts of a list, and the open parts of its interface, in the browser. Its page
-gets a script that sets them at the first visit; later changes by the user stay. The script also opens long
-descriptions, rounds numbers in lists, shortens names of groups, and shows whole legends.
+gets a script that sets them at the first visit; later changes by the user stay. The script also loads whole
+lists, opens long descriptions, rounds numbers in lists, shortens names of groups, and shows whole legends.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import os
 import sqlite3
 import warnings
-from collections.abc import Mapping, Set
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Set
 from colorsys import hls_to_rgb
 from contextlib import closing
 from pathlib import Path
@@ -47,6 +48,10 @@ TAGS = {
 """Tags in lists of runs, with the widths of their columns."""
 SETTINGS, WIDTHS = 7, {"metrics": 120, "params": 115}
 """Most columns of tags and parameters in such a list, and the smallest widths: ``0.0245 (average)`` fits."""
+OPEN = 20
+"""Most runs of a list that shows the runs of its groups at once."""
+POINTS = 4
+"""Fewest points of a curve, on average over the runs of an experiment, that is worth a chart."""
 _PREFERENCES = {
     "mlflow.workflowType_v1": "machine_learning",  # Model training
     "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,  # it then stays closed
@@ -54,18 +59,25 @@ _PREFERENCES = {
 }
 _GROUPS = """SELECT DISTINCT experiment_id, value FROM tags JOIN runs USING (run_uuid)
     WHERE key = 'cell' AND value LIKE '% · %'"""
+_SHORT = f"""SELECT experiment_id, key FROM metrics JOIN runs USING (run_uuid)
+    WHERE lifecycle_stage = 'active' AND key IN {(*CURVES,)}
+    GROUP BY experiment_id, key HAVING COUNT(*) < {POINTS} * COUNT(DISTINCT run_uuid)"""
+"""The curves with few points."""
 _METRICS = """SELECT experiment_id, key, GROUP_CONCAT(run_uuid)
     FROM latest_metrics JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' AND NOT is_nan
     GROUP BY experiment_id, key ORDER BY key DESC"""
 """The runs that have a metric."""
-_SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
+_SETTINGS = """SELECT experiment_id, 'tags.`' || key || '`', COUNT(DISTINCT value), COUNT(value), 0
     FROM tags JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' GROUP BY experiment_id, key
-    UNION ALL SELECT experiment_id, 'params.`' || key || '`', COUNT(DISTINCT value), COUNT(value)
-    FROM params JOIN runs USING (run_uuid) WHERE lifecycle_stage = 'active' AND value != 'none'
+    UNION ALL SELECT experiment_id, 'params.`' || key || '`', COUNT(DISTINCT value), COUNT(value),
+    MIN(value GLOB '[0-9-]*') FROM params JOIN runs USING (run_uuid)
+    WHERE lifecycle_stage = 'active' AND value != 'none'
     AND key NOT IN ('method', 'plugins', 'seed', 'dataset', 'partition') AND key NOT GLOB 'partition.*'
     AND key NOT GLOB 'revisions.*' AND key NOT GLOB 'evaluation.*' GROUP BY experiment_id, key
-    ORDER BY 4 DESC, 3 DESC"""
-"""Number of values of each tag and of each parameter that no tag has; settings of most runs come first."""
+    ORDER BY 5 DESC, 4 DESC, 3 DESC"""
+"""Number of values of each tag and of each parameter that no tag has.
+
+Numbers come first, because MLflow shows nothing else in the row of a group, then settings of most runs."""
 _SCRIPT = """<style>
 .note-view-outer-container table { margin-bottom: 12px; }
 .note-view-outer-container img { max-width: min(100%%, 760px); }
@@ -93,6 +105,14 @@ for (const [key, value, version] of settings) {
   localStorage.setItem("fltrain " + key, version);
 }
 if (!location.hash) location.replace(start);
+// MLflow loads 100 runs at a time, so the mean of a group could lack some of its runs.
+const send = window.fetch;
+window.fetch = (address, options) => {
+  if (/runs\\/search$/.test(address)) {
+    options = {...options, body: options.body.replace('"max_results":100', '"max_results":1000')};
+  }
+  return send(address, options);
+};
 // MLflow's lists do not round: means of groups have up to 17 digits.
 const round = (text) => (Math.abs(text) < 1 ? Number(text).toPrecision(3) : Number(text).toFixed(2));
 const shorten = (text) => String(Number(Number(text).toPrecision(6)));
@@ -151,20 +171,34 @@ def width_of(column: str) -> int:
     return max(WIDTHS[kind], 7 * len(name.strip("`")) + 20)
 
 
-def state_of(name: str, metrics: Mapping[str, Set[object]], settings: Mapping[str, int]) -> dict[str, Any]:
+def state_of(
+    name: str,
+    metrics: Mapping[str, Set[object]],
+    settings: Mapping[str, int],
+    short: Collection[str] = (),
+    groups: Iterable[str] = (),
+) -> dict[str, Any]:
     """Return the settings of an experiment's list: order and columns, and groups and charts of runs.
+
+    In a long list, groups are folded. MLflow shows no tags in their rows, so tags are the last columns.
 
     Args:
         name: of the experiment.
         metrics: the runs that have a metric.
         settings: number of different values of tags and parameters, by column.
+        short: curves with few points.
+        groups: names of groups of runs.
     """
+    folded = len(set[object]().union(*metrics.values())) > OPEN
     measures = metrics.keys() - {*CURVES, *COSTS, TARGET_MISSED}
     numbers = [metric for metric in dict.fromkeys((*ACCURACIES, *metrics)) if metric in measures]
     visible = main_metrics({metric: metrics[metric] for metric in numbers})
     visible += [TARGET_MISSED] * (TARGET_MISSED in metrics)
     widths = {column: width_of(column) for column in (f"metrics.`{metric}`" for metric in visible)}
-    columns = COLUMNS.get(name) or {NAME: 300, **widths, **settings_of(settings)}
+    chosen = settings_of(settings)
+    if folded:
+        chosen = dict(sorted(chosen.items(), key=lambda column: column[0].startswith("tags.")))
+    columns = COLUMNS.get(name) or {NAME: 300, **widths, **chosen}
     state: dict[str, Any] = {
         **{"orderByKey": ORDER, "orderByAsc": True, "selectedColumns": [*columns]},
         "columnWidths": {**columns, "runDateAndNestInfo": STATUS},
@@ -172,12 +206,13 @@ def state_of(name: str, metrics: Mapping[str, Set[object]], settings: Mapping[st
     }
     if name == TABLES:
         return state
-    bars, lines = numbers, [metric for metric in CURVES if metric in metrics]
+    bars, lines = numbers, [metric for metric in CURVES if metric in metrics and metric not in short]
     if name == CELLS:
         bars = ["gain", "difference"]
     else:
         keys = [{"mode": "tag", "groupByData": "cell"}]
         state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
+        state["groupsExpanded"] = {group_id(group): not folded for group in groups}
     state["compareRunCharts"] = [
         {
             **{"type": "LINE" if metric in lines else "BAR", "range": {}, "isGenerated": True},
@@ -197,19 +232,35 @@ def state_of(name: str, metrics: Mapping[str, Set[object]], settings: Mapping[st
         for title, charts in (("Curves", lines), ("Numbers of tables", bars))
         if charts
     ]
+    if "test_accuracy" in short:
+        state["compareRunSections"].reverse()
+        state["isAccordionReordered"] = True  # otherwise, sections have the order of their names
     return state
 
 
 def experiments(database: Path) -> dict[str, str]:
     """Return the IDs of the experiments in a database by name."""
-    listing = import_mlflow().MlflowClient(f"{SQLITE}{database}").search_experiments()
-    return {experiment.name: experiment.experiment_id for experiment in listing}
+    query = "SELECT name, CAST(experiment_id AS TEXT) FROM experiments WHERE lifecycle_stage = 'active'"
+    return dict(read(database, query))
 
 
 def read(database: Path, query: str) -> list[Any]:
     """Return the answer to a query. MLflow itself would read whole runs."""
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute(query).fetchall()
+
+
+def by_experiment(database: Path, query: str) -> dict[str, dict[str, Any]]:
+    """Return the answer to a query by experiment, as a dictionary of its second and third column."""
+    answers = defaultdict[str, dict[str, Any]](dict)
+    for home, key, *values in read(database, query):
+        answers[str(home)][key] = values[0] if values else None
+    return answers
+
+
+def group_id(name: str) -> str:
+    """Return MLflow's name of a group of runs."""
+    return f"tag.cell.{name}"
 
 
 def colours_of(database: Path) -> dict[str, str]:
@@ -223,23 +274,23 @@ def colours_of(database: Path) -> dict[str, str]:
     # The golden angle keeps the hues of neighbours, groups of the same item, apart.
     colours = (hls_to_rgb(0.6 + 0.382 * i, (0.4, 0.55, 0.3)[i % 3], 0.7) for i in range(len(names)))
     return {
-        f"tag.cell.{name}": "#" + "".join(f"{round(255 * part):02x}" for part in colour)
+        group_id(name): "#" + "".join(f"{round(255 * part):02x}" for part in colour)
         for name, colour in zip(names, colours, strict=True)
     }
 
 
 def states_of(database: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of the lists of all experiments in a database, by MLflow's key of the browser."""
-    rows = read(database, _METRICS)
-    runs: list[Any] = [(home, metric, {*ids.split(",")}) for home, metric, ids in rows]
-    answers = runs, read(database, _SETTINGS)
+    queries = (_METRICS, _SETTINGS, _SHORT, _GROUPS)
+    metrics, settings, short, groups = (by_experiment(database, query) for query in queries)
     key = 'MLflowLocalStorage-1.1-ExperimentPage-["%s"]-ReactComponentState'
     return {
-        key % experiment: state_of(
+        key % home: state_of(
             name,
-            *({column: n for home, column, n, *_ in rows if str(home) == experiment} for rows in answers),
+            {metric: {*runs.split(",")} for metric, runs in metrics[home].items()},
+            *(settings[home], short[home], groups[home]),
         )
-        for name, experiment in experiments(database).items()
+        for name, home in experiments(database).items()
     }
 
 
@@ -260,6 +311,7 @@ def serve(database: Path, port: int) -> None:
     store = f"{SQLITE}{database}"
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # workers for language models
     warnings.simplefilter("ignore")  # MLflow's own
+    import_mlflow()
     import uvicorn
     from flask import abort, request, send_from_directory
     from mlflow.server import app, constants

@@ -188,8 +188,14 @@ class Store:
         from mlflow.entities import ViewType
 
         self.client, self._artifacts, self.local = client, artifacts, artifacts is not None
-        listing = _pages(lambda **page: client.search_experiments(view_type=ViewType.ALL, **page))
+        options: Any = {"view_type": ViewType.ALL, "order_by": ["last_update_time DESC"]}
+        listing = _pages(lambda **page: client.search_experiments(**options, **page))
         self._experiments: dict[str, Experiment] = {home.name: home for home in listing}
+
+    @property
+    def experiments(self) -> list[str]:
+        """Names of the experiments, in the order in which MLflow lists them."""
+        return [name for name, home in self._experiments.items() if home.lifecycle_stage == "active"]
 
     def experiment(self, name: str, note: str = "") -> str:
         """Return the ID of an experiment; create or restore it, and set its description, if needed."""
@@ -206,6 +212,18 @@ class Store:
             client.set_experiment_tag(experiment.experiment_id, NOTE, note)
         self._experiments[name] = experiment
         return str(experiment.experiment_id)
+
+    def arrange(self, names: Sequence[str], notes: Mapping[str, str]) -> None:
+        """Create experiments with descriptions, and let MLflow list them in this order.
+
+        By default, it lists the experiment first that was changed last.
+        """
+        listed = [name for name in self.experiments if name in names]
+        for name in names:
+            self.experiment(name, notes.get(name, ""))
+        if listed != [*names]:
+            for name in reversed(names):
+                self.client.rename_experiment(self.experiment(name), name)
 
     def present(self, condition: str) -> dict[str, Present]:
         """Return our runs that meet a condition in MLflow's filter language, by key."""
