@@ -513,8 +513,8 @@ The tables below use these terms:
 
 * **Hours** are hours of one core, from the records. On two cores, expect half. The hours of some ECGR runs
   include a pause.
-* **(GPU)** marks runs that shared an H100. On one core, we estimate six to nine times these hours: about 1.5
-  hours for `fedimpro`, two each for `fedfcd` and `flfa_bases`.
+* **(GPU)** marks runs that shared an H100. On one core, we estimate six to nine times these hours: one to
+  two hours for `fedimpro`, two to three each for `fedfcd` and `flfa_bases`.
 * **MB** is the size of the records. The images of MNIST take another 70 MB.
 * **Margin**: *above x* and *below x* are one-sided tests at 5 %. *± x* and *between x and y* are ranges that
   must contain the 90 % interval. *At most x*: a run with at most this accuracy, in %, counts as failed.

@@ -839,7 +839,7 @@ def test_published_controls_are_judged_correctly() -> None:
 def test_a_twentieth_of_gains_without_an_effect_looks_positive() -> None:
     """2,000 gains of A/A tables: five cells with three seeds each, drawn from 60 runs of one setting."""
     (cell,) = control("other_seeds")
-    draws, positive, tables = np.random.default_rng(0), 0, 400
+    draws, verdicts, tables = np.random.default_rng(0), Counter[str | None](), 400
     for _ in range(tables):
         first, second = draws.permutation(cell.values)[:30].reshape(2, 5, 3)
         results = compare(
@@ -848,6 +848,7 @@ def test_a_twentieth_of_gains_without_an_effect_looks_positive() -> None:
                 for values, gains in zip(first.tolist(), (first - second).tolist(), strict=True)
             ]
         )
-        verdicts = [cell.gain_verdict for cell in results]
-        positive += sum(verdict in ("size reproduced", "direction reproduced") for verdict in verdicts)
-    assert 0.03 < positive / (5 * tables) < 0.07
+        verdicts.update(cell.gain_verdict for cell in results)
+    positive = verdicts["size reproduced"] + verdicts["direction reproduced"]
+    assert verdicts.total() == 2000 and 0.03 < positive / verdicts.total() < 0.07
+    assert f"{positive} gains look positive, {verdicts['opposite']} negative" in AUDIT
