@@ -398,7 +398,7 @@ This page lists the main claims of six papers with our verdicts, which follow fr
 [records](../published/README.md). In short:
 
 * **[FedAvg](papers/fedavg.md)**, the paper's protocol on MNIST: our 2NN needs fewer rounds than the paper's.
-  So {lower} of {values} published numbers of rounds are *not reproduced*. {directions} claims on directions
+  Of {values} published numbers of rounds, {lower} are *not reproduced*. {directions} claims on directions
   are *supported*, {open} on sizes are *inconclusive*.
 * **[ECGR](papers/ecgr.md)**, the paper's protocol on MNIST: ECGR raises the accuracy of {gaining}. The
   published size of this gain is *supported* only for {sized}.
@@ -424,7 +424,7 @@ Terms in the tables ([protocol](protocol.md#8-claims), [glossary](glossary.md#pa
   [correction for the number of claims](protocol.md#7-many-cells).
 * **Not reproduced (fewer)**: our value is smaller than the paper's.
 * A **case** is a setting or method. Most claims must hold in every case. The *weakest* case supports the
-  claim least.
+  claim least (largest p value).
 
 *Our runs* are means over seeds, with 90 % intervals in brackets. *Claim needs* is the range that supports the
 claim. A claim is supported if one-sided tests at 5 % show that our number lies in this range.

@@ -79,7 +79,8 @@ class Finding:
         verdict: supported, contradicted, inconclusive ...
         numbers: seeds, further numbers and lost runs, in sentences.
         decision: the test that decided, in sentences.
-        estimate: our mean with its 90 % ``interval``; at a place if this place alone decides.
+        estimate: our mean that the test decided on, with its 90 % ``interval`` and ``unit``.
+        case: the place of this mean, or the places that it averages, if there are several.
         p: p value of the test that decided.
         p_contradicted: p value of the test that would contradict the claim.
         number: name, value and interval of the number (of each part) that the test is about.
@@ -96,6 +97,8 @@ class Finding:
     decision: str = ""
     estimate: float | None = None
     interval: Interval | None = None
+    unit: str = ""
+    case: str = ""
     p: float | None = None
     p_contradicted: float | None = None
     number: str = ""
@@ -111,12 +114,13 @@ class Finding:
 
 COLUMNS = (
     *("where", "claim", "verdict", "dropped", "exploratory", "reduced", "item", "test", "stated"),
-    *("estimate", "low", "high", "p", "number", "needed", "reason", "evidence"),
+    *("estimate", "low", "high", "unit", "case", "p", "number", "needed", "reason", "evidence"),
 )
 """Columns of judged claims, also in the CSV file; see ``Finding``.
 
 ``where`` and ``claim`` are the place and text in the paper, ``stated`` is the number there with its unit.
-``estimate``, ``low`` and ``high`` of a curve of accuracies are fractions, which texts show in points.
+``estimate``, ``low``, ``high`` and ``p`` belong to the ``case`` that decided: if the claim needs all cases,
+the one with the largest p value, or the one that contradicts it.
 ``dropped`` is True if a contradiction is not significant after the correction for the number of claims.
 ``exploratory``: the rule or the test was decided after the runs had been seen, or the claim is declared as
 exploratory. ``reduced``: the runs belong to a reduced scale. ``item`` has the items that the test uses, with
@@ -241,7 +245,7 @@ class Judge:
             changes = {"part": (part,), "judge": "average"}  # no place that decides about this part alone
             finding = self._judge_item(sheet, test.model_copy(update=changes), statement)
             if finding.estimate is not None:
-                yield f"{part} {ClaimText(sheet, test).number(finding.estimate, finding.interval)}"
+                yield f"{part} {finding.number.rpartition(': ')[2]}"
 
 
 def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
@@ -252,7 +256,12 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     texts = dict.fromkeys(f"{verdict}: {text}" if judged else text for verdict, text in evidence)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
-    finding = Finding("not run", numbers, number=_lines(parts), needed=needed)
+    finding = Finding("not run", numbers)
+    if len({part.number for part in parts}) == 1:  # for example, both ends of a range
+        finding = replace(parts[0], verdict="not run", numbers=numbers, decision="", p=None)
+    finding = replace(
+        finding, number=_lines(parts), deciding="", needed=needed, reason="", p_contradicted=None
+    )
     if not judged:
         return replace(finding, verdict="reduced scale") if "reduced scale" in verdicts else finding
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]
@@ -433,7 +442,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
         at = "" if len(judged) == 1 else " on average" if decisive == THE_AVERAGE else f" for {decisive}"
         if at and decisive != THE_AVERAGE:
             case = _finding_at(text, test, numbers, decisive, contrasts[decisive], centre)
-            finding = replace(finding, estimate=case.estimate, interval=case.interval, deciding=case.number)
+            finding = _decided_by(finding, case)
         note = f" (with Holm's correction for {len(outside)} tests)" if len(outside) > 1 else note
         decision = f"Test against the claim: not {claimed}{at}, one-sided {p_text(least)}{note}"
         return replace(finding, verdict="contradicted", decision=decision, p=least, p_contradicted=least)
@@ -442,7 +451,7 @@ def _compared(sheet: ItemJob, test: InRegion, statement: Statement, numbers: Cla
     if len(tried) > 1:
         claimed, largest = f"{claimed} in each of {len(tried)} cases", "largest "
         case = _finding_at(text, test, numbers, weakest, tried[weakest], centre)
-        finding = replace(finding, deciding=case.number)
+        finding = _decided_by(finding, case)
     reasons += [f"{count(numbers.empty, 'case')} without a number"] * bool(numbers.empty)
     contrary = any(p < LEVEL for p in outside.values())
     reasons += [_corrected("Holm", len(outside), "tests")] * contrary
@@ -494,7 +503,15 @@ def _finding_at(
         side = f"The {text.sides(place).noun} {side}"
         sentences.append(f"{side}{',' * bool(sign)} from {low} to {high}")
     sentences += filter(None, [", ".join(numbers.lost), numbers.late])
-    return Finding("inconclusive", ". ".join(sentences), "", mean, interval, number=number)
+    value, scaled = text.scaled(mean, interval)
+    finding = Finding("inconclusive", ". ".join(sentences), "", value, scaled, number=number)
+    return replace(finding, unit=text.unit.strip(), case=scope)
+
+
+def _decided_by(finding: Finding, case: Finding) -> Finding:
+    """Return the finding on several cases, one of which decided."""
+    decided = replace(finding, estimate=case.estimate, interval=case.interval, case=case.case)
+    return replace(decided, deciding=case.number)
 
 
 def _stated(test: InRegion, statement: Statement) -> tuple[float | None, float]:
@@ -519,7 +536,8 @@ def _printed(sheet: ItemJob, test: Printed, cells: Iterable[TableCell]) -> Findi
     text = ClaimText(sheet, test)
     number = f"{text.name('')}: {text.number(cell.gain or 0.0, interval)}"
     seeds = count(len(cell.gains), "seed")
-    finding = Finding("inconclusive", seeds, UNTESTABLE.capitalize(), cell.gain, interval, number=number)
+    finding = Finding("inconclusive", seeds, UNTESTABLE.capitalize(), cell.gain, interval, text.unit.strip())
+    finding = replace(finding, number=number)
     if p is None or not ends:
         return replace(finding, reason=UNTESTABLE)
     verdict: ClaimVerdict = "contradicted" if p < LEVEL else "inconclusive"

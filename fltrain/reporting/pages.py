@@ -31,7 +31,9 @@ def tone(verdict: str) -> str:
     return TONES.get(verdict.partition(" (")[0].partition(",")[0], "")
 
 
-CASE = "A case is one setting or method of a claim. The weakest case supports the claim least."
+CASE = (
+    "A case is one setting or method of a claim. The weakest case supports the claim least (largest p value)."
+)
 """Meaning of a word in numbers of claims."""
 
 

@@ -64,7 +64,8 @@ def p_text(p: float) -> str:
 def expected_text(expected: Mapping[str, float]) -> str:
     """Return a sentence on the expected number of cells with each verdict, without those below a half."""
     counts = [f"{number:.0f} {verdict}" for verdict, number in expected.items() if number > 0.5]
-    return f"If all published values were true, we would expect about {joined(counts)}."
+    cells = f"{sum(expected.values()):.0f} with an interval"
+    return f"If all published values were true, we would expect about {joined(counts)} (of {cells})."
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

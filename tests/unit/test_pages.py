@@ -593,7 +593,7 @@ def test_the_page_of_a_paper_has_its_tables_figures_and_claims(toy: Toy) -> None
     assert "Result It is <so>. published values" in text, "the conclusion of its card comes first"
     assert "More claims on this paper: Another paper" in text and "../other/index.html#claims" in page.links
     assert page.links.count("#table1-note-2") == 2 and "table1-note-2" in page.ids, "notes stand on this page"
-    assert "would expect about 2 reproduced and 2 inconclusive." in text
+    assert "would expect about 2 reproduced and 2 inconclusive (of 4 with an interval)." in text
     heads = ("our runs", "claim needs")
     assert [head for head in page.of("th") if head in heads] == [*heads, *heads, heads[0]]
     result = "x minus y +1.2 points 1 run diverged evidence +1.2 points on average (p = 0.01)"

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = {
     **{1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"},
     **{10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen", 15: "fifteen", 16: "sixteen"},
-    **{17: "seventeen", 18: "eighteen"},
+    **{17: "seventeen", 18: "eighteen", 19: "nineteen", 20: "twenty"},
 }
 NUMBER = r"([+-]?\d+(?:\.\d+)?)"
 SPREAD = rf"{NUMBER} ± {NUMBER}"
@@ -1028,7 +1028,9 @@ def test_counts_of_verdicts_are_published() -> None:
                 len(true) - len(open_cells),
             ),
         ],
-        "docs/results.md": [(f"So {rounds['not reproduced']} of {published} published numbers",)],
+        "docs/results.md": [
+            (f"Of {published} published numbers of rounds, {rounds['not reproduced']} are *not reproduced*",)
+        ],
         "published/README.md": [
             *(("{} cells are " + verdict, number) for verdict, number in rounds.items()),
             *(("{} claims are " + verdict, fedavg[verdict]) for verdict in ("supported", "inconclusive")),
