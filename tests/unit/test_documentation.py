@@ -336,7 +336,7 @@ def test_the_readme_counts_the_published_runs() -> None:
     assert {plans[1].runs[run].dataset.name for run in declared & published} == {"mnist"}
     text = " ".join((ROOT / "README.md").read_text().split())
     theirs, others = f"{len(declared):,} runs", f"{len(published) - of_papers:,} others"
-    sentence = f"We trained {of_papers} of their {theirs}, all on MNIST, and {others}"
+    sentence = f"declared, with {theirs}. We trained {of_papers} of them, all on MNIST, and {others}"
     ours = f"# {theirs} of the papers, {len(plans[0].runs) - len(declared)} of ours"
     assert sentence in text and ours in text
     assert f"The demonstration trains {len(demo)} runs on scikit-learn's digits" in text

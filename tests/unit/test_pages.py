@@ -818,13 +818,13 @@ def test_headings_tell_deviations_from_intervals_if_a_table_has_both(toy: Toy) -
     assert not any("SD" in column[-1] for column in Grid.of(toy.sheet, alike, {}).columns)
 
 
-def test_the_heading_of_a_gain_names_a_base_in_one_column(toy: Toy) -> None:
+def test_the_heading_of_a_gain_names_its_base(toy: Toy) -> None:
     cell = TableCell(row="FedDyn", column="BP", label="final accuracy, %", mean=60.0, gain=1.0)
     other = cell.replace(column="+ FLFA")
     (measured,) = toy.sheet.table.measures
     for over, words in (
         ({"method": "FedAvg", "plugin": "BP"}, " over FedAvg, BP"),
-        ({"method": "FedAvg"}, ""),
+        ({"method": "FedAvg"}, " over FedAvg"),
     ):
         changed = {"measures": (measured.model_copy(update={"gain_over": over}),)}
         table = toy.sheet.table.model_copy(update=changed)

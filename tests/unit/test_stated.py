@@ -1018,7 +1018,7 @@ def test_counts_of_verdicts_are_published() -> None:
             (f"on MNIST, {rounds.total()} values | {rounds['not reproduced']} need ",),
             ("published rounds; {} miss the target |", rounds["inconclusive"]),
             (f"| {rounds['not reproduced']} *not reproduced*, {{}} *inconclusive* |", rounds["inconclusive"]),
-            ("gain over each of {} base methods on MNIST | ", len(bases)),
+            ("gain over each of {} base methods on MNIST at ", len(bases)),
             (
                 "rejects all {} false values (each raised by three points) and no true one",
                 len(cells) - len(true),

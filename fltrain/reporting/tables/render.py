@@ -377,10 +377,9 @@ def bases_of(table: Table) -> list[str]:
 
 
 def gain_heading(table: Table, cell: TableCell) -> str:
-    """Return the heading of a cell's gain. It names a base that stands in one column or panel."""
+    """Return the heading of a cell's gain, which names the base."""
     measured = next(measured for measured in table.measures if measured.heading == cell.label)
-    elsewhere = {table.columns, table.panels} & measured.gain_over.keys()
-    return f"gain over {_base(measured)}" if elsewhere else "gain"
+    return f"gain over {_base(measured)}"
 
 
 def _base(measured: Measured) -> str:
