@@ -109,7 +109,7 @@ if (!location.hash) location.replace(start);
 const send = window.fetch;
 window.fetch = (address, options) => {
   if (/runs\\/search$/.test(address)) {
-    options = {...options, body: options.body.replace('"max_results":100', '"max_results":1000')};
+    options = {...options, body: options.body.replace('"max_results":100', '"max_results":2000')};
   }
   return send(address, options);
 };
