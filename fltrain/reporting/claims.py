@@ -256,12 +256,11 @@ def _conjunction(parts: Sequence[Finding], reduced: bool) -> Finding:
     texts = dict.fromkeys(f"{verdict}: {text}" if judged else text for verdict, text in evidence)
     several = len(texts) > 1
     numbers = " ".join(f"({place}) {text}" if several else text for place, text in enumerate(texts, start=1))
-    finding = Finding("not run", numbers)
-    if len({part.number for part in parts}) == 1:  # for example, both ends of a range
-        finding = replace(parts[0], verdict="not run", numbers=numbers, decision="", p=None)
-    finding = replace(
-        finding, number=_lines(parts), deciding="", needed=needed, reason="", p_contradicted=None
-    )
+    finding = Finding("not run", numbers, number=_lines(parts), needed=needed)
+    first, *others = parts
+    if all(part.number == first.number for part in others):  # for example, both ends of a range
+        finding = replace(finding, estimate=first.estimate, interval=first.interval)
+        finding = replace(finding, unit=first.unit, case=first.case)
     if not judged:
         return replace(finding, verdict="reduced scale") if "reduced scale" in verdicts else finding
     contrary = [part.p_contradicted for part in parts if part.verdict == "contradicted"]

@@ -472,7 +472,7 @@ def place_of(item: PlannedItem, judged: bool) -> str:
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a number with so many significant digits; the record has all."""
+    """Round a number to significant digits."""
     return float(f"{value:.{digits}g}")
 
 

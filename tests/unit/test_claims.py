@@ -120,6 +120,7 @@ def test_a_reversed_gain_is_one_method_minus_each_rival(runs: Runs) -> None:
     assert above.number.startswith("final accuracy, x minus none, average of 2 cases: +1.35 points [+1.")
     assert (below.needed, above.needed) == ("below 0 in each of 2 cases", "above 0 in each of 2 cases")
     assert "; weakest of 2 cases (b): +0.60 points [+" in above.number
+    assert (above.case, above.estimate) == ("weakest of 2 cases (b)", pytest.approx(0.6)), "as its p value"
     assert "The difference is positive in 2 of 2 cases, from +0.60 (b) to +2.10 (a)." in above.evidence
 
 
@@ -134,6 +135,9 @@ def test_the_region_that_is_tested_stands_beside_the_number(runs: Runs) -> None:
     )
     claim = runs.judged(between)
     assert (claim.number, claim.needed) == (plain.number, "1 to 2.5 points")
+    numbers = ["estimate", "low", "high", "unit"]
+    assert [getattr(claim, name) for name in numbers] == [getattr(plain, name) for name in numbers]
+    assert claim.estimate == pytest.approx(2.1) and claim.unit == "points"
     assert runs.judged({**SIMILAR, "by": 3.0}).needed == "within 3 points"
     assert runs.judged({**POSITIVE, "by": 1.0}).needed == "above 1 point"
     assert runs.judged({**NEGATIVE, "by": 0.5}).needed == "below -0.5 points"
@@ -239,7 +243,7 @@ def test_numbers_of_parts_with_several_verdicts_have_them(runs: Runs) -> None:
     first, second = (runs.judged(test).number for test in (at_a, at_b))
     joint = runs.judged({"kind": "all", "tests": [at_a, at_b]})
     assert joint.number == f"{first} (supported); {second} (inconclusive)"
-    assert joint.needed == "above 0"
+    assert joint.needed == "above 0" and pd.isna(joint.estimate), "two numbers have no common estimate"
     reduced = runs.judged({"kind": "all", "tests": [at_a, at_b]}, reduced=True)
     assert (reduced.number, reduced.needed, reduced.reason) == (f"{first}; {second}", "", "")
     extended = runs.judged({"kind": "all", "tests": [at_a, at_b, {**SIMILAR, **AT_B_X, "by": 9.0}]})
