@@ -18,7 +18,7 @@ from fltrain.reporting.pages import TONES, render
 from fltrain.reporting.tables.html import described
 from fltrain.reporting.tables.render import DROPPED
 from fltrain.reporting.tables.table_cell import read_csv, to_csv
-from fltrain.reporting.verdict import AMONG_OWN, NO_INTERVAL, WITH_MISSES
+from fltrain.reporting.verdict import NO_INTERVAL, WITH_MISSES
 from fltrain.runs.record import Results
 from fltrain.runs.today import notes_on
 
@@ -27,9 +27,6 @@ VERDICT_FILE = "verdicts.csv"
 
 JUDGED_IN = {"paper": "under the papers' own protocol", "comparison": "in replications or comparisons"}
 """Kind of paper -> where its values and claims are judged. Controls are left out: they test the rule."""
-
-_VERDICTS_ON = {"values: ": "results", "claims: ": "examples"}
-"""Names of verdicts -> part of a summary with them."""
 
 SUMMED = {*TONES, *(name + DROPPED for name in TONES), "inconclusive", WITH_MISSES, NO_INTERVAL}
 """Verdicts in the sums over all papers."""
@@ -95,39 +92,45 @@ def verdict_lines(folder: Path) -> list[str]:
     for cell in read_csv(folder / VERDICT_FILE):
         if cell.verdict:
             counts.setdefault(f"{cell.paper}/{cell.item}", Counter())[cell.full_verdict] += 1
-    return [
-        f"{table}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(verdicts.items()))}"
-        for table, verdicts in counts.items()
-    ]
+    return [f"{table}: {_listed(dict(sorted(verdicts.items())))}" for table, verdicts in counts.items()]
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """Return numbers of verdicts as text."""
+    return ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
 
 
 def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the rows of the front page's first table as lines: paper, conclusion, verdicts."""
+    """Return the rows of the front page's first table as lines: paper, conclusion, numbers of verdicts."""
     papers, lines = listing["papers"], []
     cards = _cards(papers, _summaries(papers, folder), folder)
     has_table = len(cards) > 1 and not listing["reduced"]
     for section, *_ in cards.values() if has_table else ():
         if section["headline"]:
-            text = f"{section['short']}: {section['headline']}"
-            verdicts = ", ".join(f"{about}{verdict}" for about, verdict in section["verdicts"].items())
-            lines.append(text + f" Verdict: {verdicts}." * bool(verdicts))
+            verdicts = "; ".join(
+                f"{judged}: " * bool(judged) + _listed(counts)
+                for judged, counts in section["verdicts"].items()
+            )
+            lines.append(f"{section['short']}: {section['headline']}{f' ({verdicts})' * bool(verdicts)}")
     return lines
 
 
 def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the conclusion on a paper, or its first result or claim (``headline``), and its ``verdicts``.
+    """Return the conclusion on a paper (``headline``) and its confirmatory ``verdicts`` with their numbers.
 
-    These are the verdicts on the first result (``values: ``) and the first claim (``claims: ``). The name
-    is empty if there is only one. A conclusion on our own methods is about many cells, so it has none.
+    Without a conclusion, these are the text and the verdict of the first result or claim.
     """
-    firsts = {name: part[key][0] for name, key in _VERDICTS_ON.items() if part[key]}
-    if not firsts:
+    if conclusion:
+        verdicts = {}
+        for heading, (counts, _) in part["counts"].items():
+            if confirmatory := {name: number for name, number in counts.items() if name in SUMMED}:
+                verdicts[heading.partition(" (")[0]] = confirmatory
+        return {"headline": conclusion, "verdicts": verdicts}
+    if not (findings := part["results"] or part["examples"]):
         return {"headline": "", "verdicts": {}}
-    _, about, lines = next(iter(firsts.values()))
+    verdict, about, lines = findings[0]
     text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
-    verdicts = {name if len(firsts) > 1 else "": verdict for name, (verdict, *_) in firsts.items()}
-    texts = {name: word for name, word in verdicts.items() if word and not (conclusion and word in AMONG_OWN)}
-    return {"headline": conclusion or text, "verdicts": texts}
+    return {"headline": text, "verdicts": {"": {verdict: 1}} if verdict else {}}
 
 
 def overall(summaries: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Counter[str], Counter[str]]]:

@@ -272,7 +272,7 @@ def test_a_forest_plot_on_a_page_has_bars_points_and_arrows(toy: Toy) -> None:
     finally:
         file.write_text(before)
         front(toy)
-    assert page.of("strong") == ["It is <so>.", "A\nminus B"]
+    assert page.of("strong") == ["A\nminus B"]
     assert "<one>" in page.of("span") and "diverged" in page.of("small")
     assert re.findall(r'class="bar([^"]*)" style="left:50%;right:0%"', page.text) == [" above"]
     assert page.text.count('class="dot" style="left:75%"') == 1
@@ -411,8 +411,9 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
     assert page.of("h2") == ["Another paper", "Number of verdicts", "Runs"], (
         "the title of the other card is a link"
     )
-    first = "protocol A paper on <toys> It is <so>. supported the paper's on toy data. Each card shows one"
-    assert first in text
+    first = "protocol A paper on <toys> It is <so>. published values: "
+    assert first in text and "claims: 1 supported 1 contradicted the paper's on toy data. Each card" in text
+    assert text.count("It is <so>.") == 1, "the card does not repeat it"
     assert "paper/index.html" in page.links and "A paper on <toys>" in page.of("a")
     assert "4 published values under the papers' own protocol" in page.of("th")
     assert "judged confirmatory exploratory 4 published values" in text
@@ -422,7 +423,7 @@ def test_the_front_page_shows_what_was_found_before_the_bookkeeping(toy: Toy) ->
         "weakest of 2 cases , “a” +1 needed above 0 " in text
     )
     assert "differences among our own runs 5 equivalent 6 inconclusive" in text
-    assert "A paper on <toys> It is <so>. Small <toys>. Claims and intervals published values" in text
+    assert "A paper on <toys> Claims and intervals published values" in text
     # Each of the 30 runs took 100 seconds.
     assert "30 of 30 runs are done, 4 of them diverged; they took 50 min" in text
     assert text.index("Small <toys>.") < text.index("judged confirmatory") < text.index("30 of 30 runs")
@@ -444,28 +445,29 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
     papers = [{**first, "title": title}, other]
     try:
         for kind, finding, line, shown_verdict in (
-            ("examples", ("supported", "A grows", ["x: +1"]), "Paper's claim: A grows.", "supported"),
-            ("examples", ("inconclusive†", "A", ["x: +1"]), "Paper's claim: A.", "inconclusive†"),
-            ("results", ("better", "A (B)", ["x: +1"]), "A (B); x: +1", "better"),
-            ("results", ("better", "A (B)", ["x: +1"]), "Two are better.", ""),
+            ("examples", ("supported", "A grows", ["x: +1"]), "Paper's claim: A grows.", "1 supported"),
+            ("examples", ("inconclusive†", "A", ["x: +1"]), "Paper's claim: A.", "1 inconclusive†"),
+            ("results", ("better", "A (B)", ["x: +1"]), "A (B); x: +1", "1 better"),
             ("results", ("", "", ["All are right."]), "All are right.", ""),
         ):
-            conclusions = {"": line} if line.startswith("Two") else {}
             path.write_text(
-                json.dumps({**SUMMARY, "conclusions": conclusions, "examples": [], kind: [finding]}),
-                encoding="utf-8",
+                json.dumps({**SUMMARY, "conclusions": {}, "examples": [], kind: [finding]}), encoding="utf-8"
             )
             page = front(toy, papers=papers)
             words = " ".join(filter(None, [line, shown_verdict]))
             assert f"protocol {short} {words} the paper's on toy data." in text_of(page)
             listing = {**toy.listing, "papers": papers}
-            verdict = f" Verdict: {shown_verdict}." if shown_verdict else ""
+            verdict = f" ({shown_verdict})" if shown_verdict else ""
             assert overview.main_results(listing, toy.folder)[0] == f"{short}: {line}{verdict}"
             assert page.links[0] == "#paper"
-        findings = {"results": [("not reproduced", "A (B)", [])], "examples": [("supported", "A grows", [])]}
-        path.write_text(json.dumps(SUMMARY | findings), encoding="utf-8")
+        counts = {
+            "published values (2 missed)": ({"not reproduced": 2, "not run": 1}, {}),
+            "claims": ({"supported": 1, "contradicted†": 3, "supported, exploratory": 4}, {}),
+        }
+        path.write_text(json.dumps(SUMMARY | {"counts": counts}), encoding="utf-8")
         lines = overview.main_results(toy.listing | {"papers": papers}, toy.folder)
-        assert lines[0] == f"{short}: It is <so>. Verdict: values: not reproduced, claims: supported."
+        verdicts = "published values: 2 not reproduced; claims: 1 supported, 3 contradicted†"
+        assert lines[0] == f"{short}: It is <so>. ({verdicts})"
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
             assert "our runs show" not in text_of(front(toy, **changes))
             assert overview.main_results({**toy.listing, **changes}, toy.folder) == []
@@ -500,7 +502,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
     try:
         assert note not in text_of(front(toy)), "nothing to explain"
         path.write_text(before.replace('"contradicted":', '"contradicted†":'), encoding="utf-8")
-        legend, _, cards = text_of(front(toy)).partition("It is <so>. Small <toys>.")
+        legend, _, cards = text_of(front(toy)).partition("Claims and intervals")
         assert note in legend and note in cards.partition("contradicted†")[2].partition("Runs")[0]
     finally:
         path.write_text(before, encoding="utf-8")
@@ -508,7 +510,7 @@ def test_a_dagger_on_a_card_is_explained_there(toy: Toy) -> None:
 
 
 def test_the_front_page_explains_its_brackets_cases_and_verdicts(toy: Toy) -> None:
-    text = text_of(front(toy)).partition("It is <so>. Small <toys>.")[0]
+    text = text_of(front(toy)).partition("Claims and intervals")[0]
     assert "A case is" not in text.partition("Meaning of the verdicts")[0], "words are folded"
     words = re.findall(r"Brackets show|A case is", text)
     assert words == ["Brackets show", "A case is"]
