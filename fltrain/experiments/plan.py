@@ -41,6 +41,7 @@ from fltrain.experiments.schema import (
 )
 from fltrain.experiments.selection import Selection
 from fltrain.experiments.tuning import Search, Selected, read_selection
+from fltrain.methods import METHODS
 from fltrain.runs.measures import lacking, lacking_in_all
 from fltrain.runs.spec import RunSpec, check_sort
 from fltrain.runs.where import Condition, cell_text, choose, parse_where, settings_text, value_of
@@ -271,6 +272,9 @@ def no_item(config: Path, name: str, place: str, present: Collection[str] = ()) 
         return FltrainError(f"{problem}; {name} is a folder with runs: write --results {name}")
     if re.search("-[0-9a-f]{10}$", name):
         return FltrainError(f"{problem}; it is a run ID: see RESULTS/runs/{name}")
+    if name in METHODS:
+        key = "plugins" if METHODS[name].plugin else "method"
+        return FltrainError(f"{problem}; it is a method: fltrain compare --where {key}={name} shows its runs")
     all_ids = {item_id for ids in scales.values() for item_id in ids}
     papers = {item_id.partition("/")[0] for item_id in {*present} | all_ids}
     owner = max((stem for stem in papers if name.startswith((f"{stem}/", f"{stem}_"))), key=len, default="")

@@ -21,16 +21,22 @@ def number_text(
 ) -> str:
     """Format a number, for example ``67.34 ± 0.52``, ``67.34 [66.05, 68.63]``, or ``never`` (infinite).
 
-    A number that rounds to zero has no minus sign. An end of an interval that would look like zero has up to
+    A number that rounds to zero has no sign. An end of an interval that would look like zero has up to
     two more decimals, which show on which side of zero it lies.
     """
     if value is None:
         return ""
-    text = ("never" if math.isinf(value) else f"{value:{sign}z.{decimals}f}") + unit
+    text = ("never" if math.isinf(value) else _fixed(value, decimals, sign)) + unit
     if interval:
-        low, high = (f"{end:{sign}z.{_beside_zero(decimals, end)}f}" for end in interval)
+        low, high = (_fixed(end, _beside_zero(decimals, end), sign) for end in interval)
         return f"{text} [{low}, {high}]"
     return text if std is None else f"{text} ± {std:.{decimals}f}"
+
+
+def _fixed(value: float, decimals: int, sign: str) -> str:
+    """Return a number as text, without a sign if it rounds to zero."""
+    text = f"{value:{sign}z.{decimals}f}"
+    return text if text.strip("+0.") else text.removeprefix("+")
 
 
 def shared_decimals(value: float, interval: Interval | None) -> int:

@@ -197,7 +197,7 @@ def test_a_deciding_case_among_several_others_is_named(runs: Runs) -> None:
     average, worst = claim.number.split("; ")
     assert (claim.verdict, claim.needed) == ("inconclusive", "above 0 in each of 2 cases")
     assert average.startswith("final accuracy, x minus the others, average of 2 cases: +1.0 points [")
-    assert worst.startswith("weakest of 2 cases (z): +0.0 points [-")
+    assert worst.startswith("weakest of 2 cases (z): 0.0 points [-")
     against = runs.judged({**test, "kind": "negative"})
     assert (against.verdict, against.needed) == ("contradicted", "below 0 in each of 2 cases")
     assert against.number.split("; ")[1].startswith("weakest of 2 cases (y): +1.967 points [+")
@@ -375,7 +375,7 @@ def test_evidence_contains_the_numbers(runs: Runs) -> None:
     assert (claim.low, claim.high) == pytest.approx((1 - 1.686, 1 + 1.686), abs=1e-3)
     assert claim.number == "final accuracy, x minus none, average of 2 cases: +1.0 points [-0.7, +2.7]"
     assert claim.evidence == (
-        "3 seeds. The difference is positive in 1 of 2 cases, from +0.0 (b) to +2.0 (a). "
+        "3 seeds. The difference is positive in 1 of 2 cases, from 0.0 (b) to +2.0 (a). "
         "Test: above 0 on average, one-sided p 0.113."
     )
 
@@ -873,7 +873,7 @@ def test_accuracies_of_a_curve_vary_by_one_test_image_at_least(runs: Runs, by: f
     alike = {**SIMILAR, "measure": None, "curve": "evaluation.accuracy", "by": by}
     claim = runs.judged(alike)
     assert claim.verdict == verdict
-    assert "mean test accuracy, x minus none: +0.0 points [-1." in claim.number, "as tables of accuracies"
+    assert "mean test accuracy, x minus none: 0.0 points [-1." in claim.number, "as tables of accuracies"
     assert f"within {100 * by:g}, one-sided" in claim.evidence
     assert abs(claim.low) < 5 and claim.unit == "points"
 

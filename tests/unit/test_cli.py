@@ -805,6 +805,14 @@ def test_plan_shows_multiply_adds_and_hours(config: Path) -> None:
         ("compare --scale one trial", ["'trial'; trial is a folder with runs: write --results trial\n"]),
         ("plan --scale one toy/table,toy/nix", ["scale 'one' has no item 'toy/nix' (items of toy: table)\n"]),
         (
+            "plan --scale one fedavgm",
+            ["it is a method: fltrain compare --where method=fedavgm shows its runs\n"],
+        ),
+        (
+            "compare --scale one ecgr",
+            ["it is a method: fltrain compare --where plugins=ecgr shows its runs\n"],
+        ),
+        (
             "plan --scale one x-0123456789",
             ["is a run ID: see RESULTS/runs/x-0123456789\n"],
         ),

@@ -240,7 +240,7 @@ def test_measured_statistics_are_no_condition(tmp_path: Path) -> None:
     lines = [(row["evaluation.statistics"], row["variant"], row["change"]) for row in seconds.rows()]
     assert lines == [
         ('["drift"]', "fedavg", ""),
-        ('["drift"]', "fedprox", "+0.00"),
+        ('["drift"]', "fedprox", "0.00"),
         ("[]", "fedavg", ""),
     ]
     record(results, tiny(evaluation={"targets": [0.5]}), 0.7)
@@ -696,7 +696,7 @@ def test_missing_and_damaged_runs_are_counted(tmp_path: Path) -> None:
     base, other = compared.rows()
     assert (base["seeds"], other["seeds"]) == ("2 of 3", "2 of 3")
     assert "1 of 3 damaged" in base["final accuracy, %"] and "1 of 3 not run" in other["final accuracy, %"]
-    assert other["gain"] == "+0.00 (1 pair: 48.33 - 48.33)"
+    assert other["gain"] == "0.00 (1 pair: 48.33 - 48.33)"
     assert "A gain has no interval if fewer than three seeds have both runs." in compared.notes
 
 

@@ -578,11 +578,11 @@ def test_seeds_are_a_range_or_a_list_in_order() -> None:
     ]
 
 
-def test_a_negative_number_that_rounds_to_zero_has_no_minus_sign() -> None:
-    assert number_text(-0.001, 2) == "0.00" and number_text(-0.001, 2, "+") == "+0.00"
-    assert number_text(-0.0, 1, "+", interval=(-0.04, 0.004)) == "+0.0 [-0.04, +0.004]"
+def test_a_number_that_rounds_to_zero_has_no_sign() -> None:
+    assert number_text(-0.001, 2) == "0.00" and number_text(-0.001, 2, "+") == "0.00"
+    assert number_text(-0.0, 1, "+", interval=(-0.04, 0.004)) == "0.0 [-0.04, +0.004]"
     assert number_text(1.0, 1, interval=(-0.0, 2.0)) == "1.0 [0.0, 2.0]"
-    assert number_text(1.0, 1, "+", interval=(-1e-9, math.inf)) == "+1.0 [+0.0, +inf]"
+    assert number_text(1.0, 1, "+", interval=(-1e-9, math.inf)) == "+1.0 [0.0, +inf]"
     assert number_text(-0.005001, 2) == "-0.01"
 
 
