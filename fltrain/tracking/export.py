@@ -487,12 +487,13 @@ def rank_of(tagged: TaggedCell) -> int:
 def result(cells: Sequence[TaggedCell], claims: Claims) -> str:
     """Return the number of the first claim that has one, else of the first cell by rank, with its name.
 
-    The weakest case follows the average, because it decides a claim about each case.
+    If a claim is about each case, the weakest one decides it and stands for the average.
     """
     for claim in claims:
         if claim["number"]:
-            first, *others = claim["number"].split("; ")
-            return "; ".join([first, *(other for other in others[:1] if other.startswith("weakest of"))])
+            first, _, others = claim["number"].partition("; ")
+            weakest = others.partition("; ")[0] if others.startswith("weakest of") else ""
+            return f"{first.rpartition(', average of')[0]}, {weakest}" if weakest else first
     for tags, cell in sorted(cells, key=rank_of):
         if cell.mean is not None:
             names = {"gain": f", gain over {tags.get('base')}", "difference": ", minus published"}

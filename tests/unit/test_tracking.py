@@ -707,8 +707,8 @@ def test_the_result_of_a_table_without_claims_is_the_number_of_a_cell() -> None:
     assert result([(tags, cell.replace(mean=None))], []) == ""
     claims = [{"number": ""}, {"number": "x: +1 points; y: +2 points"}]
     assert result([(tags, cell)], claims) == "x: +1 points"
-    each = {"number": "x, average: +1 points; weakest of 2 cases (y): -2 points; z: +3 points"}
-    assert result([(tags, cell)], [each]) == "x, average: +1 points; weakest of 2 cases (y): -2 points"
+    each = {"number": "x, average of 2 cases: +1 points; weakest of 2 cases (y): -2 points; z: 3"}
+    assert result([(tags, cell)], [each]) == "x, weakest of 2 cases (y): -2 points"
 
 
 def test_a_seed_far_from_the_others_is_shown(store: Exports) -> None:
