@@ -118,16 +118,17 @@ def main_results(listing: Mapping[str, Any], folder: Path) -> list[str]:
 def _main_result(conclusion: str, part: Mapping[str, Any]) -> dict[str, Any]:
     """Return the conclusion on a paper (``headline``) and its confirmatory ``verdicts`` with their numbers.
 
-    Without a conclusion, these are the text and the verdict of the first result or claim.
+    Without a conclusion, these are the text and the verdict of the first result or claim. Without any of
+    these, nothing is shown.
     """
+    if not (findings := part["results"] or part["examples"]):
+        return {"headline": "", "verdicts": {}}
     if conclusion:
         verdicts = {}
         for heading, (counts, _) in part["counts"].items():
             if confirmatory := {name: number for name, number in counts.items() if name in SUMMED}:
                 verdicts[heading.partition(" (")[0]] = confirmatory
         return {"headline": conclusion, "verdicts": verdicts}
-    if not (findings := part["results"] or part["examples"]):
-        return {"headline": "", "verdicts": {}}
     verdict, about, lines = findings[0]
     text = "; ".join(filter(None, [about, *lines])) if part["results"] else f"Paper's claim: {about}."
     return {"headline": text, "verdicts": {"": {verdict: 1}} if verdict else {}}

@@ -468,6 +468,9 @@ def test_the_front_page_has_a_line_for_each_paper(toy: Toy, title: str, short: s
         lines = overview.main_results(toy.listing | {"papers": papers}, toy.folder)
         verdicts = "published values: 2 not reproduced; claims: 1 supported, 3 contradicted†"
         assert lines[0] == f"{short}: It is <so>. ({verdicts})"
+        path.write_text(json.dumps(SUMMARY | {"examples": []}), encoding="utf-8")
+        assert overview.main_results(toy.listing | {"papers": papers}, toy.folder) == [], "no run yet"
+        path.write_text(before, encoding="utf-8")
         for changes in ({"papers": papers[:1]}, {"reduced": True}):  # a single card; nothing is judged
             assert "our runs show" not in text_of(front(toy, **changes))
             assert overview.main_results({**toy.listing, **changes}, toy.folder) == []
